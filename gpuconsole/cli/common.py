@@ -1,0 +1,90 @@
+"""What several commands share: options, and errors that are the user's to mend."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import msgspec
+
+from gpuconsole.export.files import check_writable
+from gpuconsole.model.knobs import KnobError, Knobs, parse_assignment
+from gpuconsole.model.scenario import Scenario, ScenarioError
+from gpuconsole.model.snapshot import Snapshot, SnapshotError, decode
+from gpuconsole.runtime.catalog import find_scenario
+
+
+class UsageError(Exception):
+    """Bad usage: one line on stderr, exit code 2."""
+
+
+def add_console_options(parser: argparse.ArgumentParser) -> None:
+    """Options of everything that opens the screen or watches devices. Defaults are left to `fill_defaults`, so that
+    they may stand before or after the command."""
+    parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
+    parser.add_argument("--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument("--record", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="record the session for `gpuconsole replay`")
+
+
+def interval(args: argparse.Namespace) -> float:
+    return getattr(args, "interval", 1.0)
+
+
+def device(args: argparse.Namespace) -> str | None:
+    return getattr(args, "device", None)
+
+
+def record_path(args: argparse.Namespace) -> Path | None:
+    return writable(getattr(args, "record", None), "--record")
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0.05 <= value <= 1e7 or math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text} s: allowed are 0.05 s and more")
+    return value
+
+
+def scenario(name: str) -> Scenario:
+    """The scenario `name`; raises UsageError."""
+    try:
+        return find_scenario(name)
+    except ScenarioError as error:
+        raise UsageError(str(error)) from None
+
+
+def assignments(texts: list[str], chosen: Scenario) -> Knobs:
+    """`--set` and `--try` values checked against the scenario's workload; raises UsageError."""
+    try:
+        return dict(parse_assignment(text, chosen.workload.knobs, chosen.name) for text in texts)
+    except KnobError as error:
+        raise UsageError(str(error)) from None
+
+
+def writable(path: Path | None, option: str) -> Path | None:
+    """`path` if it can be written at the end; raises UsageError now, before anything is started."""
+    if path is not None:
+        try:
+            check_writable(path)
+        except OSError as error:
+            raise UsageError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, object]]:
+    """A snapshot file; raises UsageError."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except SnapshotError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def to_json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

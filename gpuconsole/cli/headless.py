@@ -1,0 +1,198 @@
+"""`gpuconsole run --headless`: the same engine, no terminal needed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gpuconsole.cli.common import UsageError, device, interval
+from gpuconsole.export.summary import session_text, trial_text
+from gpuconsole.model.finding import Interval, Suggestion
+from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.snapshot import encode
+from gpuconsole.runtime.engine import Engine
+from gpuconsole.runtime.front import FrontError, View
+
+DEFAULT_DURATION_S = 60.0
+TICK_S = 0.25
+LINE_EVERY_S = 5.0
+START_S = 300.0
+TRIAL_LATEST = 0.75
+"""A suggestion is tried once the diagnosis stands, at the latest after this share of the duration."""
+
+
+class HeadlessRun:
+    """One run from start to summary. `run` returns the exit code."""
+
+    def __init__(self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, snapshot: Path | None, recording: Path | None) -> None:
+        self._args = args
+        self._knobs = knobs
+        self._tries = tries
+        self._snapshot = snapshot
+        self._recording = recording
+        self._duration_s: float = args.duration or DEFAULT_DURATION_S
+        self._interrupted = asyncio.Event()
+        self._progress = Progress(sys.stderr)
+
+    def run(self) -> int:
+        return asyncio.run(self._main())
+
+    async def _main(self) -> int:
+        engine = Engine(interval(self._args), device(self._args))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupted.set)
+        warming = asyncio.create_task(engine.warm())
+        try:
+            await engine.open()
+            await warming
+            if self._recording is not None:
+                engine.toggle_recording(self._recording)
+            await engine.start(self._args.scenario, self._knobs)
+            await self._measure(engine)
+            await engine.stop()
+        except FrontError as error:
+            await engine.close()
+            raise UsageError(str(error)) from None
+        finally:
+            self._progress.done()
+            warming.cancel()
+        code = self._report(engine)
+        await engine.close()
+        return code
+
+    async def _measure(self, engine: Engine) -> None:
+        """Until the duration is over, the run has ended, or someone interrupts."""
+        first_step: float | None = None
+        begun = time.monotonic()
+        tried = not (self._args.apply_top or self._tries)
+        while not self._interrupted.is_set():
+            view = engine.view()
+            if view.state in ("failed", "finished", "stopped"):
+                return
+            if first_step is None and view.running_s > 0:
+                first_step = time.monotonic() - view.running_s
+            if first_step is None and time.monotonic() - begun > START_S:
+                raise FrontError(f"no step within {START_S:.0f} s")
+            elapsed = time.monotonic() - first_step if first_step is not None else 0.0
+            self._progress.show(view, elapsed, self._duration_s)
+            if not tried and first_step is not None and self._ready(view, elapsed):
+                tried = True
+                await self._try(engine, view)
+                continue
+            if first_step is not None and elapsed >= self._duration_s:
+                return
+            await self._wait(TICK_S)
+
+    def _ready(self, view: View, elapsed: float) -> bool:
+        """Whether the diagnosis stands: steady, nothing being probed, and a suggestion or no rule left in doubt."""
+        run = view.run
+        if run is None or run.steady_from_s is None:
+            return elapsed > self._duration_s * TRIAL_LATEST
+        settled = bool(run.findings) and not view.probing and not any("second look" in finding.summary for finding in run.findings)
+        return settled and not any(finding.missing for finding in run.findings) or elapsed > self._duration_s * TRIAL_LATEST
+
+    async def _try(self, engine: Engine, view: View) -> None:
+        changes: Knobs = self._tries
+        predicted: Interval | None = None
+        if not changes:
+            top = top_suggestion(view)
+            if top is None:
+                self._progress.line("--apply-top: no finding suggests a change")
+                return
+            changes, predicted = top.changes, top.predicted_speedup
+        self._progress.line(f"trial: {describe_changes(changes, view.run.knobs if view.run else None)}")
+        trial = asyncio.create_task(engine.try_change(changes, predicted))
+        stop = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait([trial, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not trial.done():
+            trial.cancel()
+            return
+        try:
+            for line in trial_text(trial.result(), engine.snapshot()).splitlines():
+                self._progress.line(line)
+        except FrontError as error:
+            self._progress.line(f"trial: {error}")
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._interrupted.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _report(self, engine: Engine) -> int:
+        snapshot = engine.snapshot()
+        failed = any(run.state == "failed" for run in snapshot.runs)
+        if self._snapshot is not None:
+            try:
+                engine.export(self._snapshot)
+            except FrontError as error:
+                print(f"gpuconsole: {error}", file=sys.stderr)
+                failed = True
+        if self._args.json:
+            sys.stdout.buffer.write(encode(snapshot))
+        else:
+            print(session_text(snapshot))
+        for run in snapshot.runs:
+            if run.state == "failed":
+                print(f"gpuconsole: run {run.id} failed: {run.error}", file=sys.stderr)
+        return 1 if failed else 0
+
+
+def top_suggestion(view: View) -> Suggestion | None:
+    """The first suggestion of the highest-ranked finding that has one."""
+    findings = view.run.findings if view.run else []
+    return next((finding.suggestions[0] for finding in findings if finding.state == "fires" and finding.suggestions), None)
+
+
+class Progress:
+    """A bar that redraws itself on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self, stream: object) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = sys.stderr.isatty()
+        self._last = -LINE_EVERY_S
+        self._drawn = False
+
+    def show(self, view: View, elapsed: float, duration: float) -> None:
+        text = describe(view)
+        if self._terminal:
+            filled = int(24 * min(1.0, elapsed / duration))
+            print(f"\r\033[K[{'#' * filled}{'.' * (24 - filled)}] {elapsed:5.0f}/{duration:.0f} s  {text}"[:160], end="", file=sys.stderr, flush=True)
+            self._drawn = True
+        elif time.monotonic() - self._last >= LINE_EVERY_S:
+            self._last = time.monotonic()
+            print(f"{elapsed:5.0f}/{duration:.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def line(self, text: str) -> None:
+        self.done()
+        print(text, file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        if self._drawn:
+            print(file=sys.stderr)
+            self._drawn = False
+
+
+def describe(view: View) -> str:
+    """The present moment in half a line."""
+    run = view.run
+    if run is None:
+        return "starting"
+    if run.state == "starting":
+        return f"{run.scenario} on {run.device}: {view.stage or 'starting'}"
+    rate, unit = run.throughput
+    parts = [f"{run.scenario} on {run.device}", f"{rate.p50:,.0f} {unit}".replace(",", " ") if rate else "first steps"]
+    if view.probing:
+        parts.append(f"probe {view.probing}")
+    firing = [finding.rule for finding in run.findings if finding.state == "fires"]
+    if firing:
+        parts.append(firing[0])
+    elif run.steady_from_s is None:
+        parts.append("not steady yet")
+    return "  ".join(parts)

@@ -1,0 +1,61 @@
+"""`gpuconsole run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuconsole.cli.common import UsageError, add_console_options, assignments, record_path, scenario, seconds, writable
+from gpuconsole.runtime.engine import NO_TORCH
+from gpuconsole.runtime.environment import torch_version
+
+DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
+
+--duration counts from the first training step. Ctrl-C ends the run, keeps what was measured and still writes the snapshot.
+Exit code: 0 ok, 1 the workload failed, 2 bad usage."""
+
+EXAMPLES = """examples:
+  gpuconsole run train-gpt
+  gpuconsole run train-gpt --set batch_size=16 --set precision=bf16
+  gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
+  gpuconsole run train-gpt --headless --try precision=bf16 --json > session.json
+  gpuconsole run ./my-scenario.toml --record session.jsonl
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "run", help="run a scenario", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
+    parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step (headless default: 60)")
+    parser.add_argument("--headless", action="store_true", help="no screen: progress on stderr, the summary on stdout")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
+    parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there (implies --headless)")
+    parser.add_argument("--apply-top", action="store_true", help="try the top suggestion, and keep it if it is proven to win")
+    parser.add_argument("--try", action="append", default=[], metavar="KNOB=VALUE", dest="tries", help="try this change; keep it if it wins")
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    knobs = assignments(args.knobs, chosen)
+    tries = assignments(args.tries, chosen)
+    snapshot = writable(args.snapshot, "--snapshot")
+    recording = record_path(args)
+    if torch_version() is None:
+        raise UsageError(NO_TORCH)
+    if args.headless or args.json:
+        from gpuconsole.cli.headless import HeadlessRun
+
+        return HeadlessRun(args, knobs, tries, snapshot, recording).run()
+    if args.apply_top or args.tries:
+        raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
+    if not sys.stdout.isatty():
+        raise UsageError("no terminal here: add --headless")
+    from gpuconsole.cli.console import open_console
+
+    return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)

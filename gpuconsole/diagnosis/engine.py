@@ -1,0 +1,79 @@
+"""Runs every rule on a case, steadies the verdicts over time, and ranks what fires."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from gpuconsole.diagnosis import rules as rules_package
+from gpuconsole.diagnosis.case import Case, Missing, Rule
+from gpuconsole.model.finding import Finding
+
+OPEN_AFTER = 2
+"""Windows in a row that must agree before a finding is shown."""
+CLOSE_BELOW = 0.6
+"""A shown finding stays until its leading signal falls below this share of its threshold."""
+
+PROBE_OF = {
+    "probe.cached_pass_s": "cached_batch",
+    "probe.batch_cost_ratio": "batch_elasticity",
+    "probe.step_no_side_work_s": "side_work_off",
+    "probe.loader_samples_per_s": "loader_alone",
+}
+"""Which probe measures a missing signal."""
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule: one per module in `rules/`, found by looking there."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(rules_package.__path__) if not module.name.startswith("_"))
+    return tuple(importlib.import_module(f"{rules_package.__name__}.{name}").RULE for name in modules)
+
+
+def evaluate(case: Case) -> list[Finding]:
+    """Every rule's conclusion, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
+    return rank([_check(rule, case) for rule in all_rules()])
+
+
+def _check(rule: Rule, case: Case) -> Finding:
+    try:
+        return rule.check(case)
+    except Missing as missing:
+        return Finding(rule.id, "cant_tell", rule.title, summary=f"needs {missing.signal}", missing=(missing.signal,))
+
+
+def rank(findings: list[Finding]) -> list[Finding]:
+    order = {"fires": 0, "cant_tell": 1, "clear": 2}
+    return sorted(findings, key=lambda f: (order[f.state], f.note, -f.weight, f.rule))
+
+
+def wanted_probes(findings: list[Finding]) -> list[str]:
+    """Probes that would let a rule tell, each once, in the order of the rules."""
+    return list(dict.fromkeys(PROBE_OF[signal] for f in findings if f.state == "cant_tell" for signal in f.missing if signal in PROBE_OF))
+
+
+class Steadied:
+    """Findings over successive windows: opened by two in a row, closed only well below the threshold."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        self._open: dict[str, Finding] = {}
+
+    def update(self, findings: list[Finding]) -> list[Finding]:
+        """What to show after this window."""
+        return rank([self._steady(finding) for finding in findings])
+
+    def _steady(self, finding: Finding) -> Finding:
+        rule = finding.rule
+        if finding.state == "fires":
+            self._seen[rule] = self._seen.get(rule, 0) + 1
+            if self._seen[rule] >= OPEN_AFTER or rule in self._open:
+                self._open[rule] = finding
+                return finding
+            return Finding(rule, "cant_tell", finding.title, summary="seen once, waiting for a second look", level=finding.level)
+        self._seen[rule] = 0
+        if rule in self._open and finding.state == "clear" and finding.level >= CLOSE_BELOW:
+            return self._open[rule]
+        self._open.pop(rule, None)
+        return finding

@@ -1,0 +1,83 @@
+"""What the three input rules share: one look at the loader decides which of them may fire."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpuconsole.diagnosis.case import Case, Threshold, speedup_interval
+from gpuconsole.model.finding import Interval
+
+WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step warns, 20 % is serious")
+SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes on a core for less than half of their time wait for storage")
+SATURATED = Threshold("saturated", 0.7, "ratio", "loading processes on a core for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)")
+WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
+PREDICTION_ERROR = 0.25
+
+Cause = Literal["none", "slow_storage", "cpu_transform", "too_few_workers"]
+
+
+def cause(case: Case) -> Cause:
+    """Why the step waits for data. Needs probe P6 once the wait is large enough; raises Missing until it has run."""
+    if case.value("data_wait_ratio") < WAIT.value:
+        return "none"
+    cpu = loading_cpu_ratio(case)
+    if cpu < SLEEPS.value:
+        return "slow_storage"
+    if predicted(case, next_workers(case)) >= WORKER_GAIN.value:
+        return "too_few_workers"
+    return "cpu_transform"
+
+
+def loading_cpu_ratio(case: Case) -> float:
+    """Share of the loading processes' time that is spent on a core (probe P6)."""
+    return case.value("probe.loader_cpu_ratio")
+
+
+def next_workers(case: Case) -> int:
+    """The number of workers that a CPU-bound loader could use: what the training threads leave free."""
+    free = int(case.value("cores") - case.value("threads"))
+    return max(int(case.knobs["num_workers"]) + 1, free)
+
+
+def enough_workers(case: Case) -> int:
+    """The smallest number of workers that hides a sleeping loader, with a fifth to spare; at most 4 per core.
+
+    While workers sleep they add up: k of them deliver k times what one does.
+    """
+    one = one_worker_rate(case)
+    demand = 1.2 * case.value("samples_per_step") / compute_s(case)
+    most = max(4, 4 * int(case.value("cores")))
+    workers = next((k for k in (1, 2, 4, 6, 8, 12, 16, 24, 32) if k * one >= demand and k <= most), most)
+    return max(workers, int(case.knobs["num_workers"]) + 1)
+
+
+def one_worker_rate(case: Case) -> float:
+    """Samples/s of one worker process, from the drain with one worker more than now."""
+    return case.value("probe.loader_plus_1_samples_per_s") / (int(case.knobs["num_workers"]) + 1)
+
+
+def compute_s(case: Case) -> float:
+    """Seconds of a step without its wait for data: never less than a cached batch takes (probe P1) where that is known."""
+    rest = case.value("step_s") * (1 - case.value("data_wait_ratio"))
+    return max(rest, case.get("probe.cached_pass_s", 0.0), 1e-9)
+
+
+def predicted(case: Case, workers: int) -> float:
+    """Speed-up with `workers`: T' = max(T_compute, T_load / k), workers that compute limited by the free cores."""
+    cpu = loading_cpu_ratio(case)
+    free = max(1.0, case.value("cores") - case.value("threads"))
+    useful = min(workers, max(1.0, free / max(cpu, 0.05)))
+    load_s = case.value("samples_per_step") / (one_worker_rate(case) * useful)
+    return case.value("step_s") / max(compute_s(case), load_s)
+
+
+def predicted_interval(case: Case, workers: int) -> Interval:
+    return speedup_interval(predicted(case, workers), PREDICTION_ERROR)
+
+
+def evidence_signals() -> tuple[str, ...]:
+    return ("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_samples_per_s", "probe.loader_plus_1_samples_per_s")
+
+
+def worker_code(workers: int) -> str:
+    return f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True, prefetch_factor=2)"

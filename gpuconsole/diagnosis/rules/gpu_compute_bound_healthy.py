@@ -1,0 +1,53 @@
+"""gpu.compute_bound_healthy: the device does what it can; stop tuning."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.rules import _input, _side_work, gpu_small_batch
+from gpuconsole.model.finding import Finding
+
+ID = "gpu.compute_bound_healthy"
+TITLE = "Compute-bound and healthy"
+MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: what well-tuned large training runs report (PaLM 46 %, MPT-7B 40-46 %)")
+
+
+def check(case: Case) -> Finding:
+    mfu = case.value("mfu_ratio")
+    evidence = [case.evidence("mfu_ratio", MFU.value)]
+    stolen = {
+        "data_wait_ratio": _input.WAIT.value,
+        "logging_ratio": _side_work.SHARE.value,
+        "checkpoint_ratio": _side_work.SHARE.value,
+    }
+    for signal, limit in stolen.items():
+        if case.value(signal) >= limit:
+            return clear(ID, TITLE, 0.0, tuple(evidence), f"{signal} is {case.value(signal):.0%}")
+        evidence.append(case.evidence(signal, limit))
+    small = gpu_small_batch.check(case)
+    if mfu < MFU.value or small.state == "fires":
+        return clear(ID, TITLE, min(0.59, mfu / MFU.value), tuple(evidence))
+    threads, cores = case.get("threads", 0), case.get("cores", 0)
+    on_cpu = f"; {threads:.0f} of {cores:.0f} cores compute, the rest is left to loader and console" if case.get("is_gpu", 0) == 0 else ""
+    return fires(
+        ID,
+        TITLE,
+        f"{mfu:.0%} of the peak, no wait above its threshold, and a larger batch gains nothing{on_cpu}",
+        recoverable=0.0,
+        confidence="high" if mfu >= 0.5 else "medium",
+        evidence=tuple(evidence),
+        level=mfu / MFU.value,
+        note=True,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("mfu_ratio", "data_wait_ratio", "logging_ratio", "checkpoint_ratio", "probe.batch_cost_ratio"),
+    thresholds=(MFU,),
+    text="""Model FLOP/s reach 40 % of the peak (a GPU's dense datasheet figure for the precision in use; on a CPU the best matrix
+product measured on it with the same threads), data wait, logging and checkpoints are below their thresholds, and probe P2
+finds nothing in a larger batch. Then the time goes where it should, and tuning further means changing the mathematics:
+precision, attention, model shape.""",
+    check=check,
+)

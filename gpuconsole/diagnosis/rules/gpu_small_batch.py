@@ -1,0 +1,73 @@
+"""gpu.small_batch: a larger batch costs hardly more time, because fixed cost dominates the step."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.model.finding import Finding
+
+ID = "gpu.small_batch"
+TITLE = "The batch is too small for the device"
+COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch at 3.1x the time or less: fixed cost is 30 % or more of the step")
+GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time a change of batch size is not worth what it does to training")
+MEMORY = Threshold("memory_used", 0.60, "ratio", "room for the larger batch (loadtune: 60 %)")
+PER_STEP = ("optimizer",)
+
+
+def check(case: Case) -> Finding:
+    cost = case.value("probe.batch_cost_ratio")
+    level = (1 - cost) / (1 - COST.value)
+    evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
+    gain = predicted(case)
+    recoverable = 1 - 1 / gain if gain > 1 else 0.0
+    if cost > COST.value or recoverable < GAIN.value:
+        return clear(ID, TITLE, min(level, 0.99), evidence)
+    factor = int(case.value("probe.batch_factor"))
+    batch = int(case.knobs["batch_size"]) * factor
+    room = case.get("memory_used_ratio", 0.0) < MEMORY.value
+    spread = case.get("probe.batch_cost_spread", 0.1)
+    return fires(
+        ID,
+        TITLE,
+        f"{factor}x the batch takes only {cost * factor:.1f}x the time: most of a step is fixed cost",
+        recoverable=recoverable,
+        confidence="high" if cost + spread <= COST.value + 0.1 else "medium",
+        evidence=evidence,
+        suggestions=some(
+            suggest(
+                case,
+                {"batch_size": batch},
+                speedup_interval(gain, 0.25),
+                "samples/s rise; this changes training: scale the learning rate, or check the loss per sample",
+                f"DataLoader(dataset, batch_size={batch}, ...)",
+            )
+            if room
+            else None
+        ),
+        level=level,
+    )
+
+
+def predicted(case: Case) -> float:
+    """Samples/s at k times the batch over samples/s now.
+
+    Forward and backward scale as probe P2 measured, the optimizer costs the same per step, and everything else is charged
+    per sample as before: its milliseconds belong to other rules.
+    """
+    factor = case.value("probe.batch_factor")
+    compute = case.value("forward_ratio") + case.value("backward_ratio")
+    fixed = sum(case.value(f"{phase}_ratio") for phase in PER_STEP)
+    rest = 1 - compute - fixed
+    return factor / (compute * factor * case.value("probe.batch_cost_ratio") + fixed + rest * factor)
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "backward_ratio", "optimizer_ratio", "memory_used_ratio"),
+    thresholds=(COST, GAIN, MEMORY),
+    text="""Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
+3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
+utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the
+suggestion says so, and it is made only while memory has room.""",
+    check=check,
+)

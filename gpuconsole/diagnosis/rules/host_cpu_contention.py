@@ -1,0 +1,61 @@
+"""host.cpu_contention: the training thread is ready to run and finds no core."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.model.finding import Finding, Interval
+
+ID = "host.cpu_contention"
+TITLE = "The training thread waits for a core"
+DELAY = Threshold("run_queue", 0.15, "ratio", "15 % of step time on the run queue; below that the verdicts here stay right without correction")
+
+
+def check(case: Case) -> Finding:
+    delay = case.value("runq_ratio")
+    level = delay / DELAY.value
+    if level < 1:
+        return clear(ID, TITLE, level, (case.evidence("runq_ratio", DELAY.value),))
+    cores, threads = case.value("cores"), case.value("threads")
+    workers = int(case.knobs.get("num_workers", 0))
+    own = threads + workers > cores
+    who = (
+        f"this job's own {threads:.0f} threads and {workers} workers exceed the {cores:.0f} cores"
+        if own
+        else "other processes on this machine use the cores; all timings here are less certain"
+    )
+    fewer = max(1, int(cores) - workers)
+    fix = (
+        suggest(
+            case,
+            {"num_threads": fewer},
+            Interval(1.0, 1 / (1 - min(0.9, delay))),
+            "as many threads as cores are left",
+            f"torch.set_num_threads({fewer})",
+        )
+        if own and fewer < threads
+        else None
+    )
+    return fires(
+        ID,
+        TITLE,
+        f"{delay:.0%} of step time is spent waiting for a core: {who}",
+        recoverable=delay if fix else 0.0,
+        confidence="medium",
+        evidence=(case.evidence("runq_ratio", DELAY.value), case.evidence("cores"), case.evidence("threads")),
+        suggestions=some(fix),
+        level=level,
+        note=fix is None,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("runq_ratio", "cores", "threads"),
+    thresholds=(DELAY,),
+    text="""The kernel counts how long a thread was runnable without running (/proc/thread-self/schedstat). When that is 15 % of
+step time or more, either the job itself has more runnable threads than cores (then fewer threads help), or others
+use them (then nothing in this job helps, and every timing is less certain). All other rules work on
+time from which this delay has been taken off.""",
+    check=check,
+)

@@ -1,0 +1,56 @@
+"""input.slow_storage: the loader sleeps; more workers overlap their waits."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules import _input
+from gpuconsole.model.finding import Finding
+
+ID = "input.slow_storage"
+TITLE = "Samples wait for storage"
+
+
+def check(case: Case) -> Finding:
+    wait = case.value("data_wait_ratio")
+    level = wait / _input.WAIT.value
+    if _input.cause(case) != "slow_storage":
+        return clear(ID, TITLE, level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
+    workers = _input.enough_workers(case)
+    cpu = _input.loading_cpu_ratio(case)
+    return fires(
+        ID,
+        TITLE,
+        f"a step waits {wait:.0%} of its time for data, and while it does the loader sleeps: it is on a core only {cpu:.0%} of the time",
+        recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
+        confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
+        evidence=(
+            case.evidence("data_wait_ratio", _input.WAIT.value),
+            case.evidence("probe.loader_cpu_ratio", _input.SLEEPS.value),
+            case.evidence("probe.loader_samples_per_s"),
+            case.evidence("probe.loader_plus_1_samples_per_s"),
+        ),
+        suggestions=some(
+            suggest(
+                case,
+                {"num_workers": workers},
+                _input.predicted_interval(case, workers),
+                "sleeping workers need no core, so their waits overlap",
+                _input.worker_code(workers) + "\n# or: stage the data on local disk, or pack small files into shards",
+            )
+        ),
+        level=level,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s"),
+    thresholds=(_input.WAIT, _input.SLEEPS),
+    text="""The training thread waits for batches while the processes that load them are off the CPU: they wait for disk,
+network or a lock. Probe P6 measures it on the loader alone: CPU seconds over wall less run-queue delay, below one half.
+A sleeping worker needs no core, so workers may exceed cores; throughput grows in proportion until the bandwidth of the
+storage is reached. Local staging, packed formats and read-ahead remove the cause.
+Confounder: a transform that computes (input.cpu_transform) shows a CPU share near 1.""",
+    check=check,
+)

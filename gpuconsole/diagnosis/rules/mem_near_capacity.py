@@ -1,0 +1,51 @@
+"""mem.near_capacity: memory is nearly full; the next larger batch or a longer sequence will not fit."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.model.finding import Finding
+
+ID = "mem.near_capacity"
+TITLE = "Memory is nearly full"
+USED = Threshold("memory_used", 0.90, "ratio", "90 % of device memory (PyTorch profiler 90 %, TraceML 92 %)")
+
+
+def check(case: Case) -> Finding:
+    used = case.value("memory_used_ratio")
+    evidence = (case.evidence("memory_used_ratio", USED.value),)
+    if used < USED.value:
+        return clear(ID, TITLE, used / USED.value * 0.99, evidence)
+    batch = int(case.knobs.get("batch_size", 1))
+    return fires(
+        ID,
+        TITLE,
+        f"{used:.0%} of memory is in use; little more will fit",
+        recoverable=0.0,
+        confidence="high",
+        evidence=evidence,
+        suggestions=some(
+            suggest(
+                case,
+                {"gradient_checkpointing": True},
+                None,
+                "activations are recomputed instead of kept; expect about a fifth more time per step",
+                "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+            ),
+            suggest(case, {"batch_size": max(1, batch // 2)}, None, "half of the activations", f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)")
+            if batch > 1
+            else None,
+        ),
+        level=used / USED.value,
+        note=True,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("memory_used_ratio",),
+    thresholds=(USED,),
+    text="""Device memory in use (all processes) over its size; on a CPU, host memory that is not available to new programs. Near the top,
+an allocation may fail at the next larger input, and on a GPU the caching allocator starts to free and retry, which stalls.""",
+    check=check,
+)

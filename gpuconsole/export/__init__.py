@@ -1,0 +1,1 @@
+"""What leaves the console: snapshots and plain-text reports."""

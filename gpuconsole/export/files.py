@@ -1,0 +1,37 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary file beside `path`, sync it and rename it over `path`. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.chmod(0o644)
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+        raise
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError now if `path` could not be written later: a run's result must not be lost at its end."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
+    folder = path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder {folder} does not exist")
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    os.close(handle)
+    os.unlink(name)

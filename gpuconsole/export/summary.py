@@ -1,0 +1,104 @@
+"""A session as plain text: what `--headless` prints when it ends."""
+
+from __future__ import annotations
+
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.knobs import describe_changes
+from gpuconsole.model.run import Distribution, Run
+from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.text import visible
+from gpuconsole.model.trial import Trial
+
+
+def si(value: float, unit: str) -> str:
+    """`18.2 k tokens/s`: three significant digits with an SI prefix."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}" if unit in ("FLOP/s", "B") else f"{value / factor:.3g} {prefix} {unit}"
+    return f"{value:.3g} {unit}"
+
+
+def session_text(snapshot: Snapshot) -> str:
+    """Every run and trial, a block each."""
+    blocks = [run_text(run, snapshot.trials) for run in snapshot.runs]
+    blocks += [trial_text(trial, snapshot) for trial in snapshot.trials]
+    return "\n\n".join(blocks)
+
+
+def run_text(run: Run, trials: list[Trial]) -> str:
+    change = describe_changes(run.changes) if run.changes else "baseline"
+    lines = [f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {run.summary.steps} steady steps)"]
+    if run.error:
+        lines.append(f"  error: {visible(run.error)}")
+    lines += [f"  {line}" for line in _figures(run)]
+    firing = [finding for finding in run.findings if finding.state == "fires"]
+    lines.append("  diagnosis:" + ("" if firing else " nothing fires" + _why_nothing(run.findings)))
+    for number, finding in enumerate(firing, 1):
+        lines += [f"    {line}" for line in _finding_lines(number, finding)]
+    return "\n".join(lines)
+
+
+def _figures(run: Run) -> list[str]:
+    summary = run.summary
+    lines = []
+    rate, unit = run.throughput
+    if rate:
+        lines.append(f"throughput   {_mean(rate, unit)}")
+    if summary.step_time_s and summary.step_time_s.p99 is not None:
+        step = summary.step_time_s
+        lines.append(f"step time    p50 {step.p50 * 1e3:.1f} ms   p99 {step.p99 * 1e3:.1f} ms")
+    if summary.phases_ratio:
+        parts = sorted(summary.phases_ratio.items(), key=lambda item: -item[1])
+        lines.append("step         " + "  ".join(f"{name} {share:.1%}" for name, share in parts if share >= 0.005))
+    if summary.flops_per_s:
+        mfu = f"   MFU {summary.mfu_ratio:.1%} of {summary.mfu_peak_source}" if summary.mfu_ratio is not None else ""
+        lines.append(f"model        {si(summary.flops_per_s, 'FLOP/s')}{mfu}")
+    if summary.loss_first is not None and summary.loss_last is not None:
+        lines.append(f"loss         {summary.loss_first:.3f} -> {summary.loss_last:.3f}")
+    if summary.memory_peak_bytes:
+        lines.append(f"memory peak  {si(summary.memory_peak_bytes, 'B')}")
+    if summary.energy_j:
+        lines.append(f"energy       {summary.energy_j:.0f} J")
+    if summary.overhead_s_per_step is not None:
+        lines.append(f"measuring    {summary.overhead_s_per_step * 1e6:.0f} µs per step, self-measured")
+    return lines
+
+
+def _mean(rate: Distribution, unit: str) -> str:
+    return f"{rate.mean:,.1f} ± {rate.std:,.1f} {unit} (n={rate.n})".replace(",", " ")
+
+
+def _why_nothing(findings: list[Finding]) -> str:
+    unsure = [finding for finding in findings if finding.state == "cant_tell"]
+    clear = sum(1 for finding in findings if finding.state == "clear")
+    if not findings:
+        return ": no steady steps were measured"
+    missing = sorted({signal for finding in unsure for signal in finding.missing})
+    return f": {clear} rules clear, {len(unsure)} can't tell" + (f" (missing {', '.join(missing)})" if missing else "")
+
+
+def _finding_lines(number: int, finding: Finding) -> list[str]:
+    stake = "nothing to recover" if finding.note else f"{finding.recoverable_ratio:.0%} recoverable"
+    lines = [f"{number}. {finding.rule}  {finding.title}  ({stake}, confidence {finding.confidence})", f"   {finding.summary}"]
+    for item in finding.evidence:
+        against = f" (threshold {item.threshold:g})" if item.threshold is not None else ""
+        lines.append(f"   - {item.signal} {item.value:.4g} {item.unit}{against}  [{item.source}]")
+    for suggestion in finding.suggestions:
+        predicted = suggestion.predicted_speedup
+        gain = f"predicted {predicted.low:.2f}-{predicted.high:.2f}x" if predicted else "gain not predicted"
+        lines.append(f"   > {suggestion.why}  [{gain}]")
+    return lines
+
+
+def trial_text(trial: Trial, snapshot: Snapshot) -> str:
+    baseline = next((run for run in snapshot.runs if run.id == trial.baseline_run), None)
+    lines = [f"trial {trial.id}  {describe_changes(trial.changes, baseline.knobs if baseline else None)}"]
+    predicted = f"predicted {trial.predicted.low:.2f}-{trial.predicted.high:.2f}x" if trial.predicted else "no prediction"
+    if trial.speedup:
+        s = trial.speedup
+        lines.append(f"  measured {s.estimate:.2f}x  [{s.low:.2f}, {s.high:.2f}]   {predicted}   ({trial.blocks} blocks, {trial.method}, {trial.clock} clock)")
+    if trial.error:
+        lines.append(f"  error: {visible(trial.error)}")
+    outcome = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "not finished"}[trial.verdict]
+    lines.append(f"  verdict: {outcome}, {'kept' if trial.kept else 'reverted'}")
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""Runs: a scenario with knob values, executing or done, and what was measured of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.knobs import Knobs
+
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
+"""The exclusive parts of a step; they sum to its wall time."""
+
+RunState = Literal["starting", "running", "finished", "stopped", "failed"]
+
+
+class Step(msgspec.Struct, array_like=True, frozen=True):
+    """One training step as the worker measured it. All times in seconds.
+
+    `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read on one step in 16.
+    `kind`: 0 counts, 1 settling after a change, 2 belongs to a probe.
+    """
+
+    index: int
+    t: float
+    wall_s: float
+    samples: int
+    tokens: int
+    phases: tuple[float, ...]
+    runq: tuple[float, ...] | None = None
+    loss: float | None = None
+    arm: int = 0
+    kind: int = 0
+
+
+class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
+    mean: float
+    std: float
+    n: int
+    p50: float
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class Summary(msgspec.Struct, omit_defaults=True):
+    """The figures of a run, over its steady steps. None: not measured, with the reason in `Run.unavailable`."""
+
+    tokens_per_s: Distribution | None = None
+    samples_per_s: Distribution | None = None
+    step_time_s: Distribution | None = None
+    phases_ratio: dict[str, float] = {}
+    mfu_ratio: float | None = None
+    mfu_peak_source: str = ""
+    flops_per_s: float | None = None
+    memory_peak_bytes: float | None = None
+    energy_j: float | None = None
+    tokens_per_j: float | None = None
+    overhead_s_per_step: float | None = None
+    steps: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+
+class SeriesData(msgspec.Struct):
+    """A series as stored in a snapshot: times in seconds since the session began, and values."""
+
+    t: list[float]
+    v: list[float]
+    source: str
+
+
+class Run(msgspec.Struct, omit_defaults=True):
+    """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again."""
+
+    id: str
+    scenario: str
+    workload: str
+    knobs: Knobs
+    device: str
+    state: RunState = "starting"
+    error: str | None = None
+    started: str = ""
+    duration_s: float = 0.0
+    steady_from_s: float | None = None
+    changes: Knobs = {}
+    summary: Summary = msgspec.field(default_factory=Summary)
+    series: dict[str, SeriesData] = {}
+    unavailable: dict[str, str] = {}
+    signals: dict[str, Signal] = {}
+    findings: list[Finding] = []
+
+    @property
+    def throughput(self) -> tuple[Distribution | None, str]:
+        """The run's headline rate and its unit."""
+        if self.summary.tokens_per_s is not None:
+            return self.summary.tokens_per_s, "tokens/s"
+        return self.summary.samples_per_s, "samples/s"

@@ -1,0 +1,87 @@
+"""Scenarios and workload descriptions: what the TOML files say, checked."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, nearest
+
+
+class ScenarioError(ValueError):
+    """A mistake in a scenario or its use; the message is one line that names the file, the key and what is allowed."""
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What a workload's TOML file says of it: `name` is `training.gpt`, `unit` what its throughput counts."""
+
+    name: str
+    title: str
+    unit: str
+    knobs: tuple[str, ...]
+
+
+class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a reader should see: in words, the rule that should fire, the knobs that should help."""
+
+    see: str = ""
+    rule: str = ""
+    fix: dict[str, bool | int | float | str] = {}
+
+
+class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A scenario file's keys, word for word."""
+
+    name: str
+    title: str
+    workload: str
+    summary: str
+    knobs: dict[str, bool | int | float | str] = {}
+    cpu: dict[str, bool | int | float | str] = {}
+    gpu: dict[str, bool | int | float | str] = {}
+    teaches: Teaches = Teaches()
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """A checked scenario. `knobs_for` gives its values at one scale."""
+
+    name: str
+    title: str
+    workload: Workload
+    summary: str
+    knobs: Knobs
+    cpu: Knobs
+    gpu: Knobs
+    teaches: Teaches
+    path: str = ""
+
+    def knobs_for(self, scale: str) -> Knobs:
+        """All knob values at `scale`, which is `cpu` or `gpu`."""
+        return {**self.knobs, **(self.gpu if scale == "gpu" else self.cpu)}
+
+
+def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str) -> Scenario:
+    """The scenario behind `file`; raises ScenarioError."""
+    workload = workloads.get(file.workload)
+    if workload is None:
+        raise ScenarioError(
+            f"{path}: workload: {file.workload!r} does not exist{nearest(file.workload, workloads)}; there are: {', '.join(sorted(workloads))}"
+        )
+    tables: dict[str, Knobs] = {}
+    for key in ("knobs", "cpu", "gpu"):
+        try:
+            tables[key] = check_knobs(getattr(file, key), workload.knobs, file.workload)
+        except KnobError as error:
+            raise ScenarioError(f"{path}: [{key}] {error}") from None
+    for scale in ("cpu", "gpu"):
+        missing = [name for name in workload.knobs if name not in {**tables["knobs"], **tables[scale]}]
+        if missing:
+            raise ScenarioError(f"{path}: [{scale}] no value for {', '.join(missing)} (give one here or in [knobs])")
+    return Scenario(file.name, file.title, workload, file.summary, tables["knobs"], tables["cpu"], tables["gpu"], file.teaches, path)
+
+
+def check_workload(workload: Workload, path: str) -> Workload:
+    """`workload` if all of its knobs are in the catalogue; raises ScenarioError."""
+    for name in workload.knobs:
+        if name not in CATALOGUE:
+            raise ScenarioError(f"{path}: knobs: {name!r} is not in the knob catalogue{nearest(name, CATALOGUE)}")
+    return workload

@@ -1,0 +1,75 @@
+"""A session written as JSON: schema `gpuconsole.snapshot/1`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpuconsole.model.device import Device
+from gpuconsole.model.run import Run
+from gpuconsole.model.trial import Trial
+
+SCHEMA = "gpuconsole.snapshot/1"
+
+
+class SnapshotError(ValueError):
+    """A file that is no snapshot we can read; the message is one line."""
+
+
+class Environment(msgspec.Struct, omit_defaults=True):
+    """Where a session ran. No environment variables, no command lines."""
+
+    host: str = ""
+    os: str = ""
+    cpu: str = ""
+    cores: int = 0
+    memory_bytes: int = 0
+    python: str = ""
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    devices: list[Device] = []
+    calibration: dict[str, float] = {}
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """A session: runs and trials in order, with the environment they ran in."""
+
+    schema: str = SCHEMA
+    created: str
+    gpuconsole: str
+    environment: Environment
+    runs: list[Run]
+    trials: list[Trial]
+    unavailable: dict[str, str] = {}
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Pretty JSON, UTF-8, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
+    """A snapshot and the JSON it came from, unknown fields included; raises SnapshotError."""
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise SnapshotError(f"not JSON: {error}") from None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("gpuconsole.snapshot/"):
+        raise SnapshotError("not a gpuconsole snapshot (no \"schema\": \"gpuconsole.snapshot/1\")")
+    if schema != SCHEMA:
+        raise SnapshotError(f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole")
+    try:
+        return msgspec.convert(raw, Snapshot), raw
+    except msgspec.ValidationError as error:
+        raise SnapshotError(f"not a valid snapshot: {error}") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a snapshot."""
+    schema = msgspec.json.schema(Snapshot)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = SCHEMA
+    return schema

@@ -1,0 +1,83 @@
+"""Looks at the running workload once a second: rules on fresh signals, and the probes that they ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
+from gpuconsole.runtime.environment import cores
+from gpuconsole.runtime.run_record import RunRecord
+from gpuconsole.runtime.store import Store
+from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
+from gpuconsole.wire.events import AnyEvent, Found
+
+EVERY_S = 1.0
+WINDOW_S = 30.0
+FIRST_PROBE = "cached_batch"
+"""Run once on every steady run: what a step costs without its input is worth knowing whatever the rules ask."""
+
+
+class Diagnosing:
+    """Drives diagnosis for the engine. `busy` is held by whoever intervenes in the workload."""
+
+    def __init__(
+        self, store: Store, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], busy: asyncio.Lock
+    ) -> None:
+        self.probing = ""
+        self._store = store
+        self._emit = emit
+        self._worker = worker
+        self._busy = busy
+        self._steadied = Steadied()
+        self._probed: set[str] = set()
+
+    def begin(self) -> None:
+        """A new run: what was found and probed before no longer holds."""
+        self._steadied = Steadied()
+        self._probed.clear()
+
+    async def forever(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if self._busy.locked():
+                continue
+            record, worker = self._store.record, self._worker()
+            if record is None or worker is None or record.closed_t is not None:
+                continue
+            await self.look(record, worker)
+
+    async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
+        """One window: evaluate, then run the probes that are asked for and evaluate again."""
+        record.refresh_summary(self._store.devices)
+        case = self._case(record)
+        findings = evaluate(case)
+        if record.steady_t is not None:
+            for probe in [FIRST_PROBE, *wanted_probes(findings)]:
+                if probe in self._probed:
+                    continue
+                await self._run_probe(probe, worker)
+                if self._store.record is not record:
+                    return
+                findings = evaluate(self._case(record))
+        shown = self._steadied.update(findings)
+        if shown != record.run.findings:
+            self._emit(Found(time.monotonic(), record.run.id, shown))
+
+    def _case(self, record: RunRecord) -> Case:
+        memory = self._store.memory_used(record.run.device)
+        record.run.signals = record.signals(cores(), memory, WINDOW_S)
+        return Case(record.run.knobs, record.run.signals)
+
+    async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
+        self._probed.add(probe)
+        self.probing = probe
+        try:
+            async with self._busy:
+                await worker.probe(probe)
+        except WorkerGone:
+            return  # the run has failed, and that is told elsewhere
+        finally:
+            self.probing = ""

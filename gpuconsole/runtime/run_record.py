@@ -1,0 +1,147 @@
+"""One run while it is measured: its steps, the facts about its workload, and the signals that the rules work on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpuconsole.diagnosis.account import contention_free_shares, runq_ratio, steady_from, summarize
+from gpuconsole.model.device import Device
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import Run, Step
+from gpuconsole.wire.events import ProbeDone, RunClosed, Started, Steps
+
+MAX_STEPS = 20_000
+"""Steps kept per run: summaries are over the last 20 000 steady ones."""
+COUNTS = 0
+
+
+class RunRecord:
+    """Builds a `Run` from its events."""
+
+    def __init__(self, run: Run, t: float) -> None:
+        self.run = run
+        self.opened_t = t
+        self.closed_t: float | None = None
+        self.first_step_t: float | None = None
+        self.steady_t: float | None = None
+        self.facts: dict[str, float] = {}
+        self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
+        self.probe_signals: dict[str, Signal] = {}
+        self.probe_errors: dict[str, str] = {}
+        self.error_detail = ""
+        self._overhead_s = 0.0
+        self._overhead_start: tuple[float, int] | None = None
+        self._seen_steps = 0
+        self._unsteady_since: float | None = None
+
+    def carry_on(self, before: RunRecord) -> None:
+        """A kept change: the same worker goes on under new knobs."""
+        self.facts = dict(before.facts)
+        self.run.state = "running"
+
+    def started(self, event: Started) -> None:
+        self.facts = event.facts
+        if self.run.state == "starting":
+            self.run.state = "running"
+
+    def add_steps(self, event: Steps) -> None:
+        counted = [step for step in event.steps if step.kind == COUNTS and step.arm == 0]
+        self._seen_steps += len(event.steps)
+        self._overhead_s = event.overhead_s
+        if self._overhead_start is None:
+            self._overhead_start = (event.overhead_s, self._seen_steps)
+        self.run.summary.memory_peak_bytes = event.memory_bytes
+        if counted and self.first_step_t is None:
+            self.first_step_t = self._unsteady_since = counted[0].t
+        self.steps.extend(counted)
+        self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
+        if self.steady_t is None:
+            self._look_for_steady()
+
+    def probe_done(self, event: ProbeDone) -> None:
+        self.probe_signals |= event.signals
+        if event.error:
+            self.probe_errors[event.probe] = event.error
+        self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
+
+    def close(self, event: RunClosed, energy_j: float | None) -> None:
+        if self.closed_t is not None:
+            return
+        self.closed_t = event.t
+        self.run.state = event.state
+        if event.error:
+            self.run.error = event.error
+        self.run.summary.energy_j = energy_j
+        tokens = sum(step.tokens for step in self.steady_steps())
+        if energy_j and tokens:
+            self.run.summary.tokens_per_j = tokens / energy_j
+
+    def steady_steps(self) -> list[Step]:
+        if self.steady_t is None:
+            return []
+        return [step for step in self.steps if step.t >= self.steady_t]
+
+    def peak(self, devices: list[Device]) -> tuple[float, str] | None:
+        """The FLOP/s to hold this run against: a GPU's dense datasheet peak, else the matrix product measured here."""
+        precision = str(self.run.knobs.get("precision", "fp32"))
+        device = next((device for device in devices if device.id == self.run.device), None)
+        if device is not None and device.is_gpu:
+            datasheet = getattr(device.peaks, f"{precision}_flops_per_s", None)
+            if datasheet:
+                return datasheet, f"{precision} dense, {device.peaks.source}"
+        measured = self.facts.get("gemm_flops_per_s")
+        threads = self.facts.get("threads", 1)
+        return (measured, f"{precision} matrix product measured here, {threads:.0f} threads") if measured else None
+
+    def refresh_summary(self, devices: list[Device]) -> None:
+        """Recompute the figures: over steady steps, or over all of them before any is steady."""
+        steps = self.steady_steps() or list(self.steps)
+        old = self.run.summary
+        summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
+        summary.memory_peak_bytes, summary.energy_j, summary.tokens_per_j = old.memory_peak_bytes, old.energy_j, old.tokens_per_j
+        if self._overhead_start is not None and self._seen_steps > self._overhead_start[1]:
+            summary.overhead_s_per_step = (self._overhead_s - self._overhead_start[0]) / (self._seen_steps - self._overhead_start[1])
+        if self.steps:
+            losses = [step.loss for step in self.steps if step.loss is not None]
+            summary.loss_first = sum(losses[:5]) / len(losses[:5]) if losses else None
+        self.run.summary = summary
+
+    def signals(self, cores: int, memory: tuple[float, float] | None, window_s: float | None = None) -> dict[str, Signal]:
+        """What the rules work on, over the steady steps (of the last `window_s`, where given)."""
+        steps = self.steady_steps()
+        found: dict[str, Signal] = {}
+        if self._unsteady_since is not None and self.steps:
+            waited = 0.0 if self.steady_t is not None else self.steps[-1].t - self._unsteady_since
+            found["seconds_not_steady"] = Signal(waited, "s", "step account")
+        if not steps:
+            return found
+        if window_s is not None:
+            steps = [step for step in steps if step.t >= steps[-1].t - window_s] or steps
+        n = len(steps)
+        clock = f"step account, run-queue delay taken off, n={n}"
+        for name, share in contention_free_shares(steps).items():
+            found[f"{name}_ratio"] = Signal(share, "ratio", clock)
+        delay = runq_ratio(steps)
+        if delay is not None:
+            found["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
+        mean_s = sum(step.wall_s for step in steps) / n
+        found["step_s"] = Signal(mean_s * (1 - (delay or 0.0)), "s", f"{clock}, mean")
+        found["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
+        found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
+        found["threads"] = Signal(self.facts.get("threads", 1.0), "threads", "torch.get_num_threads")
+        found["is_gpu"] = Signal(float(self.run.device != "cpu"), "", "device")
+        if self.run.summary.mfu_ratio is not None:
+            found["mfu_ratio"] = Signal(self.run.summary.mfu_ratio / max(0.05, 1 - (delay or 0.0)) if self.run.device == "cpu" else self.run.summary.mfu_ratio,
+                                        "ratio", f"step account over {self.run.summary.mfu_peak_source}")  # fmt: skip
+        if memory is not None:
+            found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
+        return found | self.probe_signals
+
+    def _look_for_steady(self) -> None:
+        steps = list(self.steps)[-400:]
+        start = steady_from(steps)
+        if start is not None:
+            self.steady_t = steps[start].t
+            self.run.steady_from_s = steps[start].t - (self.first_step_t or steps[start].t)
+
+

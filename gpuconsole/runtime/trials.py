@@ -1,0 +1,126 @@
+"""Runs a trial: switches between the two sides in paired blocks until the interval says enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.run import Step
+from gpuconsole.model.trial import Trial
+from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
+from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
+from gpuconsole.tuning.statistics import speedup, verdict
+
+CAP_S = 20.0
+LOADER_CAP_S = 30.0
+MAX_PAIRS = 60
+START_S = 180.0
+
+Method = Literal["live ABBA", "two workers ABBA"]
+
+
+class Sides(Protocol):
+    """The two sides of a trial."""
+
+    method: Method
+
+    async def switch_to(self, arm: int) -> None:
+        """Let `arm` run, and it alone. Raises TrialFailed, WorkerGone."""
+        ...
+
+    def worker(self, arm: int) -> WorkerHandle: ...
+
+
+class TrialFailed(RuntimeError):
+    """The change could not be put in force; the message is one line."""
+
+
+class OneWorker:
+    """Both sides in one process: hot knobs switched between two steps."""
+
+    method: Method = "live ABBA"
+
+    def __init__(self, worker: WorkerHandle, before: Knobs, changes: Knobs) -> None:
+        self._worker = worker
+        self._values = {BASELINE: {name: before[name] for name in changes}, CHANGED: changes}
+
+    async def switch_to(self, arm: int) -> None:
+        answer = await self._worker.set_knobs(self._values[arm], arm)
+        if answer.error:
+            raise TrialFailed(answer.error)
+
+    def worker(self, arm: int) -> WorkerHandle:
+        return self._worker
+
+
+class TwoWorkers:
+    """Each side in a process of its own, one paused while the other runs: for knobs that need a restart."""
+
+    method: Method = "two workers ABBA"
+
+    def __init__(self, baseline: WorkerHandle, changed: WorkerHandle) -> None:
+        self._workers = {BASELINE: baseline, CHANGED: changed}
+
+    async def switch_to(self, arm: int) -> None:
+        other = CHANGED if arm == BASELINE else BASELINE
+        self._workers[other].pause()
+        self._workers[arm].resume(arm)
+
+    def worker(self, arm: int) -> WorkerHandle:
+        return self._workers[arm]
+
+
+async def run_trial(trial: Trial, knobs: Knobs, sides: Sides, on_update: Callable[[Trial], None]) -> Trial:
+    """`trial` brought to a verdict (state done), or failed with its reason. The sides are left as they were last."""
+    plan = BlockPlan(knobs, trial.changes)
+    contention_free = not plan.through_loader
+    ratios: list[float] = []
+    wall_ratios: list[float] = []
+    start = time.monotonic()
+    cap_s = LOADER_CAP_S if plan.through_loader else CAP_S
+    trial = msgspec.structs.replace(
+        trial,
+        method=sides.method,
+        clock="contention_free" if contention_free else "wall",
+        changes_training=any(CATALOGUE[name].changes_training for name in trial.changes),
+    )
+    on_update(trial)
+    decided = None
+    try:
+        for pair in itertools.islice(order(), MAX_PAIRS):
+            blocks = {arm: await _block(sides, arm, plan) for arm in pair}
+            ratios.append(math.log(rate(blocks[CHANGED], contention_free) / rate(blocks[BASELINE], contention_free)))
+            wall_ratios.append(math.log(rate(blocks[CHANGED], False) / rate(blocks[BASELINE], False)))
+            decided = verdict(ratios)
+            trial = msgspec.structs.replace(
+                trial,
+                speedup=speedup(ratios),
+                wall_speedup=speedup(wall_ratios),
+                blocks=2 * len(ratios),
+                log_ratios=tuple(ratios),
+                elapsed_s=time.monotonic() - start,
+            )
+            on_update(trial)
+            if decided or (trial.elapsed_s > cap_s and len(ratios) >= 4):
+                break
+    except (TrialFailed, WorkerGone) as error:
+        return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - start)
+    return msgspec.structs.replace(trial, state="done", verdict=decided or "undecided")
+
+
+async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
+    """The counted steps of one block of `arm`, after the steps in which it settles."""
+    worker = sides.worker(arm)
+    worker.trial_steps.clear()
+    await sides.switch_to(arm)
+    while True:
+        counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
+        if plan.complete(counted):
+            return list(plan.trimmed(counted))
+        await worker.next_steps()

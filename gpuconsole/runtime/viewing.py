@@ -1,0 +1,106 @@
+"""Pictures of a store: what a screen shows, and what a snapshot holds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole import __version__
+from gpuconsole.model.metrics import series_key
+from gpuconsole.model.run import Run, SeriesData
+from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.runtime.front import View
+from gpuconsole.runtime.store import Store
+
+STEP_TIMES = 4000
+SERIES_POINTS = 600
+
+
+def make_view(store: Store, *, environment: Environment, device: str, probing: str, recording: bool, recording_to: str, ended: bool) -> View:
+    record = store.record
+    for candidate in store.records[-2:]:
+        candidate.refresh_summary(store.devices)
+    stage = " ".join(filter(None, (store.stage, store.stage_detail))) if record is not None and record.run.state == "starting" else ""
+    return View(
+        now=store.session_time(store.now),
+        environment=environment,
+        devices=tuple(store.devices),
+        device=record.run.device if record else device,
+        no_gpu_reason=store.no_gpu_reason,
+        latest=store.latest(),
+        unavailable=store.reasons(),
+        lost=dict(store.lost),
+        runs=tuple(msgspec.structs.replace(record.run) for record in store.records),
+        trials=tuple(store.trials.values()),
+        state=record.run.state if record else "",
+        stage=stage,
+        probing=probing,
+        running_s=record.run.duration_s if record else 0.0,
+        notes=tuple(store.notes),
+        own_cpu_ratio=store.latest().get(series_key("console.cpu_ratio", "console")),
+        recording=recording,
+        recording_to=recording_to,
+        ended=ended,
+        step_times=tuple(step.wall_s for step in list(record.steps)[-STEP_TIMES:]) if record else (),
+    )
+
+
+def bucketed(store: Store, key: str, columns: int, seconds: float) -> list[float | None]:
+    """Means per bucket of `seconds / columns`, bound to the clock so that a bucket never changes once it is past."""
+    series = store.series.get(key)
+    if series is None or columns <= 0:
+        return [None] * max(0, columns)
+    width = seconds / columns
+    last = int(store.session_time(store.now) / width)
+    sums, counts = [0.0] * columns, [0] * columns
+    times, values = series.since((last - columns + 1) * width)
+    for t, value in zip(times, values, strict=True):
+        index = int(t / width) - last + columns - 1
+        if 0 <= index < columns:
+            sums[index] += value
+            counts[index] += 1
+    found: list[float | None] = [total / n if n else None for total, n in zip(sums, counts, strict=True)]
+    return _filled(found)
+
+
+def _filled(values: list[float | None]) -> list[float | None]:
+    """Buckets narrower than the sampling period repeat the sample before them, for at most two columns."""
+    since, last = 0, None
+    for index, value in enumerate(values):
+        if value is not None:
+            since, last = 0, value
+        elif last is not None and since < 2:
+            since += 1
+            values[index] = last
+    return values
+
+
+def make_snapshot(store: Store, environment: Environment) -> Snapshot:
+    """The session as it stands."""
+    for record in store.records:
+        record.refresh_summary(store.devices)
+    calibration = store.records[-1].facts if store.records else {}
+    measured = {name: value for name, value in calibration.items() if name in ("gemm_flops_per_s", "threads")}
+    return Snapshot(
+        created=store.wall_clock(store.now),
+        gpuconsole=__version__,
+        environment=msgspec.structs.replace(environment, calibration=measured),
+        runs=[_run_with_series(store, index) for index in range(len(store.records))],
+        trials=list(store.trials.values()),
+        unavailable=store.reasons(),
+    )
+
+
+def _run_with_series(store: Store, index: int) -> Run:
+    record = store.records[index]
+    start = store.session_time(record.opened_t)
+    end = store.session_time(record.closed_t if record.closed_t is not None else store.now)
+    series = {}
+    for key, one in store.series.items():
+        times, values = one.points()
+        inside = [(t, v) for t, v in zip(times, values, strict=True) if start <= t <= end]
+        if inside:
+            stride = max(1, -(-len(inside) // SERIES_POINTS))
+            kept = inside[::stride]
+            series[key] = SeriesData([round(t, 3) for t, _ in kept], [v for _, v in kept], one.source)
+    reasons = {**store.reasons(), **record.run.unavailable}
+    return msgspec.structs.replace(record.run, series=series, unavailable=reasons)

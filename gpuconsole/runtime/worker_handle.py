@@ -1,0 +1,147 @@
+"""One worker child as the engine uses it: start a workload, change knobs, run probes, pause and resume."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Step
+from gpuconsole.runtime.child import Child
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Failed,
+    KnobsSet,
+    Pause,
+    ProbeDone,
+    Progress,
+    Resume,
+    RunProbe,
+    SetKnobs,
+    Start,
+    Steps,
+    Stop,
+)
+
+
+class WorkerGone(RuntimeError):
+    """The worker ended while something was expected of it; the message says how."""
+
+
+class WorkerHandle:
+    """A worker process with a scratch folder of its own, which goes away with it.
+
+    Events go to `listener`, which the engine exchanges as the worker's role changes (spare, running, challenger).
+    """
+
+    def __init__(self, listener: Callable[[AnyEvent], None], on_exit: Callable[[WorkerHandle, int], None]) -> None:
+        self.listener = listener
+        self.failed: Failed | None = None
+        self.started_workload = False
+        self.progress: Progress | None = None
+        self._on_exit = on_exit
+        self._scratch = Path(tempfile.mkdtemp(prefix="gpuconsole-"))
+        self._request = 0
+        self._answers: dict[int, asyncio.Future[AnyEvent]] = {}
+        self._steps_heard = asyncio.Event()
+        self.trial_steps: list[Step] = []
+        self._child = Child("gpuconsole.workloads.worker", ["--scratch", str(self._scratch)], self._heard, self._exited)
+
+    async def launch(self) -> None:
+        await self._child.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def last_words(self) -> list[str]:
+        return list(self._child.last_words)
+
+    def start(self, workload: str, knobs: Knobs, device: str, max_steps: int = 0) -> None:
+        self.started_workload = True
+        self._child.send(Start(workload, knobs, device, max_steps=max_steps))
+
+    async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
+        """Put hot changes in force; the answer tells from which step, or why not. Raises WorkerGone."""
+        answer = await self._ask(lambda request: SetKnobs(request, changes, arm))
+        assert isinstance(answer, KnobsSet)
+        return answer
+
+    async def probe(self, name: str) -> ProbeDone:
+        """Run a probe. Raises WorkerGone."""
+        answer = await self._ask(lambda request: RunProbe(request, name))
+        assert isinstance(answer, ProbeDone)
+        return answer
+
+    def pause(self) -> None:
+        self._child.send(Pause())
+
+    def resume(self, arm: int) -> None:
+        self._child.send(Resume(arm))
+
+    async def next_steps(self) -> None:
+        """Wait until more steps have been reported. Raises WorkerGone."""
+        if not self.alive:
+            raise WorkerGone(self.cause())
+        self._steps_heard.clear()
+        waiting = [asyncio.ensure_future(self._steps_heard.wait()), asyncio.ensure_future(self._child.exited.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        if not self._steps_heard.is_set():
+            raise WorkerGone(self.cause())
+
+    async def stop(self) -> None:
+        await self._child.stop(Stop())
+        self._clean()
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def cause(self) -> str:
+        """Why the worker is gone, in one line."""
+        return self.failed.cause if self.failed else "the worker process ended unexpectedly"
+
+    async def _ask(self, command: Callable[[int], SetKnobs | RunProbe]) -> AnyEvent:
+        if not self.alive:
+            raise WorkerGone(self.cause())
+        self._request += 1
+        answer: asyncio.Future[AnyEvent] = asyncio.get_running_loop().create_future()
+        self._answers[self._request] = answer
+        self._child.send(command(self._request))
+        return await answer
+
+    def _heard(self, event: AnyEvent) -> None:
+        self.listener(event)
+        if isinstance(event, KnobsSet | ProbeDone):
+            answer = self._answers.pop(event.request, None)
+            if answer is not None and not answer.done():
+                answer.set_result(event)
+        elif isinstance(event, Steps):
+            self.trial_steps += [step for step in event.steps if step.arm]
+            self._steps_heard.set()
+        elif isinstance(event, Failed):
+            self.failed = event
+        elif isinstance(event, Progress):
+            self.progress = event
+
+    def _exited(self, code: int) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(WorkerGone(self.cause()))
+        self._answers.clear()
+        self._clean()
+        self._on_exit(self, code)
+
+    def _clean(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The full-screen console: the only room that imports Textual."""

@@ -1,0 +1,1 @@
+"""Pure drawing: numbers in, cells out. Imports neither textual nor rich."""

@@ -1,0 +1,177 @@
+"""Rows of cells: the one shape that every painter returns.
+
+A row is a list of (text, style name). `line` makes every row: it shows control characters, cuts and pads, so
+that a row is exactly as wide as asked whatever the text.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from gpuconsole.model.text import visible
+
+Segment = tuple[str, str]
+Row = list[Segment]
+
+ELLIPSIS = "…"
+_ASCII = str.maketrans(
+    {
+        "▁": ".", "▂": ".", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "█": "#", "▓": "%", "▒": "+", "░": ":",
+        "─": "-", "│": "|", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "├": "|", "┤": "|", "┼": "+", "┌": "+", "┐": "+", "└": "+", "┘": "+",
+        "┬": "+", "┴": "+", "…": "~", "±": "~", "–": "-", "→": ">", "µ": "u", "°": " ", "·": ".", "●": "*", "▸": ">", "›": ">", "×": "x",
+    }
+)  # fmt: skip
+
+
+def clean(text: str) -> str:
+    """`text` with nothing in it that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "·" for char in visible(text))
+
+
+def cell_width(text: str) -> int:
+    """Terminal cells that `text` takes."""
+    return len(text) if text.isascii() else sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> int:
+    if char < "\u0300":
+        return 1
+    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def cut(text: str, width: int) -> str:
+    """The first `width` cells of `text`, ending in an ellipsis when something was cut off."""
+    if cell_width(text) <= width:
+        return text
+    if width <= 0:
+        return ""
+    used, kept = 0, []
+    for char in text:
+        used += _char_width(char)
+        if used > width - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + ELLIPSIS
+
+
+def fit(text: str, width: int, align: str = "<") -> str:
+    """`text` in exactly `width` cells, `align`ed as in a format: `<` or `>`."""
+    text = cut(clean(text), width)
+    pad = " " * (width - cell_width(text))
+    return pad + text if align == ">" else text + pad
+
+
+def line(width: int, *segments: Segment | str) -> Row:
+    """A row of exactly `width` cells."""
+    row: Row = []
+    left = width
+    for segment in segments:
+        text, style = (segment, "") if isinstance(segment, str) else segment
+        text = cut(clean(text), left)
+        if text:
+            row.append((text, style))
+            left -= cell_width(text)
+        if left <= 0:
+            break
+    if left > 0:
+        row.append((" " * left, ""))
+    return row
+
+
+def spread(width: int, left: Iterable[Segment], right: Iterable[Segment]) -> Row:
+    """`left` at the left, `right` at the right edge; where both do not fit, `left` is cut."""
+    end = line_of(right)
+    room = width - row_width(end)
+    if room <= 0:
+        return line(width, *end)
+    return line(room, *left) + end
+
+
+def line_of(segments: Iterable[Segment]) -> Row:
+    """Segments as they are, cleaned: a row as wide as its text."""
+    return [(clean(text), style) for text, style in segments if text]
+
+
+def row_width(row: Row) -> int:
+    return sum(cell_width(text) for text, _ in row)
+
+
+def blank(width: int) -> Row:
+    return [(" " * width, "")] if width > 0 else []
+
+
+def fill(rows: list[Row], width: int, height: int) -> list[Row]:
+    """Exactly `height` rows."""
+    return rows[:height] + [blank(width) for _ in range(height - len(rows))]
+
+
+def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
+    """`text` in lines of at most `width` cells, at most `limit` of them; the last ends in an ellipsis when text is left."""
+    lines: list[str] = []
+    words = clean(" ".join(text.split())).split(" ")
+    current = ""
+    for word in words:
+        joined = f"{current} {word}" if current else word
+        if current and cell_width(joined) > width:
+            lines.append(cut(current, width))
+            current = word
+        else:
+            current = joined
+    if current:
+        lines.append(cut(current, width))
+    if len(lines) > limit:
+        lines = lines[: limit - 1] + [cut(" ".join(lines[limit - 1 :]), width)]
+    return lines
+
+
+def beside(*panels: list[Row]) -> list[Row]:
+    """Panels of equal height, side by side."""
+    return [[segment for row in rows for segment in row] for rows in zip(*panels, strict=True)]
+
+
+def panel(title: str, right: list[Segment], rows: list[Row], width: int, height: int, boxed: bool) -> list[Row]:
+    """`rows` under a titled rule, or in a box; `rows` must be `inner_width` wide.
+
+    What stands at the right of the rule matters most (it is the figure), so the title is what gives way.
+    """
+    if height <= 0:
+        return []
+    left_end, right_end = ("╭", "╮") if boxed else ("", "")
+    figure = line_of(right)
+    figure = [(" ", ""), *figure, (" ", ""), ("─", "dim")] if figure else []
+    room = width - len(left_end) - len(right_end)
+    if row_width(figure) > room:
+        figure = []
+    room -= row_width(figure)
+    name = cut(clean(title), max(0, room - 3))
+    head: Row = [(f"{left_end}─ ", "dim"), (name, "title"), (" ", "")] if room >= 4 else [(left_end, "dim")]
+    head = [part for part in head if part[0]]
+    rule = width - row_width(head) - row_width(figure) - len(right_end)
+    top = [*head, ("─" * rule, "dim"), *figure, (right_end, "dim")]
+    top = [part for part in top if part[0]]
+    if not boxed:
+        return [top, *fill(rows, width, height - 1)]
+    body = fill(rows, width - 4, height - 2)
+    foot: Row = [("╰" + "─" * (width - 2) + "╯", "dim")]
+    return ([top] + [[("│ ", "dim"), *row, (" │", "dim")] for row in body] + [foot])[:height]
+
+
+def inner_width(width: int, boxed: bool) -> int:
+    return width - 4 if boxed else width
+
+
+def to_ascii(row: Row) -> Row:
+    """The row for a terminal that cannot show UTF-8: one cell for one cell."""
+    return [(_ascii(text), style) for text, style in row]
+
+
+def _ascii(text: str) -> str:
+    if text.isascii():
+        return text
+    text = text.translate(_ASCII)
+    return "".join(char if char.isascii() else "?" * _char_width(char) for char in text)

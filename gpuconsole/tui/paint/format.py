@@ -1,0 +1,146 @@
+"""Numbers as an engineer reads them: three significant digits, a unit, and a width that does not jump."""
+
+from __future__ import annotations
+
+import math
+
+NA = "n/a"
+_LARGE = ("", "k", "M", "G", "T", "P", "E")
+_SMALL = ("", "m", "µ", "n")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def digits(value: float) -> str:
+    """Three significant digits in at most four cells, for |value| < 999.5: `2.00`, `12.1`, `440`."""
+    size = abs(value)
+    places = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{value:.{places}f}" if size else "0"
+
+
+def grouped(value: float) -> str:
+    """An integer with its thousands apart: `18 240`."""
+    return f"{value:,.0f}".replace(",", " ")
+
+
+def _scale(value: float, base: float, steps: int) -> int:
+    """How often `value` is divided by `base` (or multiplied, for small ones) before it has at most three digits."""
+    size, power = abs(value), 0
+    while size >= 999.5 and power < steps - 1:
+        size /= base
+        power += 1
+    return power
+
+
+def si(value: float | None, unit: str, width: int = 4) -> str:
+    """`2.00 TB/s`: a rate in decimal prefixes. The same width for every value of a unit."""
+    if value is None or not math.isfinite(value):
+        return NA.rjust(width + len(unit) + 2)
+    power = _scale(value, 1e3, len(_LARGE))
+    return f"{digits(value / 1e3**power):>{width}} {(_LARGE[power] + unit):<{len(unit) + 1}}"
+
+
+def size_bytes(value: float | None) -> str:
+    """`61.0 GiB`: memory, in the binary units it is sold in."""
+    if value is None or not math.isfinite(value):
+        return NA.rjust(8)
+    power = _scale(value, 1024.0, len(_BINARY))
+    return f"{digits(value / 1024.0**power):>4} {_BINARY[power]:<3}"
+
+
+def used_of(used: float | None, total: float | None) -> str:
+    """`61.0/140 GiB`: both in the unit of the total."""
+    if used is None:
+        return NA
+    if not total:
+        return size_bytes(used).strip()
+    power = _scale(total, 1024.0, len(_BINARY))
+    whole = digits(total / 1024.0**power)
+    return f"{digits(used / 1024.0**power):>4}/{whole} {_BINARY[power]}"
+
+
+def percent(ratio: float | None) -> str:
+    """` 78 %`, five cells."""
+    return f"{ratio * 100:>3.0f} %" if ratio is not None and math.isfinite(ratio) else NA.rjust(5)
+
+
+def duration(seconds: float | None) -> str:
+    """`440 ms`, seven cells."""
+    if seconds is None or not math.isfinite(seconds):
+        return NA.rjust(7)
+    power = _small(seconds)
+    return f"{digits(seconds * 1e3**power):>4} {(_SMALL[power] + 's'):<2}"
+
+
+def durations(first: float | None, second: float | None) -> tuple[str, str, str]:
+    """Two durations in the unit of the larger, and that unit: `440`, `530`, `ms`."""
+    known = [abs(value) for value in (first, second) if value is not None]
+    power = _small(max(known, default=0.0))
+    texts = [digits(value * 1e3**power).rjust(4) if value is not None else NA.rjust(4) for value in (first, second)]
+    return texts[0], texts[1], _SMALL[power] + "s"
+
+
+def rates(first: float | None, second: float | None, unit: str) -> tuple[str, str, str]:
+    """Two rates in the prefix of the larger: `12.1`, `0.30`, `GB/s`."""
+    known = [abs(value) for value in (first, second) if value is not None]
+    power = _scale(max(known, default=0.0), 1e3, len(_LARGE))
+    texts = [digits(value / 1e3**power).rjust(4) if value is not None else NA.rjust(4) for value in (first, second)]
+    return texts[0], texts[1], _LARGE[power] + unit
+
+
+def _small(seconds: float) -> int:
+    power, size = 0, abs(seconds)
+    while 0 < size < 0.9995 and power < len(_SMALL) - 1:
+        size *= 1e3
+        power += 1
+    return power
+
+
+def rate(value: float | None, width: int = 9) -> str:
+    """`18 240`: a throughput, whole when it is large, with three digits when it is small."""
+    if value is None or not math.isfinite(value):
+        return NA.rjust(width)
+    size = abs(value)
+    if size < 999.5:
+        return digits(value).rjust(width)
+    return (grouped(value) if size < 9_999_999.5 else si(value, "").strip()).rjust(width)
+
+
+def spread(mean: float | None, std: float | None, width: int = 16) -> str:
+    """`18 240 ± 210`."""
+    if mean is None:
+        return NA.rjust(width)
+    places = 0 if abs(mean) >= 999.5 else None
+    error = "" if std is None else f" ± {grouped(std) if places == 0 else f'{std:.2g}'}"
+    return (rate(mean, 0) + error).rjust(width)
+
+
+def clock(seconds: float) -> str:
+    """`01:42`, or `1:02:03`."""
+    whole = max(0, int(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes:02}:{whole % 60:02}"
+
+
+def speedup(ratio: float | None) -> str:
+    """`1.53x`, five cells."""
+    return f"{digits(ratio):>4}x" if ratio is not None else NA.rjust(5)
+
+
+def interval(low: float, high: float) -> str:
+    """`1.45-1.69x`."""
+    return f"{low:.2f}-{high:.2f}x"
+
+
+def quantity(value: float, unit: str) -> str:
+    """Any declared unit, for tables: `41.2 %`, `182 ms`, `12.1 GB/s`, `612 W`."""
+    if not math.isfinite(value):
+        return NA
+    if unit == "ratio":
+        return f"{digits(value * 100)} %"
+    if unit == "bytes":
+        return size_bytes(value).strip()
+    if unit == "s":
+        return duration(value).strip()
+    if unit in ("bytes/s", "Hz", "FLOP/s", "J", "W"):
+        return si(value, "B/s" if unit == "bytes/s" else unit).strip()
+    return f"{rate(value, 0)} {unit}".strip()

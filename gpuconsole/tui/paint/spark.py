@@ -1,0 +1,27 @@
+"""Sparklines of block characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def spark(values: Sequence[float | None], height: int = 1, high: float | None = None) -> list[str]:
+    """`height` texts, top first, one column a value, from 0 to `high` (None: the largest value).
+
+    No sample leaves a gap; a sample of zero still shows its lowest block, so that the two differ.
+    """
+    present = [value for value in values if value is not None]
+    top = high if high is not None else max(present, default=0.0)
+    steps = [_steps(value, top, height * 8) for value in values]
+    return ["".join(LEVELS[max(0, min(8, step - 8 * level))] for step in steps) for level in range(height - 1, -1, -1)]
+
+
+def _steps(value: float | None, top: float, most: int) -> int:
+    """Eighths of a cell that a column fills."""
+    if value is None:
+        return 0
+    if top <= 0:
+        return 1
+    return max(1, min(most, round(value / top * most)))

@@ -1,0 +1,1 @@
+"""Trials and their statistics. No I/O, no clock."""

@@ -1,0 +1,53 @@
+"""Paired blocks: in which order the two sides of a trial run, how long, and what a block is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.run import Step
+
+BASELINE, CHANGED = 1, 2
+"""The arms that a trial's steps are marked with; 0 is an ordinary step."""
+MIN_STEPS = 5
+MIN_BLOCK_S = 0.35
+MIN_LOADER_BLOCK_S = 0.8
+PERIOD_KNOBS = ("log_every", "save_every", "eval_every")
+
+
+def order() -> Iterator[tuple[int, int]]:
+    """Pairs of arms for ever: A B, B A, A B, ... so that drift cancels."""
+    while True:
+        yield BASELINE, CHANGED
+        yield CHANGED, BASELINE
+
+
+class BlockPlan:
+    """How long a block must be for a change: whole periods of what happens every so many steps, and time to mean something."""
+
+    def __init__(self, knobs: Knobs, changes: Knobs) -> None:
+        self.through_loader = any(CATALOGUE[name].loader for name in changes)
+        self.min_s = MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
+        periods = [int(knobs[name]) for name in PERIOD_KNOBS if name in knobs and 0 < int(knobs[name]) <= 20]
+        period = math.lcm(*periods) if periods else 1
+        self.period = period if period <= 40 else max(periods)
+
+    def complete(self, steps: Sequence[Step]) -> bool:
+        """Whether the counted `steps` of a block suffice."""
+        long_enough = len(steps) >= MIN_STEPS and sum(step.wall_s for step in steps) >= self.min_s
+        return long_enough and len(steps) >= self.period
+
+    def trimmed(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Whole periods only, counted from the end."""
+        whole = len(steps) // self.period * self.period
+        return steps[-whole:] if whole else steps
+
+
+def rate(steps: Sequence[Step], contention_free: bool) -> float:
+    """Work per second of a block: tokens where there are any, else samples. With `contention_free`, run-queue delay is taken off."""
+    work = sum(step.tokens or step.samples for step in steps)
+    seconds = sum(step.wall_s for step in steps)
+    if contention_free:
+        seconds -= sum(sum(step.runq or ()) for step in steps)
+    return work / max(seconds, 1e-9)

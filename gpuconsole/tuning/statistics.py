@@ -1,0 +1,59 @@
+"""When is a difference proven? An interval that may be looked at after every pair of blocks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from gpuconsole.model.trial import Speedup, Verdict
+
+ALPHA = 0.05
+RHO_SQUARED = 0.88
+"""Tightest near ten pairs: (-2 ln a + ln(-2 ln a) + 1) / 10 (Waudby-Smith et al., Time-uniform central limit theory)."""
+MIN_PAIRS = 4
+MINIMUM_EFFECT = math.log(1.02)
+"""Less than 2 % is called no gain: an A/A run on a shared machine once excluded 1 by less than that."""
+_T_975 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 12: 2.179, 16: 2.120, 24: 2.064, 40: 2.021}
+
+
+def confidence_sequence(values: list[float]) -> tuple[float, float, float]:
+    """Mean of `values` with an asymptotic 95 % confidence sequence: valid however often one looks, and whenever one stops.
+
+    mean +- s sqrt( 2 (n r^2 + 1) / (n^2 r^2) ln( sqrt(n r^2 + 1) / a ) ), widened by Student's t over the normal
+    quantile, because the deviation is estimated from few pairs. Needs two values or more; raises ValueError.
+    """
+    n = len(values)
+    if n < 2:
+        raise ValueError("an interval needs at least two pairs")
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    scaled = n * RHO_SQUARED + 1
+    half = deviation * math.sqrt(2 * scaled / (n * n * RHO_SQUARED) * math.log(math.sqrt(scaled) / ALPHA)) * _student(n - 1)
+    return mean, mean - half, mean + half
+
+
+def _student(degrees: int) -> float:
+    """t(0.975) over the normal 1.96."""
+    known = [d for d in _T_975 if d <= degrees]
+    return _T_975[max(known)] / 1.96 if known and degrees < 60 else 1.0 if degrees >= 60 else 12.706 / 1.96
+
+
+def speedup(log_ratios: list[float]) -> Speedup | None:
+    """The effect as a ratio of throughputs with its interval; None before there are enough pairs."""
+    if len(log_ratios) < 2:
+        return None
+    mean, low, high = confidence_sequence(log_ratios)
+    return Speedup(*(math.exp(min(20.0, max(-20.0, value))) for value in (mean, low, high)))
+
+
+def verdict(log_ratios: list[float]) -> Verdict | None:
+    """win, no_gain or worse once the interval says so; None while it does not."""
+    if len(log_ratios) < MIN_PAIRS:
+        return None
+    _, low, high = confidence_sequence(log_ratios)
+    if low > MINIMUM_EFFECT:
+        return "win"
+    if high < -MINIMUM_EFFECT:
+        return "worse"
+    if high < MINIMUM_EFFECT:
+        return "no_gain"
+    return None

@@ -1,0 +1,99 @@
+"""A child's end of the wire: sending never blocks, and the parent's death ends the child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+from gpuconsole.wire.events import AnyCommand, Event, Sample, Steps, decode_command, encode
+
+OUTBOX_BYTES = 4 * 1024 * 1024
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the closed socket does it)."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):  # not Linux
+        return
+
+
+class ChildChannel:
+    """JSON lines over the socket that the parent passed as file descriptor `fd`.
+
+    When the pipe is full, samples and steps are dropped and counted; answers and errors wait in the outbox.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._outbox = bytearray()
+        self._lock = threading.Lock()
+        self.dropped = 0
+
+    def send(self, event: Event) -> None:
+        line = encode(event) + b"\n"
+        with self._lock:
+            if isinstance(event, Sample | Steps) and len(self._outbox) + len(line) > OUTBOX_BYTES:
+                self.dropped += 1
+                return
+            self._outbox += line
+            self._push()
+
+    def flush(self) -> None:
+        """Send what an earlier full pipe left behind, as far as it goes now."""
+        if self._outbox:
+            with self._lock:
+                self._push()
+
+    def drain(self, timeout_s: float) -> None:
+        """Send everything that is left, waiting up to `timeout_s`. For the last words of a child."""
+        with self._lock:
+            self._socket.settimeout(timeout_s)
+            try:
+                self._socket.sendall(self._outbox)
+            except OSError:
+                return  # the parent is gone: nobody is left to tell
+            self._outbox.clear()
+
+    def listen(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
+        """Read commands on a thread of its own until the parent goes away."""
+        threading.Thread(target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True).start()
+
+    def _push(self) -> None:
+        while self._outbox:
+            try:
+                sent = self._socket.send(self._outbox, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:  # the parent is gone; the reader thread ends this process
+                self._outbox.clear()
+                return
+            del self._outbox[:sent]
+
+    def _read(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
+        pending = b""
+        while True:
+            try:
+                chunk = self._socket.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            if not chunk:
+                break
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                on_command(decode_command(line))
+        on_parent_gone()
+
+
+def kill_own_group() -> None:
+    """End this process and everything it started, at once."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,217 @@
+"""Every message there is, as one tagged union. `t` is seconds on CLOCK_MONOTONIC, which all processes share.
+
+Events travel from children to the runtime; the runtime's own conclusions are events too, so a recording of all of
+them is enough to rebuild every screen. Commands travel the other way.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.model.device import Device
+from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import RunState, Step
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.trial import Trial
+
+
+class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
+    t: float
+
+
+# --- from the sampler ---------------------------------------------------------------------------------------
+
+
+class Hello(Event):
+    """The first message of a child, and of a recording. `wall_time` is Unix time at `t`."""
+
+    role: str
+    pid: int
+    version: str
+    wall_time: float
+
+
+class Devices(Event):
+    """What there is to watch. `reason` says why there is no GPU, where there is none."""
+
+    devices: list[Device]
+    driver: str | None = None
+    reason: str = ""
+
+
+class Sample(Event):
+    """One reading of one device; keys are names in the metric catalogue."""
+
+    device: str
+    values: dict[str, float]
+
+
+class Unavailable(Event):
+    """Metrics that a device cannot report, each with the reason. Replaces what was said before of that device."""
+
+    device: str
+    reasons: dict[str, str]
+
+
+class DeviceLost(Event):
+    device: str
+    reason: str
+
+
+# --- from a worker ------------------------------------------------------------------------------------------
+
+
+class Progress(Event):
+    """What a worker is doing before its first step: importing, calibrating, building, warming."""
+
+    stage: str
+    detail: str = ""
+
+
+class Started(Event):
+    """The first step is about to begin, or the knobs have changed: facts about the workload as it now is.
+
+    `facts`: `parameters`, `flops_per_sample`, `peak_flops_per_s` (measured here), ... see Workload implementations.
+    """
+
+    knobs: Knobs
+    facts: dict[str, float]
+    notes: dict[str, str] = {}
+
+
+class Steps(Event):
+    """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
+
+    `overhead_s` is the cumulative time that measuring has cost; `dropped` counts messages lost to a full pipe.
+    """
+
+    steps: list[Step]
+    cpu_s: float
+    runq_s: float
+    overhead_s: float
+    memory_bytes: float
+    dropped: int = 0
+
+
+class KnobsSet(Event):
+    """The answer to SetKnobs: in force from `step` on, or refused with `error` and nothing changed."""
+
+    request: int
+    step: int
+    knobs: Knobs
+    error: str | None = None
+
+
+class ProbeDone(Event):
+    """What a probe measured, as signals; or why it could not."""
+
+    request: int
+    probe: str
+    signals: dict[str, Signal] = {}
+    error: str | None = None
+    cost_s: float = 0.0
+
+
+class Failed(Event):
+    """The workload ended by an error: `cause` is one line for people, `detail` the traceback's end."""
+
+    cause: str
+    detail: str = ""
+
+
+# --- the runtime's own --------------------------------------------------------------------------------------
+
+
+class EnvironmentKnown(Event):
+    environment: Environment
+
+
+class RunOpened(Event):
+    """A run begins, or a kept change turns the running one into the next."""
+
+    run: str
+    scenario: str
+    workload: str
+    knobs: Knobs
+    device: str
+    changes: Knobs = {}
+
+
+class RunClosed(Event):
+    run: str
+    state: RunState
+    error: str | None = None
+
+
+class Found(Event):
+    """All rules' conclusions about a run, best first; replaces the earlier ones."""
+
+    run: str
+    findings: list[Finding]
+
+
+class TrialUpdate(Event):
+    trial: Trial
+
+
+class Note(Event):
+    """One line for the person at the screen."""
+
+    text: str
+    level: str = "info"
+
+
+AnyEvent = (
+    Hello | Devices | Sample | Unavailable | DeviceLost | Progress | Started | Steps | KnobsSet | ProbeDone | Failed
+    | EnvironmentKnown | RunOpened | RunClosed | Found | TrialUpdate | Note
+)  # fmt: skip
+
+
+# --- commands to a child ------------------------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, omit_defaults=True):
+    pass
+
+
+class Start(Command):
+    """Run `workload` until told to stop. `device` is `cpu` or `gpu:N`."""
+
+    workload: str
+    knobs: Knobs
+    device: str
+    seed: int = 0
+    max_steps: int = 0
+
+
+class SetKnobs(Command):
+    """Change hot knobs between two steps; later steps carry `arm`."""
+
+    request: int
+    changes: Knobs
+    arm: int = 0
+
+
+class RunProbe(Command):
+    request: int
+    probe: str
+
+
+class Pause(Command):
+    """Stand still between two steps until Resume, so that another worker has the device to itself."""
+
+
+class Resume(Command):
+    arm: int = 0
+
+
+class Stop(Command):
+    pass
+
+
+AnyCommand = Start | SetKnobs | RunProbe | Pause | Resume | Stop
+
+encode = msgspec.json.Encoder().encode
+decode_event = msgspec.json.Decoder(AnyEvent).decode
+decode_command = msgspec.json.Decoder(AnyCommand).decode

@@ -1,0 +1,1 @@
+"""What runs inside a worker process. The console's own process never imports this."""

@@ -1,0 +1,43 @@
+"""The training thread's own time: CPU used, and time spent runnable without a core."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+now: Callable[[], float] = time.perf_counter  # CLOCK_MONOTONIC on Linux: the same clock in every process
+
+
+class ThreadTimes:
+    """Cumulative seconds of the thread that made this object, from /proc/thread-self/schedstat.
+
+    The kernel counts there, in ns, the time on a CPU and the time waiting on a run queue. One read costs about
+    1 µs on a quiet core and up to 40 µs on a contended one, so it is done on sampled steps only.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._fd: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._fd = None
+
+    @property
+    def available(self) -> bool:
+        return self._fd is not None
+
+    def runq_s(self) -> float:
+        """Seconds spent waiting for a core; 0 where the kernel does not say (see `available`)."""
+        if self._fd is None:
+            return 0.0
+        return int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
+
+    def cpu_s(self) -> float:
+        return time.thread_time()
+
+
+def process_cpu_s(pid: int) -> tuple[float, float]:
+    """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when it is gone."""
+    with open(f"/proc/{pid}/schedstat", "rb") as file:
+        cpu, runq = file.read().split()[:2]
+    return int(cpu) * 1e-9, int(runq) * 1e-9

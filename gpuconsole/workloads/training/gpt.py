@@ -1,0 +1,120 @@
+"""A GPT trained on real text, byte by byte: pre-norm blocks, causal SDPA, learned positions, tied to no tokenizer."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.task import Batch
+
+VOCABULARY = 256
+HEAD_SIZE = 64
+HELD_OUT = 0.1
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a LayerNorm and a residual."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.heads = max(1, d_model // HEAD_SIZE)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.proj = nn.Linear(d_model, d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.up = nn.Linear(d_model, 4 * d_model)
+        self.down = nn.Linear(4 * d_model, d_model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, d_model) to the same shape."""
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).reshape(b, t, d))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, d_model: int, n_layer: int, max_tokens: int) -> None:
+        super().__init__()
+        self.gradient_checkpointing = False
+        self.tokens = nn.Embedding(VOCABULARY, d_model)
+        self.positions = nn.Embedding(max_tokens, d_model)
+        self.blocks = nn.ModuleList(Block(d_model) for _ in range(n_layer))
+        self.norm = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, VOCABULARY, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens) int64 to logits (batch, tokens, 256)."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)
+        return self.head(self.norm(x))
+
+
+def next_token_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each next byte; `tokens` is (batch, seq_len + 1)."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.reshape(-1, VOCABULARY).float(), tokens[:, 1:].reshape(-1))
+
+
+class TextStream:
+    """Random windows of the text, cut in the training process: it costs next to nothing."""
+
+    def __init__(self, text: torch.Tensor, batch_size: int, seq_len: int, seed: int) -> None:
+        self._text = text
+        self._offsets = torch.arange(seq_len + 1)
+        self._batch_size = batch_size
+        self._random = torch.Generator().manual_seed(seed)
+
+    def next(self) -> Batch:
+        starts = torch.randint(len(self._text) - len(self._offsets), (self._batch_size, 1), generator=self._random)
+        return (self._text[starts + self._offsets].long(),)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class GPTTask:
+    def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
+        text = torch.frombuffer(bytearray((files("gpuconsole") / "data/text/kjv.txt").read_bytes()), dtype=torch.uint8)
+        cut = int(len(text) * (1 - HELD_OUT))
+        self._train, self._held_out = text[:cut], text[cut:]
+        self._seed = seed
+        self.model: nn.Module = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), max(1024, 4 * int(knobs["seq_len"]))).to(device)
+
+    def open_stream(self, knobs: Knobs) -> TextStream:
+        return TextStream(self._train, int(knobs["batch_size"]), int(knobs["seq_len"]), self._seed)
+
+    def eval_batch(self, knobs: Knobs) -> Batch:
+        return TextStream(self._held_out, int(knobs["batch_size"]), int(knobs["seq_len"]), 0).next()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        return next_token_loss(self.model, batch[0])
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        rows, columns = batch[0].shape
+        return rows, rows * (columns - 1)
+
+    def flops_per_sample(self, knobs: Knobs) -> float:
+        tokens = torch.zeros(1, int(knobs["seq_len"]) + 1, dtype=torch.int64, device="meta")
+        model = getattr(self.model, "_orig_mod", self.model)
+        assert isinstance(model, GPT)
+        before, model.gradient_checkpointing = model.gradient_checkpointing, False  # model FLOPs: recomputation is not work done
+        try:
+            return count_training_flops(model, lambda twin: next_token_loss(twin, tokens))
+        finally:
+            model.gradient_checkpointing = before
+
+
+def create(knobs: Knobs, device: torch.device, seed: int) -> GPTTask:
+    return GPTTask(knobs, device, seed)

@@ -1,0 +1,69 @@
+"""DataLoader streams: made as the knobs say, endless, and closed without leaving processes behind."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.training.task import Batch
+
+LOADER_KNOBS = tuple(name for name, knob in CATALOGUE.items() if knob.loader)
+
+
+def _loader_worker_started(worker_id: int) -> None:
+    """torch's own watchdog looks for a dead parent every 5 s; the kernel does it at once."""
+    die_with_parent()
+
+
+class LoaderStream:
+    """Batches of `dataset`, epoch after epoch. Not thread-safe."""
+
+    def __init__(self, dataset: Dataset[Any], knobs: Knobs, seed: int) -> None:
+        workers = int(knobs["num_workers"])
+        parallel: dict[str, Any] = {}
+        if workers:
+            parallel = {"prefetch_factor": int(knobs["prefetch_factor"]), "persistent_workers": bool(knobs["persistent_workers"])}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns when num_workers exceeds the cores: right for transforms, wrong for slow storage
+            self._loader: DataLoader[Any] = DataLoader(
+                dataset,
+                batch_size=int(knobs["batch_size"]),
+                shuffle=True,
+                drop_last=True,
+                num_workers=workers,
+                pin_memory=bool(knobs["pin_memory"]) and torch.cuda.is_available(),
+                generator=torch.Generator().manual_seed(seed),
+                worker_init_fn=_loader_worker_started,
+                **parallel,
+            )
+        self._batches: Iterator[Batch] = iter(self._loader)
+
+    def next(self) -> Batch:
+        try:
+            return tuple(next(self._batches))
+        except StopIteration:
+            self._batches = iter(self._loader)
+            return tuple(next(self._batches))
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the loader's workers; this process's own where it has none."""
+        workers = getattr(self._batches, "_workers", None)  # no public way to them (torch 2.13)
+        return [worker.pid for worker in workers] if workers else [os.getpid()]
+
+    def close(self) -> None:
+        shutdown = getattr(self._batches, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+def settle_steps(knobs: Knobs) -> int:
+    """Steps until a loader's rate is its own again after it stood idle: its full queue must be eaten first."""
+    workers = int(knobs.get("num_workers", 0))
+    return workers * int(knobs.get("prefetch_factor", 0)) + 2 if workers else 1

@@ -1,0 +1,188 @@
+"""Short experiments on a running job, free of side effects: weights, optimizer, buffers and random state stay as they were.
+
+Each probe is a function from the loop to signals. Times are the training thread's own: wall less run-queue delay.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.clock import now, process_cpu_s
+from gpuconsole.workloads.training.loader import LoaderStream
+from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.task import Batch
+
+Signals = dict[str, Signal]
+BUDGET_S = 1.8
+
+
+class ProbeError(RuntimeError):
+    """The probe does not apply to this workload; the message says why."""
+
+
+@contextmanager
+def _untouched(loop: TrainingLoop) -> Iterator[None]:
+    """Restore buffers (batch norm), gradients and random state afterwards."""
+    buffers = {name: buffer.clone() for name, buffer in loop.task.model.named_buffers()}
+    cuda = [loop.device] if loop.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in loop.task.model.named_buffers():
+                buffer.copy_(buffers[name])
+        loop.release_cached_memory()
+
+
+def _timed_pass(loop: TrainingLoop, batch: Batch) -> float:
+    """Contention-free seconds of one forward and backward pass."""
+    _synchronize(loop)
+    start, runq = now(), loop.account.times.runq_s()
+    loop.forward(batch).backward()
+    _synchronize(loop)
+    loop.optimizer.zero_grad(set_to_none=True)
+    return max(1e-9, now() - start - (loop.account.times.runq_s() - runq))
+
+
+def _synchronize(loop: TrainingLoop) -> None:
+    if loop.device.type == "cuda":
+        torch.cuda.synchronize(loop.device)
+
+
+def _resident_batch(loop: TrainingLoop) -> Batch:
+    if loop.last_batch is None:
+        raise ProbeError("no step has run yet")
+    return loop.last_batch
+
+
+def cached_batch(loop: TrainingLoop) -> Signals:
+    """P1: forward and backward on a batch that is already there: what a step costs without input."""
+    batch = _resident_batch(loop)
+    times: list[float] = []
+    deadline = now() + 0.8
+    with _untouched(loop):
+        _timed_pass(loop, batch)
+        while len(times) < 3 or (now() < deadline and len(times) < 30):
+            times.append(_timed_pass(loop, batch))
+    passes = int(loop.knobs["gradient_accumulation_steps"])
+    return {"probe.cached_pass_s": Signal(statistics.median(times) * passes, "s", f"probe P1, median of {len(times)}")}
+
+
+def batch_elasticity(loop: TrainingLoop) -> Signals:
+    """P2: one forward and backward pass at 1x, 2x and 4x the batch, interleaved, until the budget is used."""
+    batch = _resident_batch(loop)
+    batches = {factor: tuple(torch.cat([tensor] * factor) for tensor in batch) for factor in (1, 2, 4)}
+    times: dict[int, list[float]] = {factor: [] for factor in batches}
+    deadline = now() + BUDGET_S
+    largest = 4
+    with _untouched(loop):
+        _timed_pass(loop, batch)
+        while len(times[1]) < 3 or (now() < deadline and len(times[1]) < 25):
+            for factor in list(batches):
+                try:
+                    times[factor].append(_timed_pass(loop, batches[factor]))
+                except torch.OutOfMemoryError:
+                    loop.release_cached_memory()
+                    largest = min(largest, factor // 2)
+                    batches = {known: value for known, value in batches.items() if known < factor}
+                    break
+    if largest < 2:
+        raise ProbeError("twice the batch does not fit into memory")
+    n = len(times[1])
+    signals = {
+        f"probe.pass_{factor}x_s": Signal(statistics.median(times[factor]), "s", f"probe P2, median of {len(times[factor])}")
+        for factor in batches
+    }
+    spread = [times[largest][i] / (largest * times[1][i]) for i in range(min(n, len(times[largest])))]
+    signals["probe.batch_cost_ratio"] = Signal(statistics.median(spread), "ratio", f"probe P2: t({largest}b) / {largest} t(b), n={len(spread)}")
+    signals["probe.batch_cost_spread"] = Signal(_half_width(spread), "ratio", "probe P2: 2 standard errors of that median")
+    signals["probe.batch_factor"] = Signal(largest, "x", "probe P2: largest factor that fits")
+    return signals
+
+
+def _half_width(values: list[float]) -> float:
+    """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample)."""
+    if len(values) < 2:
+        return 1.0
+    return 2 * 1.25 * statistics.stdev(values) / len(values) ** 0.5
+
+
+def side_work_off(loop: TrainingLoop) -> Signals:
+    """P3: ordinary steps without logging, checkpoints and evaluation: exactly what those cost."""
+    loop.account.restart()
+    times: list[float] = []
+
+    def steps() -> None:
+        deadline = now() + 1.0
+        while len(times) < 4 or (now() < deadline and len(times) < 50):
+            _synchronize(loop)
+            start, runq = now(), loop.account.times.runq_s()
+            loop.step()
+            _synchronize(loop)
+            times.append(now() - start - (loop.account.times.runq_s() - runq))
+
+    loop.without_side_work(steps)
+    return {"probe.step_no_side_work_s": Signal(statistics.median(times), "s", f"probe P3, median of {len(times)} steps")}
+
+
+def loader_alone(loop: TrainingLoop) -> Signals:
+    """P6: the loader with nothing behind it, at the present number of workers and at more; and whether it computes or sleeps."""
+    if "num_workers" not in loop.knobs:
+        raise ProbeError("this workload has no DataLoader")
+    present = int(loop.knobs["num_workers"])
+    signals: Signals = {}
+    for workers in (present, present + 1):
+        rate, cpu_ratio, batches = _drain(loop, {**loop.knobs, "num_workers": workers})
+        label = "loader" if workers == present else "loader_plus_1"
+        source = f"probe P6, {batches} batches, {workers} workers"
+        signals[f"probe.{label}_samples_per_s"] = Signal(rate, "samples/s", source)
+        signals[f"probe.{label}_cpu_ratio"] = Signal(cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time")
+    return signals
+
+
+def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> tuple[float, float, int]:
+    """Samples/s, CPU share and batches of a fresh loader with `knobs`, after its queue has been emptied once."""
+    stream = loop.task.open_stream(knobs)
+    assert isinstance(stream, LoaderStream)
+    workers = int(knobs["num_workers"])
+    try:
+        batch = stream.next()
+        for _ in range(workers * int(knobs["prefetch_factor"])):
+            stream.next()
+        pids = stream.worker_pids()
+        cpu_before, runq_before = _load_times(pids, workers, loop)
+        start, batches = now(), 0
+        while batches < 2 or now() - start < budget_s:
+            stream.next()
+            batches += 1
+        wall = now() - start
+        cpu_after, runq_after = _load_times(pids, workers, loop)
+    finally:
+        stream.close()
+    busy = cpu_after - cpu_before
+    present = max(1e-9, wall * len(pids) - (runq_after - runq_before))
+    return batches * len(batch[0]) / wall, min(1.0, busy / present), batches
+
+
+def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[float, float]:
+    """CPU and run-queue seconds of the loading processes; of this thread where it loads by itself."""
+    if not workers:
+        return time.thread_time(), loop.account.times.runq_s()
+    pairs = [process_cpu_s(pid) for pid in pids]
+    return sum(cpu for cpu, _ in pairs), sum(runq for _, runq in pairs)
+
+
+PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
+    "cached_batch": cached_batch,
+    "batch_elasticity": batch_elasticity,
+    "side_work_off": side_work_off,
+    "loader_alone": loader_alone,
+}

@@ -1,0 +1,47 @@
+"""What a training script does beside training: log, save, evaluate. Real files, in the run's scratch folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+HISTOGRAM_BINS = 64
+
+
+class RunLog:
+    """JSON lines, flushed per record; with gradients it also writes a histogram per parameter, as a watcher would."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._file = open(scratch / "log.jsonl", "w", encoding="utf-8")
+
+    def write(self, step: int, loss: float, model: torch.nn.Module, gradients: bool) -> None:
+        record: dict[str, object] = {"step": step, "loss": loss}
+        if gradients:
+            record["gradients"] = {name: _describe(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _describe(gradient: torch.Tensor) -> dict[str, object]:
+    flat = gradient.detach().float()
+    low, high = flat.min().item(), flat.max().item()
+    counts = torch.histc(flat, HISTOGRAM_BINS, low, high).tolist()
+    return {"norm": flat.norm().item(), "mean": flat.mean().item(), "low": low, "high": high, "histogram": counts}
+
+
+def save_checkpoint(scratch: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Model and optimizer in one file, on disk before this returns; the previous checkpoint is replaced."""
+    path = scratch / "checkpoint.pt"
+    partial = scratch / "checkpoint.pt.partial"
+    with open(partial, "wb") as file:
+        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,78 @@
+"""A small ResNet that learns to tell photographs apart, fed by a DataLoader that decodes and augments JPEGs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.images import CLASSES, Photographs, prepare_images
+from gpuconsole.workloads.training.loader import LoaderStream
+from gpuconsole.workloads.training.task import Batch
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions with batch norm around a shortcut; `stride` 2 halves the image."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A stem and three stages; `width` is the first stage's channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, 2, 1, bias=False)
+        self.stages = nn.Sequential(Residual(width, width, 1), Residual(width, 2 * width, 2), Residual(2 * width, 4 * width, 2))
+        self.head = nn.Linear(4 * width, len(CLASSES))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, 3, side, side) to logits (batch, classes)."""
+        return self.head(self.stages(F.relu(self.stem(images))).mean((2, 3)))
+
+
+class VisionTask:
+    def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
+        self._folder = prepare_images()
+        self._seed = seed
+        self.model: nn.Module = ResNet(int(knobs["width"])).to(device)
+
+    def open_stream(self, knobs: Knobs) -> LoaderStream:
+        return LoaderStream(self._photographs(knobs, self._seed), knobs, self._seed)
+
+    def eval_batch(self, knobs: Knobs) -> Batch:
+        photographs = self._photographs({**knobs, "storage_latency_ms": 0.0, "transform_cost": 0}, self._seed + 1)
+        images, labels = zip(*(photographs[i] for i in range(min(32, int(knobs["batch_size"])))), strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        images, labels = batch
+        return F.cross_entropy(self.model(images).float(), labels)
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        return len(batch[0]), 0
+
+    def flops_per_sample(self, knobs: Knobs) -> float:
+        side = int(knobs["image_size"])
+        images = torch.zeros(1, 3, side, side, device="meta")
+        return count_training_flops(self.model, lambda twin: twin(images).sum())
+
+    def _photographs(self, knobs: Knobs, seed: int) -> Photographs:
+        latency_s = float(knobs["storage_latency_ms"]) / 1000
+        return Photographs(self._folder, int(knobs["image_size"]), latency_s, int(knobs["transform_cost"]), seed)
+
+
+def create(knobs: Knobs, device: torch.device, seed: int) -> VisionTask:
+    return VisionTask(knobs, device, seed)

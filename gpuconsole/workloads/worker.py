@@ -1,0 +1,240 @@
+"""The worker process: imports torch ahead of time, waits for a Start, then runs one workload and answers commands.
+
+Started by the runtime as `python -m gpuconsole.workloads.worker --fd N --scratch DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import queue
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuconsole import __version__
+from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
+from gpuconsole.wire.events import (
+    AnyCommand,
+    Failed,
+    Hello,
+    KnobsSet,
+    Pause,
+    ProbeDone,
+    Progress,
+    Resume,
+    RunProbe,
+    SetKnobs,
+    Start,
+    Started,
+    Steps,
+    Stop,
+)
+from gpuconsole.workloads.clock import now
+
+if TYPE_CHECKING:
+    from gpuconsole.workloads.training.loop import TrainingLoop
+
+FLUSH_S = 0.2
+Inbox = queue.SimpleQueue[AnyCommand]
+
+
+class Worker:
+    """Runs one workload and talks to the console between its steps."""
+
+    def __init__(self, channel: ChildChannel, inbox: Inbox, loop: TrainingLoop, start: Start) -> None:
+        self._channel = channel
+        self._inbox = inbox
+        self._loop = loop
+        self._max_steps = start.max_steps
+        self._stopping = False
+        self._sending_s = 0.0
+        self._flushed = now()
+        self._facts_of: dict[object, dict[str, float]] = {}
+
+    def run(self) -> None:
+        self._announce()
+        self._loop.account.restart()
+        while not self._stopping and not (self._max_steps and self._loop.account.index >= self._max_steps):
+            if not self._inbox.empty():
+                self._serve(self._inbox.get())
+                continue
+            self._loop.step()
+            if now() - self._flushed >= FLUSH_S:
+                self._flush()
+        self._loop.account.finish()
+        self._flush()
+
+    def _serve(self, command: AnyCommand) -> None:
+        self._flush()
+        if isinstance(command, Stop):
+            self._stopping = True
+        elif isinstance(command, SetKnobs):
+            self._set_knobs(command)
+        elif isinstance(command, RunProbe):
+            self._probe(command)
+        elif isinstance(command, Pause):
+            self._wait_for_resume()
+        elif isinstance(command, Resume):
+            self._loop.set_arm(command.arm)
+
+    def _set_knobs(self, command: SetKnobs) -> None:
+        error = None
+        try:
+            self._loop.set_knobs(command.changes, command.arm)
+        except Exception as problem:  # whatever torch objects to is the user's answer, and the run goes on as before
+            error = explain(problem, self._loop.knobs)
+        self._announce()
+        self._channel.send(KnobsSet(now(), command.request, self._loop.account.index, self._loop.knobs, error))
+        self._loop.account.restart()
+
+    def _probe(self, command: RunProbe) -> None:
+        from gpuconsole.workloads.training.probes import PROBES, ProbeError
+
+        start = now()
+        signals, error = {}, None
+        try:
+            signals = PROBES[command.probe](self._loop)
+        except (ProbeError, RuntimeError, OSError) as problem:
+            error = explain(problem, self._loop.knobs)
+            self._loop.release_cached_memory()
+        self._loop.account.finish()
+        self._flush()
+        self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - start))
+        self._loop.account.restart()
+
+    def _wait_for_resume(self) -> None:
+        self._loop.account.finish()
+        self._flush()
+        while True:
+            command = self._inbox.get()
+            if isinstance(command, Stop):
+                self._stopping = True
+            if isinstance(command, Resume | Stop):
+                break
+        if isinstance(command, Resume):
+            self._loop.set_arm(command.arm)
+        self._loop.account.restart()
+
+    def _flush(self) -> None:
+        """Send the steps done so far. What it costs is counted as overhead and lies in the next step's `other`."""
+        start = now()
+        steps = self._loop.account.take()
+        times = self._loop.account.times
+        overhead = self._loop.account.overhead_s + self._sending_s
+        self._channel.send(
+            Steps(start, steps, times.cpu_s(), times.runq_s(), overhead, self._loop.peak_memory_bytes(), self._channel.dropped)
+        )
+        self._flushed = now()
+        self._sending_s += self._flushed - start
+
+    def _announce(self) -> None:
+        self._channel.send(Started(now(), self._loop.knobs, self._facts()))
+
+    def _facts(self) -> dict[str, float]:
+        """Facts about the workload as its knobs now are; those that take time are remembered."""
+        import torch
+
+        from gpuconsole.workloads.calibration.gemm import gemm_flops_per_s
+
+        loop, knobs = self._loop, self._loop.knobs
+        key = tuple(knobs.get(name) for name in ("seq_len", "precision", "num_threads"))
+        if key not in self._facts_of:
+            precision = str(knobs["precision"])
+            self._facts_of[key] = {
+                "flops_per_sample": loop.task.flops_per_sample(knobs),
+                "gemm_flops_per_s": gemm_flops_per_s(loop.device, precision),
+            }
+        parameters = sum(parameter.numel() for parameter in loop.task.model.parameters())
+        return {**self._facts_of[key], "parameters": float(parameters), "threads": float(torch.get_num_threads())}
+
+
+def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
+    """An error as one line for people."""
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    memory_words = ("out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator")
+    if isinstance(error, MemoryError) or any(word in str(error) for word in memory_words):
+        batch = knobs.get("batch_size") if isinstance(knobs, dict) else None
+        return f"out of memory at batch_size {batch}: {line}"
+    return f"{type(error).__name__}: {line}"
+
+
+def build(start: Start, scratch: Path, channel: ChildChannel) -> TrainingLoop:
+    """The workload that `start` asks for, ready for its first step."""
+    import torch
+
+    from gpuconsole.workloads.training.loop import TrainingLoop
+    from gpuconsole.workloads.training.settings import set_threads
+
+    channel.send(Progress(now(), "building", start.workload))
+    set_threads(int(start.knobs["num_threads"]))
+    device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", int(start.device.partition(":")[2]))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.manual_seed(start.seed)
+    module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")
+    task = module.create(start.knobs, device, start.seed)
+    channel.send(Progress(now(), "warming", "first steps"))
+    return TrainingLoop(task, start.knobs, device, scratch)
+
+
+def warm_up(channel: ChildChannel) -> None:
+    """Import what every workload needs: torch, and torch._dynamo, which the first optimizer would import."""
+    channel.send(Progress(now(), "importing", "torch"))
+    import torch
+    import torch.optim
+
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    channel.send(Progress(now(), "ready", torch.__version__ + (f" cuda {torch.version.cuda}" if torch.version.cuda else "")))
+
+
+def serve(channel: ChildChannel, inbox: Inbox, scratch: Path) -> int:
+    """The worker's life. Returns its exit code; a failure has been told to the console by then."""
+    start: AnyCommand | None = None
+    loop = None
+    try:
+        warm_up(channel)
+        start = inbox.get()
+        if not isinstance(start, Start):
+            return 0
+        loop = build(start, scratch, channel)
+        Worker(channel, inbox, loop, start).run()
+    except ModuleNotFoundError as error:
+        hint = f'{error.name} is not installed: pip install "gpuconsole[torch]"'
+        channel.send(Failed(now(), hint))
+        return 1
+    except Exception as error:  # the last line of defence: whatever ended the workload is shown to the user
+        knobs = loop.knobs if loop else start.knobs if isinstance(start, Start) else {}
+        channel.send(Failed(now(), explain(error, knobs), "".join(traceback.format_exception(error)[-6:])))
+        return 1
+    finally:
+        if loop is not None:
+            loop.close()
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="worker process of gpuconsole; not for people")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    args = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.scratch / "inductor"))
+    channel = ChildChannel(args.fd)
+    inbox: Inbox = queue.SimpleQueue()
+    channel.listen(inbox.put, kill_own_group)
+    channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
+    code = serve(channel, inbox, args.scratch)
+    channel.drain(2.0)
+    sys.stdout.flush()
+    os._exit(code)  # torch's and the loader's own shutdown can take seconds and has nothing left to save
+
+
+if __name__ == "__main__":
+    main()
