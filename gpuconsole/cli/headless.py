@@ -54,7 +54,7 @@ class HeadlessRun:
                 engine.toggle_recording(self._recording)
             await engine.start(self._args.scenario, self._knobs)
             await self._measure(engine)
-            await engine.stop()
+            await engine.end_run("stopped" if self._interrupted.is_set() else "finished")
         except FrontError as error:
             await engine.close()
             raise UsageError(str(error)) from None
@@ -94,7 +94,7 @@ class HeadlessRun:
         if run is None or run.steady_from_s is None:
             return elapsed > self._duration_s * TRIAL_LATEST
         settled = bool(run.findings) and not view.probing and not any("second look" in finding.summary for finding in run.findings)
-        return settled and not any(finding.missing for finding in run.findings) or elapsed > self._duration_s * TRIAL_LATEST
+        return (settled and not any(finding.missing for finding in run.findings)) or elapsed > self._duration_s * TRIAL_LATEST
 
     async def _try(self, engine: Engine, view: View) -> None:
         changes: Knobs = self._tries
@@ -163,7 +163,12 @@ class Progress:
         text = describe(view)
         if self._terminal:
             filled = int(24 * min(1.0, elapsed / duration))
-            print(f"\r\033[K[{'#' * filled}{'.' * (24 - filled)}] {elapsed:5.0f}/{duration:.0f} s  {text}"[:160], end="", file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K[{'#' * filled}{'.' * (24 - filled)}] {elapsed:5.0f}/{duration:.0f} s  {text}"[:160],
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
             self._drawn = True
         elif time.monotonic() - self._last >= LINE_EVERY_S:
             self._last = time.monotonic()

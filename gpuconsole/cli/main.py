@@ -9,7 +9,9 @@ from pathlib import Path
 
 from gpuconsole import __version__
 
-COMMANDS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in ("main", "common", "console", "headless")))
+COMMANDS = tuple(
+    sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in ("main", "common", "console", "headless"))
+)
 
 EXAMPLES = """examples:
   gpuconsole                                      the console: devices, scenario picker

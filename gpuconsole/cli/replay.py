@@ -24,7 +24,11 @@ EXAMPLES = """examples:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "replay", help="show a recorded session", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "replay",
+        help="show a recorded session",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="how many times faster than it happened; 0: all at once")

@@ -35,7 +35,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
     parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there (implies --headless)")
     parser.add_argument("--apply-top", action="store_true", help="try the top suggestion, and keep it if it is proven to win")
-    parser.add_argument("--try", action="append", default=[], metavar="KNOB=VALUE", dest="tries", help="try this change; keep it if it wins")
+    parser.add_argument(
+        "--try", action="append", default=[], metavar="KNOB=VALUE", dest="tries", help="try this change; keep it if it wins"
+    )
     add_console_options(parser)
     parser.set_defaults(handler=run)
 

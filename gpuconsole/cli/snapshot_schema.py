@@ -9,7 +9,9 @@ from gpuconsole.model.snapshot import json_schema
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("snapshot-schema", help="print the JSON Schema of snapshots", description="Print the JSON Schema of snapshots.")
+    parser = commands.add_parser(
+        "snapshot-schema", help="print the JSON Schema of snapshots", description="Print the JSON Schema of snapshots."
+    )
     parser.set_defaults(handler=run)
 
 

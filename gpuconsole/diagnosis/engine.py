@@ -19,7 +19,10 @@ PROBE_OF = {
     "probe.cached_pass_s": "cached_batch",
     "probe.batch_cost_ratio": "batch_elasticity",
     "probe.step_no_side_work_s": "side_work_off",
+    "probe.batch_factor": "batch_elasticity",
     "probe.loader_samples_per_s": "loader_alone",
+    "probe.loader_cpu_ratio": "loader_alone",
+    "probe.loader_plus_1_samples_per_s": "loader_alone",
 }
 """Which probe measures a missing signal."""
 

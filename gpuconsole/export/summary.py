@@ -27,7 +27,9 @@ def session_text(snapshot: Snapshot) -> str:
 
 def run_text(run: Run, trials: list[Trial]) -> str:
     change = describe_changes(run.changes) if run.changes else "baseline"
-    lines = [f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {run.summary.steps} steady steps)"]
+    lines = [
+        f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {run.summary.steps} steady steps)"
+    ]
     if run.error:
         lines.append(f"  error: {visible(run.error)}")
     lines += [f"  {line}" for line in _figures(run)]
@@ -44,8 +46,8 @@ def _figures(run: Run) -> list[str]:
     rate, unit = run.throughput
     if rate:
         lines.append(f"throughput   {_mean(rate, unit)}")
-    if summary.step_time_s and summary.step_time_s.p99 is not None:
-        step = summary.step_time_s
+    step = summary.step_time_s
+    if step is not None and step.p50 is not None and step.p99 is not None:
         lines.append(f"step time    p50 {step.p50 * 1e3:.1f} ms   p99 {step.p99 * 1e3:.1f} ms")
     if summary.phases_ratio:
         parts = sorted(summary.phases_ratio.items(), key=lambda item: -item[1])
@@ -96,7 +98,9 @@ def trial_text(trial: Trial, snapshot: Snapshot) -> str:
     predicted = f"predicted {trial.predicted.low:.2f}-{trial.predicted.high:.2f}x" if trial.predicted else "no prediction"
     if trial.speedup:
         s = trial.speedup
-        lines.append(f"  measured {s.estimate:.2f}x  [{s.low:.2f}, {s.high:.2f}]   {predicted}   ({trial.blocks} blocks, {trial.method}, {trial.clock} clock)")
+        lines.append(
+            f"  measured {s.estimate:.2f}x  [{s.low:.2f}, {s.high:.2f}]   {predicted}   ({trial.blocks} blocks, {trial.method}, {trial.clock} clock)"
+        )
     if trial.error:
         lines.append(f"  error: {visible(trial.error)}")
     outcome = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "not finished"}[trial.verdict]

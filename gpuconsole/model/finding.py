@@ -71,4 +71,4 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def weight(self) -> float:
         """What findings are ranked by."""
-        return self.recoverable_ratio * CONFIDENCE_WEIGHT[self.confidence]
+        return float(self.recoverable_ratio * CONFIDENCE_WEIGHT[self.confidence])

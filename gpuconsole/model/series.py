@@ -28,7 +28,7 @@ class Bucket(NamedTuple):
 class Series:
     """One metric of one device over time. Times are seconds on the runtime's clock and must not fall."""
 
-    __slots__ = ("_t", "_v", "_buckets", "_fold", "source")
+    __slots__ = ("_buckets", "_fold", "_t", "_v", "source")
 
     def __init__(self, source: str = "") -> None:
         self._t = array("d")

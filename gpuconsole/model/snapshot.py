@@ -58,7 +58,7 @@ def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
         raise SnapshotError(f"not JSON: {error}") from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or not schema.startswith("gpuconsole.snapshot/"):
-        raise SnapshotError("not a gpuconsole snapshot (no \"schema\": \"gpuconsole.snapshot/1\")")
+        raise SnapshotError('not a gpuconsole snapshot (no "schema": "gpuconsole.snapshot/1")')
     if schema != SCHEMA:
         raise SnapshotError(f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole")
     try:

@@ -105,7 +105,8 @@ class Child:
             self._on_event(event)
 
     async def _read_words(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         while chunk := await self._process.stdout.read(65536):
             self.last_words.extend(chunk.decode(errors="replace").splitlines())
 

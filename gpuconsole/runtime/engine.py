@@ -181,10 +181,14 @@ class Engine:
         self._worker.start(chosen.workload.name, knobs, device.id)
 
     async def stop(self) -> None:
+        await self.end_run("stopped")
+
+    async def end_run(self, state: RunState) -> None:
+        """End the run that runs, if any, as `state`."""
         if self._worker is not None:
             worker, self._worker = self._worker, None
             await worker.stop()
-            self._close_run("stopped")
+            self._close_run(state)
 
     async def set_knobs(self, changes: Knobs) -> None:
         record, worker = self._running()
@@ -206,7 +210,7 @@ class Engine:
             return await self._try(record, changes, predicted)
 
     async def revert(self) -> None:
-        record, worker = self._running()
+        _, worker = self._running()
         if not self._kept:
             raise FrontError("nothing to revert: no change was kept")
         before, changes = self._kept[-1]
@@ -279,7 +283,7 @@ class Engine:
     def _sampler_ended(self, code: int) -> None:
         if self._closing:
             return
-        words = self._sampler.last_words[-1:] if self._sampler else []
+        words = list(self._sampler.last_words)[-1:] if self._sampler else []
         self._sampler_failures += 1
         self._emit(Note(time.monotonic(), f"the sampler ended (exit {code}): {' '.join(words)}", "error"))
         if self._sampler_failures <= SAMPLER_RESTARTS:

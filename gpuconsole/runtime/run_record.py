@@ -25,6 +25,7 @@ class RunRecord:
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
         self.facts: dict[str, float] = {}
+        self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
         self.probe_signals: dict[str, Signal] = {}
         self.probe_errors: dict[str, str] = {}
@@ -36,11 +37,11 @@ class RunRecord:
 
     def carry_on(self, before: RunRecord) -> None:
         """A kept change: the same worker goes on under new knobs."""
-        self.facts = dict(before.facts)
+        self.facts, self.notes = before.facts, before.notes
         self.run.state = "running"
 
     def started(self, event: Started) -> None:
-        self.facts = event.facts
+        self.facts, self.notes = event.facts, event.notes
         if self.run.state == "starting":
             self.run.state = "running"
 
@@ -89,9 +90,9 @@ class RunRecord:
             datasheet = getattr(device.peaks, f"{precision}_flops_per_s", None)
             if datasheet:
                 return datasheet, f"{precision} dense, {device.peaks.source}"
-        measured = self.facts.get("gemm_flops_per_s")
+        measured = self.facts.get("peak_flops_per_s")
         threads = self.facts.get("threads", 1)
-        return (measured, f"{precision} matrix product measured here, {threads:.0f} threads") if measured else None
+        return (measured, f"{self.notes.get('peak', precision)} measured here, {threads:.0f} threads") if measured else None
 
     def refresh_summary(self, devices: list[Device]) -> None:
         """Recompute the figures: over steady steps, or over all of them before any is steady."""
@@ -131,8 +132,9 @@ class RunRecord:
         found["threads"] = Signal(self.facts.get("threads", 1.0), "threads", "torch.get_num_threads")
         found["is_gpu"] = Signal(float(self.run.device != "cpu"), "", "device")
         if self.run.summary.mfu_ratio is not None:
-            found["mfu_ratio"] = Signal(self.run.summary.mfu_ratio / max(0.05, 1 - (delay or 0.0)) if self.run.device == "cpu" else self.run.summary.mfu_ratio,
-                                        "ratio", f"step account over {self.run.summary.mfu_peak_source}")  # fmt: skip
+            lost_to_others = (delay or 0.0) if self.run.device == "cpu" else 0.0
+            mfu = self.run.summary.mfu_ratio / max(0.05, 1 - lost_to_others)
+            found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {self.run.summary.mfu_peak_source}")
         if memory is not None:
             found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
         return found | self.probe_signals
@@ -143,5 +145,3 @@ class RunRecord:
         if start is not None:
             self.steady_t = steps[start].t
             self.run.steady_from_s = steps[start].t - (self.first_step_t or steps[start].t)
-
-

@@ -15,7 +15,9 @@ STEP_TIMES = 4000
 SERIES_POINTS = 600
 
 
-def make_view(store: Store, *, environment: Environment, device: str, probing: str, recording: bool, recording_to: str, ended: bool) -> View:
+def make_view(
+    store: Store, *, environment: Environment, device: str, probing: str, recording: bool, recording_to: str, ended: bool
+) -> View:
     record = store.record
     for candidate in store.records[-2:]:
         candidate.refresh_summary(store.devices)
@@ -79,7 +81,7 @@ def make_snapshot(store: Store, environment: Environment) -> Snapshot:
     for record in store.records:
         record.refresh_summary(store.devices)
     calibration = store.records[-1].facts if store.records else {}
-    measured = {name: value for name, value in calibration.items() if name in ("gemm_flops_per_s", "threads")}
+    measured = {name: value for name, value in calibration.items() if name in ("peak_flops_per_s", "threads")}
     return Snapshot(
         created=store.wall_clock(store.now),
         gpuconsole=__version__,

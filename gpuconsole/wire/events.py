@@ -23,7 +23,7 @@ class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_
 # --- from the sampler ---------------------------------------------------------------------------------------
 
 
-class Hello(Event):
+class Hello(Event, frozen=True):
     """The first message of a child, and of a recording. `wall_time` is Unix time at `t`."""
 
     role: str
@@ -32,7 +32,7 @@ class Hello(Event):
     wall_time: float
 
 
-class Devices(Event):
+class Devices(Event, frozen=True):
     """What there is to watch. `reason` says why there is no GPU, where there is none."""
 
     devices: list[Device]
@@ -40,21 +40,21 @@ class Devices(Event):
     reason: str = ""
 
 
-class Sample(Event):
+class Sample(Event, frozen=True):
     """One reading of one device; keys are names in the metric catalogue."""
 
     device: str
     values: dict[str, float]
 
 
-class Unavailable(Event):
+class Unavailable(Event, frozen=True):
     """Metrics that a device cannot report, each with the reason. Replaces what was said before of that device."""
 
     device: str
     reasons: dict[str, str]
 
 
-class DeviceLost(Event):
+class DeviceLost(Event, frozen=True):
     device: str
     reason: str
 
@@ -62,14 +62,14 @@ class DeviceLost(Event):
 # --- from a worker ------------------------------------------------------------------------------------------
 
 
-class Progress(Event):
+class Progress(Event, frozen=True):
     """What a worker is doing before its first step: importing, calibrating, building, warming."""
 
     stage: str
     detail: str = ""
 
 
-class Started(Event):
+class Started(Event, frozen=True):
     """The first step is about to begin, or the knobs have changed: facts about the workload as it now is.
 
     `facts`: `parameters`, `flops_per_sample`, `peak_flops_per_s` (measured here), ... see Workload implementations.
@@ -80,7 +80,7 @@ class Started(Event):
     notes: dict[str, str] = {}
 
 
-class Steps(Event):
+class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
     `overhead_s` is the cumulative time that measuring has cost; `dropped` counts messages lost to a full pipe.
@@ -94,7 +94,7 @@ class Steps(Event):
     dropped: int = 0
 
 
-class KnobsSet(Event):
+class KnobsSet(Event, frozen=True):
     """The answer to SetKnobs: in force from `step` on, or refused with `error` and nothing changed."""
 
     request: int
@@ -103,7 +103,7 @@ class KnobsSet(Event):
     error: str | None = None
 
 
-class ProbeDone(Event):
+class ProbeDone(Event, frozen=True):
     """What a probe measured, as signals; or why it could not."""
 
     request: int
@@ -113,7 +113,7 @@ class ProbeDone(Event):
     cost_s: float = 0.0
 
 
-class Failed(Event):
+class Failed(Event, frozen=True):
     """The workload ended by an error: `cause` is one line for people, `detail` the traceback's end."""
 
     cause: str
@@ -123,11 +123,11 @@ class Failed(Event):
 # --- the runtime's own --------------------------------------------------------------------------------------
 
 
-class EnvironmentKnown(Event):
+class EnvironmentKnown(Event, frozen=True):
     environment: Environment
 
 
-class RunOpened(Event):
+class RunOpened(Event, frozen=True):
     """A run begins, or a kept change turns the running one into the next."""
 
     run: str
@@ -138,24 +138,24 @@ class RunOpened(Event):
     changes: Knobs = {}
 
 
-class RunClosed(Event):
+class RunClosed(Event, frozen=True):
     run: str
     state: RunState
     error: str | None = None
 
 
-class Found(Event):
+class Found(Event, frozen=True):
     """All rules' conclusions about a run, best first; replaces the earlier ones."""
 
     run: str
     findings: list[Finding]
 
 
-class TrialUpdate(Event):
+class TrialUpdate(Event, frozen=True):
     trial: Trial
 
 
-class Note(Event):
+class Note(Event, frozen=True):
     """One line for the person at the screen."""
 
     text: str
@@ -175,7 +175,7 @@ class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, o
     pass
 
 
-class Start(Command):
+class Start(Command, frozen=True):
     """Run `workload` until told to stop. `device` is `cpu` or `gpu:N`."""
 
     workload: str
@@ -185,7 +185,7 @@ class Start(Command):
     max_steps: int = 0
 
 
-class SetKnobs(Command):
+class SetKnobs(Command, frozen=True):
     """Change hot knobs between two steps; later steps carry `arm`."""
 
     request: int
@@ -193,20 +193,20 @@ class SetKnobs(Command):
     arm: int = 0
 
 
-class RunProbe(Command):
+class RunProbe(Command, frozen=True):
     request: int
     probe: str
 
 
-class Pause(Command):
+class Pause(Command, frozen=True):
     """Stand still between two steps until Resume, so that another worker has the device to itself."""
 
 
-class Resume(Command):
+class Resume(Command, frozen=True):
     arm: int = 0
 
 
-class Stop(Command):
+class Stop(Command, frozen=True):
     pass
 
 

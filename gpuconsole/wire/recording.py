@@ -23,7 +23,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[bytes] = open(path, "wb")
+        self._file: IO[bytes] = path.open("wb")
         self._flushed = 0.0
         now = time.monotonic()
         self.write(Hello(t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=time.time()))

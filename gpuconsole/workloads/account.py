@@ -38,6 +38,7 @@ class StepAccount:
         self._phases = [0.0] * len(PHASES)
         self._runq = [0.0] * len(PHASES)
         self._sampled = False
+        self._last_runq = 0.0
         self._chance = random.Random(0)
         self._next_sample = 0
         self.sample_all = False
@@ -120,7 +121,7 @@ class StepAccount:
 class _Pending:
     """A step whose CUDA events have not all been reached yet."""
 
-    __slots__ = ("step", "events")
+    __slots__ = ("events", "step")
 
     def __init__(self, step: Step, events: list[tuple[int, torch.cuda.Event]]) -> None:
         self.step = step

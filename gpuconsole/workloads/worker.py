@@ -133,13 +133,14 @@ class Worker:
         self._sending_s += self._flushed - start
 
     def _announce(self) -> None:
-        self._channel.send(Started(now(), self._loop.knobs, self._facts()))
+        notes = {"peak": f"{self._loop.knobs['precision']} {self._loop.task.dense_kind}"}
+        self._channel.send(Started(now(), self._loop.knobs, self._facts(), notes))
 
     def _facts(self) -> dict[str, float]:
         """Facts about the workload as its knobs now are; those that take time are remembered."""
         import torch
 
-        from gpuconsole.workloads.calibration.gemm import gemm_flops_per_s
+        from gpuconsole.workloads.calibration.dense import dense_flops_per_s
 
         loop, knobs = self._loop, self._loop.knobs
         key = tuple(knobs.get(name) for name in ("seq_len", "precision", "num_threads"))
@@ -147,7 +148,7 @@ class Worker:
             precision = str(knobs["precision"])
             self._facts_of[key] = {
                 "flops_per_sample": loop.task.flops_per_sample(knobs),
-                "gemm_flops_per_s": gemm_flops_per_s(loop.device, precision),
+                "peak_flops_per_s": dense_flops_per_s(loop.task.dense_kind, loop.device, precision),
             }
         parameters = sum(parameter.numel() for parameter in loop.task.model.parameters())
         return {**self._facts_of[key], "parameters": float(parameters), "threads": float(torch.get_num_threads())}

@@ -9,7 +9,9 @@ from gpuconsole.model.finding import Interval
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step warns, 20 % is serious")
 SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes on a core for less than half of their time wait for storage")
-SATURATED = Threshold("saturated", 0.7, "ratio", "loading processes on a core for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)")
+SATURATED = Threshold(
+    "saturated", 0.7, "ratio", "loading processes on a core for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)"
+)
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
 PREDICTION_ERROR = 0.25
 

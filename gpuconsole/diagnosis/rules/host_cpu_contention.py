@@ -7,7 +7,9 @@ from gpuconsole.model.finding import Finding, Interval
 
 ID = "host.cpu_contention"
 TITLE = "The training thread waits for a core"
-DELAY = Threshold("run_queue", 0.15, "ratio", "15 % of step time on the run queue; below that the verdicts here stay right without correction")
+DELAY = Threshold(
+    "run_queue", 0.15, "ratio", "15 % of step time on the run queue; below that the verdicts here stay right without correction"
+)
 
 
 def check(case: Case) -> Finding:

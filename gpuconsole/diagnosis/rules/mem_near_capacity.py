@@ -31,7 +31,13 @@ def check(case: Case) -> Finding:
                 "activations are recomputed instead of kept; expect about a fifth more time per step",
                 "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
             ),
-            suggest(case, {"batch_size": max(1, batch // 2)}, None, "half of the activations", f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)")
+            suggest(
+                case,
+                {"batch_size": max(1, batch // 2)},
+                None,
+                "half of the activations",
+                f"DataLoader(dataset, batch_size={max(1, batch // 2)}, ...)",
+            )
             if batch > 1
             else None,
         ),

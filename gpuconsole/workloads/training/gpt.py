@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
 from gpuconsole.workloads.training.task import Batch
 
@@ -85,6 +86,8 @@ class TextStream:
 
 
 class GPTTask:
+    dense_kind: Kind = "matrix product"
+
     def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
         text = torch.frombuffer(bytearray((files("gpuconsole") / "data/text/kjv.txt").read_bytes()), dtype=torch.uint8)
         cut = int(len(text) * (1 - HELD_OUT))

@@ -102,7 +102,8 @@ def batch_elasticity(loop: TrainingLoop) -> Signals:
         for factor in batches
     }
     spread = [times[largest][i] / (largest * times[1][i]) for i in range(min(n, len(times[largest])))]
-    signals["probe.batch_cost_ratio"] = Signal(statistics.median(spread), "ratio", f"probe P2: t({largest}b) / {largest} t(b), n={len(spread)}")
+    source = f"probe P2: t({largest}b) / {largest} t(b), n={len(spread)}"
+    signals["probe.batch_cost_ratio"] = Signal(statistics.median(spread), "ratio", source)
     signals["probe.batch_cost_spread"] = Signal(_half_width(spread), "ratio", "probe P2: 2 standard errors of that median")
     signals["probe.batch_factor"] = Signal(largest, "x", "probe P2: largest factor that fits")
     return signals

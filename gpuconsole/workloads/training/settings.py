@@ -15,8 +15,7 @@ LEARNING_RATE = 3e-4
 
 def make_optimizer(model: torch.nn.Module, optim: str, state: dict[str, Any] | None = None) -> torch.optim.Optimizer:
     """AdamW as `optim` says, carrying on from `state` where given."""
-    kwargs = {"foreach": optim == "adamw_foreach", "fused": optim == "adamw_fused"}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, **kwargs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=optim == "adamw_foreach", fused=optim == "adamw_fused")
     if state is not None:
         own = [{name: group[name] for name in ("foreach", "fused")} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)

@@ -15,7 +15,7 @@ class RunLog:
     """JSON lines, flushed per record; with gradients it also writes a histogram per parameter, as a watcher would."""
 
     def __init__(self, scratch: Path) -> None:
-        self._file = open(scratch / "log.jsonl", "w", encoding="utf-8")
+        self._file = (scratch / "log.jsonl").open("w", encoding="utf-8")
 
     def write(self, step: int, loss: float, model: torch.nn.Module, gradients: bool) -> None:
         record: dict[str, object] = {"step": step, "loss": loss}

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.dense import Kind
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -27,6 +28,8 @@ class Task(Protocol):
     """The parts of a training job that differ between workloads."""
 
     model: torch.nn.Module
+    dense_kind: Kind
+    """The dense arithmetic that it mostly consists of: what its speed is held against."""
 
     def open_stream(self, knobs: Knobs) -> Stream:
         """Training batches as `knobs` say."""

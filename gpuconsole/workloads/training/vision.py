@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
 from gpuconsole.workloads.training.images import CLASSES, Photographs, prepare_images
 from gpuconsole.workloads.training.loader import LoaderStream
@@ -44,6 +45,8 @@ class ResNet(nn.Module):
 
 
 class VisionTask:
+    dense_kind: Kind = "3x3 convolution"
+
     def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
         self._folder = prepare_images()
         self._seed = seed

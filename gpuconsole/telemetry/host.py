@@ -1,0 +1,159 @@
+"""The host as a source: cores, waiting, memory, disk and network, read from psutil and /proc/pressure."""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+
+import psutil
+
+from gpuconsole.model.device import Device
+from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.telemetry.host_memory import memory_bytes
+from gpuconsole.telemetry.source import Readings, Reasons
+from gpuconsole.wire.events import Sample
+
+HOST = "cpu"
+HOST_METRICS = tuple(name for name in CATALOGUE if name.startswith("host.") and name != "host.core_busy_ratio")
+PRESSURE = {
+    "host.run_queue_delay_ratio": Path("/proc/pressure/cpu"),
+    "host.io_pressure_ratio": Path("/proc/pressure/io"),
+    "host.memory_pressure_ratio": Path("/proc/pressure/memory"),
+}
+_ONE_READING = "a rate needs two readings"
+_WENT_BACK = "the system's counter went back"
+_LOOPBACK = "lo"
+
+
+class _Missing(Exception):
+    """This machine cannot say; the message is the reason."""
+
+
+def cpu_device() -> Device:
+    """The host CPU as a device; its memory is the container's limit where there is one."""
+    return Device(id=HOST, name=_cpu_name(), memory_bytes=memory_bytes()[1])
+
+
+class HostSource:
+    """`cpu` is the whole host, `cpu:0`, `cpu:1`, ... its cores. Rates are over the time since the last reading."""
+
+    def __init__(self) -> None:
+        self._device = cpu_device()
+        self._reasons: dict[str, str] = {}
+        self._counters: dict[str, float] = {}
+        self._read_at = 0.0
+
+    def devices(self) -> list[Device]:
+        return [self._device]
+
+    def prime(self) -> None:
+        psutil.cpu_percent(percpu=True)  # psutil keeps the first reading itself
+        self._counters, self._reasons = _cumulative()
+        self._read_at = time.monotonic()
+
+    def read(self, t: float) -> Readings:
+        cores = [percent / 100 for percent in psutil.cpu_percent(percpu=True)]
+        used, total = memory_bytes()
+        values = {
+            "host.cores_busy": sum(cores),
+            "host.memory_used_bytes": float(used),
+            "host.memory_total_bytes": float(total),
+        }
+        values.update(self._rates())
+        samples: Readings = [Sample(t=t, device=HOST, values=values)]
+        samples += [
+            Sample(t=t, device=f"{HOST}:{core}", values={"host.core_busy_ratio": busy}) for core, busy in enumerate(cores)
+        ]
+        return samples
+
+    def unavailable(self) -> Reasons:
+        return {HOST: self._reasons}
+
+    def _rates(self) -> dict[str, float]:
+        """Growth per second of every cumulative counter; notes the reasons for those that have none."""
+        before, elapsed = self._counters, time.monotonic() - self._read_at
+        self._counters, self._reasons = _cumulative()
+        self._read_at += elapsed
+        rates = {}
+        for name, value in self._counters.items():
+            if name not in before:
+                self._reasons[name] = _ONE_READING
+            elif value < before[name]:
+                self._reasons[name] = _WENT_BACK
+            else:
+                rate = (value - before[name]) / elapsed
+                # The kernel's clock and ours are read a moment apart: a share can come out a hair over 1.
+                rates[name] = min(rate, 1.0) if name in PRESSURE else rate
+        return rates
+
+
+def _cumulative() -> tuple[dict[str, float], dict[str, str]]:
+    """The counters whose growth is a rate, by the rate's name (seconds waited, bytes moved), and what is missing."""
+    counters: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for name, path in PRESSURE.items():
+        try:
+            counters[name] = waited_s(path)
+        except _Missing as missing:
+            reasons[name] = str(missing)
+    for names, read in (
+        (("host.disk_read_bytes_per_s", "host.disk_write_bytes_per_s"), _disk_bytes),
+        (("host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s"), _net_bytes),
+    ):
+        try:
+            counters.update(zip(names, read(), strict=True))
+        except _Missing as missing:
+            reasons.update(dict.fromkeys(names, str(missing)))
+    return counters, reasons
+
+
+def waited_s(path: Path) -> float:
+    """Seconds since boot in which some task waited, from a pressure file's "some" line. Raises _Missing."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise _Missing(f"the kernel has no {path}") from None
+    except OSError as error:  # built in but switched off, or hidden from a container
+        raise _Missing(f"{path}: {error.strerror}") from None
+    for line in text.splitlines():
+        if line.startswith("some "):
+            return int(line.rpartition("total=")[2]) * 1e-6  # µs
+    raise _Missing(f"{path} has no line for some tasks")
+
+
+def _disk_bytes() -> tuple[float, float]:
+    """Bytes read and written by physical disks; not again by the volumes and loops on top of them."""
+    try:
+        disks = psutil.disk_io_counters(perdisk=True) or {}
+    except (OSError, NotImplementedError) as error:
+        raise _Missing(f"disk counters: {error}") from None
+    blocks = Path("/sys/block")
+    physical = [counters for name, counters in disks.items() if (blocks / name / "device").exists()]
+    if not physical:
+        raise _Missing("no physical disk is visible")
+    return float(sum(disk.read_bytes for disk in physical)), float(sum(disk.write_bytes for disk in physical))
+
+
+def _net_bytes() -> tuple[float, float]:
+    """Bytes received and sent by every interface but loopback."""
+    try:
+        interfaces = psutil.net_io_counters(pernic=True)
+    except OSError as error:
+        raise _Missing(f"network counters: {error}") from None
+    real = [counters for name, counters in interfaces.items() if not name.startswith(_LOOPBACK)]
+    if not real:
+        raise _Missing("no network interface but loopback")
+    return float(sum(nic.bytes_recv for nic in real)), float(sum(nic.bytes_sent for nic in real))
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()  # Arm kernels write no model name

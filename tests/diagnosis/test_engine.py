@@ -1,0 +1,19 @@
+from gpuconsole.diagnosis.engine import Steadied, evaluate
+from gpuconsole.model.finding import Finding
+from tests.diagnosis.cases import case
+
+
+def states(findings: list[Finding]) -> dict[str, str]:
+    return {finding.rule: finding.state for finding in findings}
+
+
+def test_a_finding_opens_on_the_second_window_and_closes_well_below_its_threshold() -> None:
+    steadied, rule = Steadied(), "host.logging_io"
+    loud = {"probe__step_no_side_work_s": 0.09, "mfu_ratio": 0.3}
+    seen = [states(steadied.update(evaluate(case(logging_ratio=share, **loud))))[rule] for share in (0.10, 0.10, 0.04, 0.02, 0.06)]
+    assert seen == ["cant_tell", "fires", "fires", "clear", "cant_tell"]
+
+
+def test_findings_are_ranked_by_what_they_recover() -> None:
+    both = evaluate(case(logging_ratio=0.1, checkpoint_ratio=0.3, mfu_ratio=0.3, probe__step_no_side_work_s=0.06))
+    assert [finding.rule for finding in both[:2]] == ["host.checkpoint_stall", "host.logging_io"]

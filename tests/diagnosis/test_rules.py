@@ -1,0 +1,117 @@
+"""Each rule on ten lines of data: its cause, its look-alikes, its boundary, and its missing signal."""
+
+import pytest
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.engine import all_rules, evaluate, wanted_probes
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.knobs import CATALOGUE
+from tests.diagnosis.cases import case, loader
+
+
+def firing(a_case: Case) -> list[str]:
+    return [finding.rule for finding in evaluate(a_case) if finding.state == "fires"]
+
+
+def top(a_case: Case) -> Finding:
+    return evaluate(a_case)[0]
+
+
+def test_a_healthy_run_is_called_healthy_and_nothing_else() -> None:
+    assert firing(case()) == ["gpu.compute_bound_healthy"]
+
+
+def test_a_sleeping_loader_is_slow_storage_and_asks_for_workers_beyond_the_cores() -> None:
+    starved = case(data_wait_ratio=0.66, forward_ratio=0.11, backward_ratio=0.22, mfu_ratio=0.2, step_s=0.12, probe__cached_pass_s=0.038, **loader(208, 198, 0.15))
+    assert firing(starved) == ["input.slow_storage"]
+    suggestion = top(starved).suggestions[0]
+    assert suggestion.changes == {"num_workers": 4}
+    assert suggestion.predicted_speedup is not None
+    assert suggestion.predicted_speedup.low < 2.9 < suggestion.predicted_speedup.high
+    assert top(starved).recoverable_ratio == pytest.approx(0.66, abs=0.02)
+
+
+def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
+    starved = case(data_wait_ratio=0.4, mfu_ratio=0.3, probe__cached_pass_s=0.055, **loader(400, 380, 0.99))
+    assert firing(starved) == ["input.too_few_workers"]
+    assert top(starved).suggestions[0].changes == {"num_workers": 1}
+
+
+def test_a_computing_loader_without_a_free_core_is_the_transform() -> None:
+    knobs = {"num_workers": 2}
+    starved = case(knobs=knobs, data_wait_ratio=0.5, mfu_ratio=0.3, cores=2.0, probe__cached_pass_s=0.05, **loader(160, 165, 0.97))
+    assert firing(starved) == ["input.cpu_transform"]
+
+
+def test_input_rules_stay_silent_below_their_threshold_without_any_probe() -> None:
+    findings = {finding.rule: finding for finding in evaluate(case(data_wait_ratio=0.09))}
+    assert all(findings[rule].state == "clear" for rule in ("input.slow_storage", "input.too_few_workers", "input.cpu_transform"))
+
+
+def test_input_rules_ask_for_the_loader_probe_rather_than_guess() -> None:
+    findings = evaluate(case(data_wait_ratio=0.5))
+    assert [f.state for f in findings if f.rule.startswith("input.")] == ["cant_tell"] * 3
+    assert wanted_probes(findings) == ["loader_alone"]
+
+
+def test_logging_and_checkpoints_are_told_apart() -> None:
+    logging = case(logging_ratio=0.3, mfu_ratio=0.4, probe__step_no_side_work_s=0.07)
+    assert firing(logging) == ["host.logging_io"]
+    assert top(logging).suggestions[0].changes == {"log_every": 20}
+    saving = case(checkpoint_ratio=0.3, mfu_ratio=0.4, probe__step_no_side_work_s=0.07)
+    assert firing(saving) == ["host.checkpoint_stall"]
+    assert top(saving).suggestions[0].changes == {"save_every": 40}
+    predicted = top(saving).suggestions[0].predicted_speedup
+    assert predicted is not None
+    assert predicted.low < 1 / (1 - 0.3 * 0.95) < predicted.high
+
+
+def test_a_cheap_larger_batch_is_named_unless_memory_is_short() -> None:
+    tiny = {"probe__batch_cost_ratio": 0.53, "forward_ratio": 0.3, "backward_ratio": 0.45, "optimizer_ratio": 0.24, "mfu_ratio": 0.25}
+    assert firing(case(**tiny)) == ["gpu.small_batch"]
+    assert top(case(**tiny)).suggestions[0].changes == {"batch_size": 64}
+    assert top(case(**tiny, memory_used_ratio=0.7)).suggestions == ()
+
+
+def test_a_small_batch_claims_no_milliseconds_of_logging() -> None:
+    """Logging is charged per sample as before, so a larger batch gains nothing there."""
+    both = case(probe__batch_cost_ratio=0.6, logging_ratio=0.5, forward_ratio=0.2, backward_ratio=0.25, optimizer_ratio=0.03, probe__step_no_side_work_s=0.05, mfu_ratio=0.2)
+    shares = {finding.rule: finding.recoverable_ratio for finding in evaluate(both) if finding.state == "fires"}
+    assert sum(shares.values()) <= 1.0
+    assert evaluate(both)[0].rule == "host.logging_io"
+
+
+def test_contention_by_others_informs_and_by_own_threads_suggests() -> None:
+    others = next(f for f in evaluate(case(runq_ratio=0.4)) if f.rule == "host.cpu_contention")
+    assert others.state == "fires"
+    assert others.note
+    own = next(f for f in evaluate(case(runq_ratio=0.4, threads=8.0)) if f.rule == "host.cpu_contention")
+    assert own.suggestions[0].changes == {"num_threads": 2}
+
+
+def test_memory_and_steadiness() -> None:
+    assert "mem.near_capacity" in firing(case(memory_used_ratio=0.93))
+    assert "meta.not_steady" in firing(case(seconds_not_steady=20.0))
+    assert "meta.not_steady" not in firing(case(seconds_not_steady=10.0))
+
+
+@pytest.mark.parametrize("rule", [rule.id for rule in all_rules()])
+def test_a_rule_without_its_first_signal_can_not_tell(rule: str) -> None:
+    finding = next(f for f in evaluate(Case({"num_workers": 0, "batch_size": 1}, {})) if f.rule == rule)
+    assert finding.state == "cant_tell"
+    assert finding.missing
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
+def test_a_rule_is_complete(rule) -> None:  # type: ignore[no-untyped-def]
+    assert rule.title
+    assert len(rule.text) > 100
+    assert all(threshold.source for threshold in rule.thresholds)
+
+
+def test_evidence_carries_value_threshold_and_source_and_suggestions_name_real_knobs() -> None:
+    for a_case in (case(), case(logging_ratio=0.3, mfu_ratio=0.4), case(data_wait_ratio=0.6, **loader(200, 190, 0.1))):
+        for finding in evaluate(a_case):
+            if finding.state == "fires":
+                assert any(item.threshold is not None and item.source for item in finding.evidence)
+                assert all(name in CATALOGUE for suggestion in finding.suggestions for name in suggestion.changes)

@@ -1,0 +1,45 @@
+import json
+
+import jsonschema
+import pytest
+
+from gpuconsole.model.run import Run, SeriesData
+from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, encode, json_schema
+
+
+def snapshot() -> Snapshot:
+    run = Run("1", "train-gpt", "training.gpt", {"batch_size": 8, "pin_memory": True, "precision": "fp32"}, "cpu")
+    run.series = {"gpu.power_w{device=gpu:0}": SeriesData([0.0, 1.0], [300.0, 301.5], "nvml")}
+    return Snapshot(created="2026-11-21T10:32:07Z", gpuconsole="0.1.0", environment=Environment(), runs=[run], trials=[])
+
+
+def test_round_trip_and_schema() -> None:
+    data = encode(snapshot())
+    again, raw = decode(data)
+    assert again == snapshot()
+    assert raw["schema"] == SCHEMA
+    jsonschema.validate(raw, json_schema())
+
+
+def test_unknown_fields_are_kept_on_reading() -> None:
+    raw = json.loads(encode(snapshot()))
+    raw["from_the_future"] = 1
+    raw["runs"][0]["also_new"] = [1, 2]
+    _, kept = decode(json.dumps(raw).encode())
+    assert kept["from_the_future"] == 1
+    assert kept["runs"][0]["also_new"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "not a gpuconsole snapshot"),
+        (b'{"schema": "gpuconsole.snapshot/2"}', "newer gpuconsole"),
+        (b'{"schema": "gpuconsole.snapshot/1"}', "not a valid snapshot"),
+    ],
+)
+def test_what_is_no_snapshot_is_said_in_one_line(data: bytes, words: str) -> None:
+    with pytest.raises(SnapshotError, match=words) as caught:
+        decode(data)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,34 @@
+import itertools
+
+import pytest
+
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
+
+
+def steps(n: int, wall: float, runq: float = 0.0) -> list[Step]:
+    phases = tuple([wall] + [0.0] * (len(PHASES) - 1))
+    delays = tuple([runq] + [0.0] * (len(PHASES) - 1))
+    return [Step(i, float(i), wall, 4, 0, phases, delays) for i in range(n)]
+
+
+def test_order_is_abba() -> None:
+    assert list(itertools.islice(order(), 2)) == [(BASELINE, CHANGED), (CHANGED, BASELINE)]
+
+
+def test_blocks_hold_whole_periods_of_what_happens_now_and_then() -> None:
+    plan = BlockPlan({"log_every": 0, "save_every": 6, "eval_every": 0}, {"save_every": 120})
+    assert not plan.complete(steps(5, 0.2))
+    assert plan.complete(steps(6, 0.2))
+    assert len(plan.trimmed(steps(14, 0.2))) == 12
+
+
+def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
+    assert BlockPlan({}, {"num_workers": 2}).through_loader
+    assert not BlockPlan({}, {"num_workers": 2}).complete(steps(6, 0.1))
+    assert BlockPlan({}, {"precision": "bf16"}).complete(steps(6, 0.1))
+
+
+def test_rate_takes_off_run_queue_delay() -> None:
+    assert rate(steps(10, 0.2, 0.1), contention_free=False) == pytest.approx(20.0)
+    assert rate(steps(10, 0.2, 0.1), contention_free=True) == pytest.approx(40.0)

@@ -1,0 +1,46 @@
+import math
+import random
+
+from gpuconsole.tuning.statistics import MIN_PAIRS, speedup, verdict
+
+
+def trial(effect: float, noise: float, seed: int, pairs: int = 25) -> str:
+    """The verdict of a trial that is looked at after every pair and stops as soon as it may."""
+    chance, values = random.Random(seed), []
+    for _ in range(pairs):
+        values.append(chance.gauss(math.log(effect), noise))
+        decided = verdict(values)
+        if decided:
+            return decided
+    return "undecided"
+
+
+def test_no_difference_is_hardly_ever_called_a_win() -> None:
+    """400 A/A trials at 8 % noise, stopped at the first chance: the peeking must not pay."""
+    verdicts = [trial(1.0, 0.08, seed) for seed in range(400)]
+    assert verdicts.count("win") + verdicts.count("worse") <= 4
+
+
+def test_real_differences_are_found() -> None:
+    assert [trial(1.3, 0.08, seed) for seed in range(50)].count("win") >= 48
+    assert [trial(0.5, 0.08, seed) for seed in range(50)].count("worse") >= 48
+
+
+def test_two_percent_is_the_least_that_counts() -> None:
+    assert trial(1.005, 0.001, 1) == "no_gain"
+
+
+def test_no_verdict_before_enough_pairs() -> None:
+    assert verdict([0.5] * (MIN_PAIRS - 1)) is None
+    assert verdict([0.5] * MIN_PAIRS) == "win"
+    assert speedup([0.1]) is None
+
+
+def test_the_interval_holds_the_truth() -> None:
+    inside = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        effect = speedup([chance.gauss(math.log(1.2), 0.1) for _ in range(10)])
+        assert effect is not None
+        inside += effect.low <= 1.2 <= effect.high
+    assert inside >= 285
