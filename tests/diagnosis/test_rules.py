@@ -22,7 +22,15 @@ def test_a_healthy_run_is_called_healthy_and_nothing_else() -> None:
 
 
 def test_a_sleeping_loader_is_slow_storage_and_asks_for_workers_beyond_the_cores() -> None:
-    starved = case(data_wait_ratio=0.66, forward_ratio=0.11, backward_ratio=0.22, mfu_ratio=0.2, step_s=0.12, probe__cached_pass_s=0.038, **loader(208, 198, 0.15))
+    starved = case(
+        data_wait_ratio=0.66,
+        forward_ratio=0.11,
+        backward_ratio=0.22,
+        mfu_ratio=0.2,
+        step_s=0.12,
+        probe__cached_pass_s=0.038,
+        **loader(208, 198, 0.15),
+    )
     assert firing(starved) == ["input.slow_storage"]
     suggestion = top(starved).suggestions[0]
     assert suggestion.changes == {"num_workers": 4}
@@ -75,7 +83,15 @@ def test_a_cheap_larger_batch_is_named_unless_memory_is_short() -> None:
 
 def test_a_small_batch_claims_no_milliseconds_of_logging() -> None:
     """Logging is charged per sample as before, so a larger batch gains nothing there."""
-    both = case(probe__batch_cost_ratio=0.6, logging_ratio=0.5, forward_ratio=0.2, backward_ratio=0.25, optimizer_ratio=0.03, probe__step_no_side_work_s=0.05, mfu_ratio=0.2)
+    both = case(
+        probe__batch_cost_ratio=0.6,
+        logging_ratio=0.5,
+        forward_ratio=0.2,
+        backward_ratio=0.25,
+        optimizer_ratio=0.03,
+        probe__step_no_side_work_s=0.05,
+        mfu_ratio=0.2,
+    )
     shares = {finding.rule: finding.recoverable_ratio for finding in evaluate(both) if finding.state == "fires"}
     assert sum(shares.values()) <= 1.0
     assert evaluate(both)[0].rule == "host.logging_io"

@@ -1,0 +1,42 @@
+"""What a result must say of where it was made."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def fingerprint() -> dict[str, object]:
+    """Machine, versions and date. Loads are shared machines' noise: they are told too."""
+    names = ("torch", "textual", "nvidia-ml-py", "msgspec", "psutil")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in names},
+        "load_before": psutil.getloadavg(),
+    }
+
+
+def keep(name: str, result: dict[str, object]) -> Path:
+    """Write `result` with the machine it came from under `results/`."""
+    path = RESULTS / f"{name}-{datetime.date.today().isoformat()}.json"
+    path.write_text(json.dumps({"machine": fingerprint(), **result}, indent=1) + "\n")
+    return path
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

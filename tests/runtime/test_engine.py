@@ -1,0 +1,201 @@
+"""The real engine with real children: runs, trials, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import psutil
+import pytest
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.snapshot import json_schema
+from gpuconsole.runtime.engine import Engine
+from gpuconsole.runtime.front import FrontError
+from gpuconsole.runtime.replay import Replay
+from tests.waiting import gone, until
+
+SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
+
+
+def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
+    """Open an engine, play, close it, and see that nothing is left."""
+
+    async def main() -> None:
+        engine = Engine(interval_s=0.2)
+        await engine.open()
+        try:
+            await play(engine)
+        finally:
+            children = psutil.Process().children(recursive=True)
+            await engine.close()
+            assert all(gone(child.pid) for child in children)
+
+    asyncio.run(main())
+
+
+async def running(engine: Engine, scenario: str = "train-gpt", overrides: Knobs | None = None) -> None:
+    await engine.start(scenario, SMALL if overrides is None else overrides)
+    await until(lambda: engine.view().running_s > 1, 60, "the run runs")
+
+
+def test_a_trial_that_wins_is_kept_and_u_goes_back() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine, "chatty-logging", {})
+        trial = await engine.try_change({"log_every": 20})
+        assert trial.verdict == "win", trial
+        assert trial.kept
+        assert trial.speedup is not None
+        assert trial.speedup.low > 1.0
+        view = engine.view()
+        assert [run.id for run in view.runs] == ["1", "2"]
+        assert view.run is not None
+        assert view.run.knobs["log_every"] == 20
+        await engine.revert()
+        assert engine.view().runs[-1].knobs["log_every"] == 1
+        with pytest.raises(FrontError, match="nothing to revert"):
+            await engine.revert()
+
+    with_engine(play)
+
+
+def test_a_trial_that_loses_is_reverted() -> None:
+    """A change that is certainly worse: logging every gradient at every step."""
+
+    async def play(engine: Engine) -> None:
+        await running(engine, "train-gpt", {**SMALL, "log_gradients": True})
+        trial = await engine.try_change({"log_every": 1})
+        assert trial.verdict == "worse", trial
+        assert not trial.kept
+        assert len(engine.view().runs) == 1
+        await until(lambda: engine.view().state == "running")
+
+    with_engine(play)
+
+
+def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})
+        before = engine._worker.pid if engine._worker else None
+        trial = await engine.try_change({"n_layer": 1})
+        assert trial.method == "two workers ABBA"
+        assert trial.verdict == "win", trial
+        assert engine._worker is not None
+        assert engine._worker.pid != before
+        await until(lambda: engine.view().running_s > 0.5, 20, "the winner goes on")
+        run = engine.view().run
+        assert run is not None
+        assert run.knobs["n_layer"] == 1
+
+    with_engine(play)
+
+
+def test_bad_requests_are_one_line_and_change_nothing() -> None:
+    async def play(engine: Engine) -> None:
+        with pytest.raises(FrontError, match="nothing is running"):
+            await engine.try_change({"log_every": 5})
+        with pytest.raises(FrontError, match="did you mean 'train-gpt'"):
+            await engine.start("train-gtp", {})
+        await running(engine)
+        with pytest.raises(FrontError, match="no knob 'bath_size'"):
+            await engine.set_knobs({"bath_size": 3})
+        with pytest.raises(FrontError, match="already so"):
+            await engine.set_knobs({"batch_size": 2})
+        with pytest.raises(FrontError, match="needs a restart"):
+            await engine.set_knobs({"n_layer": 2})
+        await engine.set_knobs({"batch_size": 4})
+        run = engine.view().run
+        assert run is not None
+        assert (run.id, run.knobs["batch_size"], run.changes) == ("2", 4, {"batch_size": 4})
+
+    with_engine(play)
+
+
+def test_a_killed_worker_is_a_failed_run_with_its_cause_and_the_next_run_works() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine)
+        assert engine._worker is not None
+        assert engine._worker.pid is not None
+        os.kill(engine._worker.pid, signal.SIGKILL)
+        await until(lambda: engine.view().state == "failed")
+        run = engine.view().run
+        assert run is not None
+        assert "SIGKILL" in (run.error or "")
+        assert run.summary.steps > 0
+        await running(engine)
+        assert engine.view().state == "running"
+
+    with_engine(play)
+
+
+def test_a_worker_killed_in_mid_trial_ends_the_trial() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine)
+        task = asyncio.create_task(engine.try_change({"gradient_checkpointing": True}))
+        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 30)
+        assert engine._worker is not None
+        assert engine._worker.pid is not None
+        os.kill(engine._worker.pid, signal.SIGKILL)
+        trial = await task
+        assert (trial.state, trial.verdict, trial.kept) == ("failed", "undecided", False)
+        await until(lambda: engine.view().state == "failed")
+
+    with_engine(play)
+
+
+def test_a_lost_sampler_is_replaced() -> None:
+    async def play(engine: Engine) -> None:
+        assert engine._sampler is not None
+        first = engine._sampler.pid
+        assert first is not None
+        await until(lambda: engine.view().latest)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: engine._sampler is not None and engine._sampler.pid not in (None, first))
+        count = len(engine.store.series["host.cores_busy{device=cpu}"])
+        await until(lambda: len(engine.store.series["host.cores_busy{device=cpu}"]) > count + 1)
+        assert any("sampler ended" in note for note in engine.view().notes)
+
+    with_engine(play)
+
+
+def test_snapshot_and_recording_tell_the_same_session(tmp_path: Path) -> None:
+    recording = tmp_path / "session.jsonl"
+
+    async def play(engine: Engine) -> None:
+        engine.toggle_recording(recording)
+        await running(engine)
+        await engine.set_knobs({"batch_size": 4})
+        await until(lambda: engine.view().running_s > 1)
+        await engine.stop()
+        engine.export(tmp_path / "live.json")
+
+    with_engine(play)
+    replay = Replay(recording, speed=0)
+    asyncio.run(replay.open())
+    assert replay.ended
+    replay.export(tmp_path / "replayed.json")
+    live, replayed = (msgspec.json.decode((tmp_path / name).read_bytes()) for name in ("live.json", "replayed.json"))
+    for snapshot in (live, replayed):
+        jsonschema.validate(snapshot, json_schema())
+        assert [run["knobs"]["batch_size"] for run in snapshot["runs"]] == [2, 4]
+        for run in snapshot["runs"]:
+            assert sum(run["summary"]["phases_ratio"].values()) == pytest.approx(1, abs=0.01)
+    assert [run["summary"] for run in live["runs"]] == [run["summary"] for run in replayed["runs"]]
+    view = replay.view()
+    assert view.recording
+    with pytest.raises(FrontError, match="recording"):
+        asyncio.run(replay.stop())
+
+
+def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    async def play(engine: Engine) -> None:
+        with pytest.raises(FrontError, match="cannot be written"):
+            engine.export(tmp_path / "no" / "such" / "folder.json")
+        assert list(tmp_path.iterdir()) == []
+
+    with_engine(play)

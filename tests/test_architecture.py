@@ -1,0 +1,55 @@
+"""The layout holds: imports go down only, and the console's process never loads torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_import_contracts() -> None:
+    done = subprocess.run([Path(sys.executable).parent / "lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def loaded_by(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_console_loads_no_torch_and_headless_no_textual() -> None:
+    headless = loaded_by("import gpuconsole.cli.main as m, gpuconsole.cli.headless; m.build_parser()")
+    assert not headless & {"torch", "textual", "numpy", "pynvml", "plotext", "gpuconsole.workloads"}
+    screen = loaded_by("import gpuconsole.tui.app, gpuconsole.runtime.engine")
+    assert "textual" in screen
+    assert not screen & {"torch", "numpy", "pynvml", "gpuconsole.workloads"}
+
+
+def test_every_command_is_listed_with_examples_in_its_help() -> None:
+    from gpuconsole.cli.main import COMMANDS
+
+    assert {"run", "replay", "scenarios", "rules", "devices", "doctor", "diagnose", "snapshot_schema"} <= set(COMMANDS)
+    for command in COMMANDS:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuconsole", command.replace("_", "-"), "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0
+        assert command == "snapshot_schema" or "examples:" in done.stdout
+
+
+def test_no_file_outgrows_its_reader() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in (ROOT / "gpuconsole").rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 450
+    }
+    assert not long

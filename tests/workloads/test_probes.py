@@ -1,0 +1,63 @@
+"""Probes leave no trace: weights, optimizer, buffers and random state are bit for bit what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpuconsole.workloads.training import gpt, vision
+from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.probes import batch_elasticity, cached_batch, loader_alone
+from tests.workloads.running import knobs_of
+
+
+@pytest.fixture(params=["gpt", "vision"])
+def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    device = torch.device("cpu")
+    threads = torch.get_num_threads()
+    if request.param == "gpt":
+        knobs = knobs_of("train-gpt", batch_size=2, seq_len=32, d_model=64, n_layer=1)
+        task: Any = gpt.create(knobs, device, 0)
+    else:
+        knobs = knobs_of("train-vision", batch_size=4, num_workers=0, width=8)
+        task = vision.create(knobs, device, 0)
+    loop = TrainingLoop(task, knobs, device, tmp_path)
+    for _ in range(3):
+        loop.step()
+    yield loop
+    loop.close()
+    torch.set_num_threads(threads)
+
+
+def state(loop: TrainingLoop) -> list[torch.Tensor]:
+    tensors = [*loop.task.model.state_dict().values()]
+    for values in loop.optimizer.state.values():
+        tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
+    return [tensor.clone() for tensor in [*tensors, torch.random.get_rng_state()]]
+
+
+@pytest.mark.parametrize("probe", [cached_batch, batch_elasticity, loader_alone])
+def test_nothing_is_changed(loop: TrainingLoop, probe: Any) -> None:
+    if probe is loader_alone and "num_workers" not in loop.knobs:
+        pytest.skip("no loader in this workload")
+    before = state(loop)
+    signals = probe(loop)
+    assert signals
+    after = state(loop)
+    assert len(before) == len(after)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    loop.step()  # and the next step is an ordinary one: no gradient of a probe is left to be added to
+    assert loop.account.take()[-1].kind == 0
+
+
+def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
+    ratios = {}
+    for name, changes in {"sleeps": {"storage_latency_ms": 10.0}, "computes": {"transform_cost": 8}}.items():
+        knobs = knobs_of("train-vision", batch_size=4, num_workers=0, width=8, **changes)
+        loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+        ratios[name] = loader_alone(loop)["probe.loader_cpu_ratio"].value
+        loop.close()
+    assert ratios["sleeps"] < 0.5 < 0.7 < ratios["computes"]
