@@ -63,7 +63,9 @@ def main() -> int:
     for burner in burners:
         burner.terminate()
     if args.keep:
-        kept = keep(f"scenarios-neighbours-{args.neighbours}", {"duration_s": args.duration, "neighbours": args.neighbours, "results": results})
+        kept = keep(
+            f"scenarios-neighbours-{args.neighbours}", {"duration_s": args.duration, "neighbours": args.neighbours, "results": results}
+        )
         print(f"kept in {kept}")
     return 0 if right == total else 1
 

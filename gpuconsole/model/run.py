@@ -15,7 +15,7 @@ PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "loggi
 RunState = Literal["starting", "running", "finished", "stopped", "failed"]
 
 
-class Step(msgspec.Struct, array_like=True, frozen=True):
+class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One training step as the worker measured it. All times in seconds.
 
     `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read on one step in 16.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
 from gpuconsole.runtime.environment import cores
-from gpuconsole.runtime.run_record import RunRecord
+from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.wire.events import AnyEvent, Found
@@ -51,7 +51,7 @@ class Diagnosing:
 
     async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
         """One window: evaluate, then run the probes that are asked for and evaluate again."""
-        record.refresh_summary(self._store.devices)
+        record.refresh_summary(self._store.devices, LIVE_STEPS)
         case = self._case(record)
         findings = evaluate(case)
         if record.steady_t is not None:

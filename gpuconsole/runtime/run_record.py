@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 from gpuconsole.diagnosis.account import contention_free_shares, runq_ratio, steady_from, summarize
@@ -11,7 +12,9 @@ from gpuconsole.model.run import Run, Step
 from gpuconsole.wire.events import ProbeDone, RunClosed, Started, Steps
 
 MAX_STEPS = 20_000
-"""Steps kept per run: summaries are over the last 20 000 steady ones."""
+"""Steps kept per run: a finished run's summary is over its last 20 000 steady ones."""
+LIVE_STEPS = 1500
+"""Steps that a live summary looks at. All 20 000 would cost 28 ms at every look, and a console must be cheap to watch."""
 COUNTS = 0
 
 
@@ -33,6 +36,7 @@ class RunRecord:
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0
+        self._summarized: tuple[int, int | None] = (-1, None)
         self._unsteady_since: float | None = None
 
     def carry_on(self, before: RunRecord) -> None:
@@ -77,10 +81,14 @@ class RunRecord:
         if energy_j and tokens:
             self.run.summary.tokens_per_j = tokens / energy_j
 
-    def steady_steps(self) -> list[Step]:
+    def steady_steps(self, limit: int | None = None, since_s: float | None = None) -> list[Step]:
+        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds."""
         if self.steady_t is None:
             return []
-        return [step for step in self.steps if step.t >= self.steady_t]
+        start = self.steady_t if since_s is None else max(self.steady_t, self.steps[-1].t - since_s)
+        found = list(itertools.takewhile(lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)))
+        found.reverse()
+        return found
 
     def peak(self, devices: list[Device]) -> tuple[float, str] | None:
         """The FLOP/s to hold this run against: a GPU's dense datasheet peak, else the matrix product measured here."""
@@ -94,30 +102,32 @@ class RunRecord:
         threads = self.facts.get("threads", 1)
         return (measured, f"{self.notes.get('peak', precision)} measured here, {threads:.0f} threads") if measured else None
 
-    def refresh_summary(self, devices: list[Device]) -> None:
-        """Recompute the figures: over steady steps, or over all of them before any is steady."""
-        steps = self.steady_steps() or list(self.steps)
+    def refresh_summary(self, devices: list[Device], limit: int | None = None) -> None:
+        """Recompute the figures where steps have come in: over the last `limit` steady ones, or all before any is steady."""
+        state = (self._seen_steps, limit)
+        if state == self._summarized:
+            return
+        self._summarized = state
+        steps = self.steady_steps(limit) or list(self.steps)[-(limit or MAX_STEPS) :]
         old = self.run.summary
         summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
         summary.memory_peak_bytes, summary.energy_j, summary.tokens_per_j = old.memory_peak_bytes, old.energy_j, old.tokens_per_j
         if self._overhead_start is not None and self._seen_steps > self._overhead_start[1]:
             summary.overhead_s_per_step = (self._overhead_s - self._overhead_start[0]) / (self._seen_steps - self._overhead_start[1])
         if self.steps:
-            losses = [step.loss for step in self.steps if step.loss is not None]
-            summary.loss_first = sum(losses[:5]) / len(losses[:5]) if losses else None
+            first = [step.loss for step in itertools.islice(self.steps, 5) if step.loss is not None]
+            summary.loss_first = sum(first) / len(first) if first else summary.loss_first
         self.run.summary = summary
 
     def signals(self, cores: int, memory: tuple[float, float] | None, window_s: float | None = None) -> dict[str, Signal]:
         """What the rules work on, over the steady steps (of the last `window_s`, where given)."""
-        steps = self.steady_steps()
+        steps = self.steady_steps(since_s=window_s)
         found: dict[str, Signal] = {}
         if self._unsteady_since is not None and self.steps:
             waited = 0.0 if self.steady_t is not None else self.steps[-1].t - self._unsteady_since
             found["seconds_not_steady"] = Signal(waited, "s", "step account")
         if not steps:
             return found
-        if window_s is not None:
-            steps = [step for step in steps if step.t >= steps[-1].t - window_s] or steps
         n = len(steps)
         clock = f"step account, run-queue delay taken off, n={n}"
         for name, share in contention_free_shares(steps).items():
@@ -140,7 +150,7 @@ class RunRecord:
         return found | self.probe_signals
 
     def _look_for_steady(self) -> None:
-        steps = list(self.steps)[-400:]
+        steps = list(itertools.islice(reversed(self.steps), 400))[::-1]
         start = steady_from(steps)
         if start is not None:
             self.steady_t = steps[start].t

@@ -166,6 +166,7 @@ class Store:
                     record.error_detail = event.detail
             case RunClosed():
                 record.close(event, self._energy_j(record))
+                record.refresh_summary(self.devices)
                 self.stage = event.state
             case Found():
                 for candidate in self.records:

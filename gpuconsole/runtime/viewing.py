@@ -9,9 +9,10 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.runtime.front import View
+from gpuconsole.runtime.run_record import LIVE_STEPS
 from gpuconsole.runtime.store import Store
 
-STEP_TIMES = 4000
+STEP_TIMES = 1000
 SERIES_POINTS = 600
 
 
@@ -19,8 +20,8 @@ def make_view(
     store: Store, *, environment: Environment, device: str, probing: str, recording: bool, recording_to: str, ended: bool
 ) -> View:
     record = store.record
-    for candidate in store.records[-2:]:
-        candidate.refresh_summary(store.devices)
+    if record is not None and record.closed_t is None:
+        record.refresh_summary(store.devices, LIVE_STEPS)
     stage = " ".join(filter(None, (store.stage, store.stage_detail))) if record is not None and record.run.state == "starting" else ""
     return View(
         now=store.session_time(store.now),
@@ -42,7 +43,7 @@ def make_view(
         recording=recording,
         recording_to=recording_to,
         ended=ended,
-        step_times=tuple(step.wall_s for step in list(record.steps)[-STEP_TIMES:]) if record else (),
+        step_times=tuple(step.wall_s for step in record.steady_steps(STEP_TIMES)) if record else (),
     )
 
 

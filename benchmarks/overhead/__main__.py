@@ -1,0 +1,114 @@
+"""What measuring costs the workload: the same training loop bare and under the console, in one process, in ABBA blocks.
+
+    python -m benchmarks.overhead [--pairs 150] [--block-steps 34] [--keep]
+
+Bare: the loop with an account that does nothing and nothing sent. Under the console: the real step account, the real flush
+over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
+(quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.machine import keep
+from gpuconsole.runtime.catalog import find_scenario
+from gpuconsole.wire.channel import ChildChannel
+from gpuconsole.wire.events import Start
+from gpuconsole.workloads.account import StepAccount
+from gpuconsole.workloads.clock import ThreadTimes
+from gpuconsole.workloads.training import gpt
+from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.worker import Worker
+
+TARGET_US, TARGET_RATIO = 60.0, 0.99
+
+
+class NoAccount(StepAccount):
+    """Keeps the step counter that the loop needs, and nothing else."""
+
+    def mark(self, phase: int) -> None:
+        pass
+
+    def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
+        self._index += 1
+
+    def restart(self) -> None:
+        pass
+
+
+def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float, float]:
+    """CPU seconds per step and steps per second of one block, its first step not counted.
+
+    Under the console a block ends with a flush; 34 steps of 6 ms take the 0.2 s after which the worker sends.
+    """
+    loop.step()
+    cpu, start = time.thread_time(), time.perf_counter()
+    for _ in range(steps):
+        if worker is not None:
+            worker._inbox.empty()
+        loop.step()
+    if worker is not None:
+        worker._flush()
+    return (time.thread_time() - cpu) / steps, steps / (time.perf_counter() - start)
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Median with its 95 % bootstrap interval."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return statistics.median(values), medians[50], medians[1949]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=150)
+    parser.add_argument("--block-steps", type=int, default=34)
+    parser.add_argument("--keep", action="store_true")
+    args = parser.parse_args()
+    knobs = {**find_scenario("train-gpt").knobs_for("cpu"), "batch_size": 1, "seq_len": 8, "num_threads": 1, "eval_every": 0}
+    ours, theirs = socket.socketpair()
+    listener = subprocess.Popen([sys.executable, "-m", "benchmarks.overhead.listener", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    theirs.close()
+    with tempfile.TemporaryDirectory() as scratch:
+        loop = TrainingLoop(gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch))
+        worker = Worker(ChildChannel(ours.detach()), queue.SimpleQueue(), loop, Start("training.gpt", knobs, "cpu"))
+        accounts = {False: NoAccount(ThreadTimes()), True: loop.account}
+        costs, ratios, bare_steps = [], [], []
+        for pair in range(args.pairs + 2):
+            measured = {}
+            for console in (False, True) if pair % 2 == 0 else (True, False):
+                loop.account = accounts[console]
+                loop.account.restart()
+                measured[console] = block(loop, worker if console else None, args.block_steps)
+            if pair >= 2:
+                costs.append((measured[True][0] - measured[False][0]) * 1e6)
+                ratios.append(measured[True][1] / measured[False][1])
+                bare_steps.append(1e3 / measured[False][1])
+        loop.close()
+    listener.kill()
+    cost, ratio = interval(costs), interval(ratios)
+    print(
+        f"bare step                  {statistics.median(bare_steps):7.2f} ms   (median of {args.pairs} pairs of {args.block_steps}-step blocks)"
+    )
+    print(f"CPU of the training thread {cost[0]:+7.1f} µs/step  [{cost[1]:+.1f}, {cost[2]:+.1f}]   target <= {TARGET_US:.0f}")
+    print(f"steps/s, console / bare    {ratio[0]:7.4f}          [{ratio[1]:.4f}, {ratio[2]:.4f}]   target >= {TARGET_RATIO}")
+    if args.keep:
+        result = {"bare_step_ms": statistics.median(bare_steps), "cpu_us_per_step": cost, "steps_ratio": ratio, "pairs": args.pairs}
+        print(f"kept in {keep('overhead', result)}")
+    return 0 if cost[0] <= TARGET_US and ratio[0] >= TARGET_RATIO else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

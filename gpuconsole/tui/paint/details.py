@@ -1,0 +1,72 @@
+"""Finding details: evidence, suggestions with their reasons, and what is clear or cannot be told."""
+
+from __future__ import annotations
+
+from gpuconsole.model.finding import Evidence, Finding, Suggestion
+from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.paint import facts, format
+from gpuconsole.tui.paint.cells import Row, blank, clean, fit, line, spread
+from gpuconsole.tui.paint.page import heading, labelled, paragraph
+
+
+def paint_details(view: View, width: int) -> list[Row]:
+    """All findings of the current run, those that fire first."""
+    run = view.run
+    if run is None:
+        return paragraph("Nothing is running, so there is nothing to diagnose. Press s on the main screen.", width)
+    rows: list[Row] = []
+    firing = facts.firing(run)
+    if not firing:
+        rows += [heading("Nothing fires", width), *paragraph("No rule found time that could be won back.", width, "dim"), blank(width)]
+    for number, finding in enumerate(firing, 1):
+        rows += _finding(number, finding, run.knobs, width) + [blank(width)]
+    rows += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"], width)
+    rows += _group("Clear", [one for one in run.findings if one.state == "clear"], width)
+    if not run.findings:
+        rows += paragraph("No rule has been evaluated yet: the run has to reach its steady state first.", width, "dim")
+    return rows
+
+
+def _finding(number: int, finding: Finding, knobs: Knobs, width: int) -> list[Row]:
+    share = "for information" if finding.note else f"{format.percent(finding.recoverable_ratio).strip()} recoverable"
+    rows = [spread(width, [(f"{number} {finding.title}", "heading")], [(f"  {share}", "accent"), (f"   confidence {finding.confidence}", "")])]
+    rows += paragraph(finding.summary, width, "", 2)
+    rows += [line(width, ("  rule ", "dim"), (finding.rule, ""))]
+    if finding.evidence:
+        rows += [blank(width), *_evidence(finding.evidence, width)]
+    for suggestion in finding.suggestions:
+        rows += [blank(width), *_suggestion(suggestion, knobs, width)]
+    return rows
+
+
+def _evidence(evidence: tuple[Evidence, ...], width: int) -> list[Row]:
+    """Signal, value, threshold and source in columns; the source takes what is left."""
+    names = min(max(len("evidence"), *(len(clean(one.signal)) for one in evidence)), max(16, width // 3))
+    head = f"  {fit('evidence', names)}  {'value':>14}  {'threshold':>14}  source"
+    rows = [line(width, (head, "dim"))]
+    for one in evidence:
+        limit = format.quantity(one.threshold, one.unit) if one.threshold is not None else "–"
+        figures = f"{fit(format.quantity(one.value, one.unit), 14, '>')}  {fit(limit, 14, '>')}"
+        rows.append(line(width, (f"  {fit(one.signal, names)}  ", ""), (figures, "accent"), (f"  {one.source}", "dim")))
+    return rows
+
+
+def _suggestion(suggestion: Suggestion, knobs: Knobs, width: int) -> list[Row]:
+    predicted = suggestion.predicted_speedup
+    gain = f"predicted {format.interval(predicted.low, predicted.high)}" if predicted else "no prediction"
+    rows = [spread(width, [("  try ", "dim"), (describe_changes(suggestion.changes, knobs), "title")], [(f"  {gain}", "accent")])]
+    rows += paragraph(suggestion.why, width, "", 6)
+    if suggestion.code:
+        rows.append(line(width, ("      in your own code:", "dim")))
+        rows += [line(width, ("        ", ""), (text, "code")) for text in suggestion.code.splitlines()]
+    return rows
+
+
+def _group(title: str, findings: list[Finding], width: int) -> list[Row]:
+    if not findings:
+        return []
+    rows = [heading(f"{title} ({len(findings)})", width)]
+    for finding in findings:
+        rows += labelled(f"  {finding.rule}", finding.summary or finding.title, width, min(38, width // 2))
+    return rows + [blank(width)]

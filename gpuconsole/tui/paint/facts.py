@@ -1,0 +1,90 @@
+"""What painters read out of a `View`, in one place."""
+
+from __future__ import annotations
+
+from gpuconsole.model.device import Device
+from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.knobs import describe_changes
+from gpuconsole.model.metrics import series_key
+from gpuconsole.model.run import Run
+from gpuconsole.model.trial import Trial
+from gpuconsole.runtime.front import View
+
+HOST = "cpu"
+VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
+
+
+def latest(view: View, metric: str, device: str | None = None) -> float | None:
+    """The newest value of `metric`, on the view's device unless told."""
+    return view.latest.get(series_key(metric, device or device_of(view, metric)))
+
+
+def device_of(view: View, metric: str) -> str:
+    """Host metrics live under the host, all others under the device of the run."""
+    return HOST if metric.startswith("host.") else view.device
+
+
+def reason(view: View, metric: str) -> str:
+    """Why there is no value of `metric`, in words."""
+    device = device_of(view, metric)
+    known = view.unavailable.get(series_key(metric, device)) or (view.run.unavailable.get(metric) if view.run else None)
+    if known:
+        return known
+    if device in view.lost:
+        return view.lost[device]
+    if metric.startswith("workload."):
+        return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
+    return "no sample yet"
+
+
+def active(view: View) -> bool:
+    """Whether a run is under way."""
+    return view.run is not None and view.run.state in ("starting", "running")
+
+
+def device(view: View) -> Device:
+    """The device that the run uses, or would."""
+    return next((one for one in view.devices if one.id == view.device), Device(view.device or HOST, "unknown device"))
+
+
+def short_name(name: str) -> str:
+    for vendor in VENDORS:
+        name = name.removeprefix(vendor)
+    return name
+
+
+def throughput_metric(view: View) -> tuple[str, str]:
+    """The headline rate's metric, and its unit."""
+    tokens = view.latest.get(series_key("workload.tokens_per_s", view.device)) is not None
+    if not tokens and view.run is not None:
+        tokens = view.run.summary.tokens_per_s is not None
+    return ("workload.tokens_per_s", "tokens/s") if tokens else ("workload.samples_per_s", "samples/s")
+
+
+def firing(run: Run | None) -> list[Finding]:
+    """Findings that fire, the weightiest first, notes last."""
+    found = [finding for finding in run.findings if finding.state == "fires"] if run else []
+    return sorted(found, key=lambda finding: (finding.note, -finding.weight))
+
+
+def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
+    """What stays the same when findings are computed anew: a selection holds on to it."""
+    return f"{finding.rule}: {describe_changes(suggestion.changes)}"
+
+
+def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
+    """All that could be tried now, in the order shown."""
+    return {suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions}
+
+
+def running_trial(view: View) -> Trial | None:
+    return next((trial for trial in reversed(view.trials) if trial.state == "running"), None)
+
+
+def percentiles(view: View) -> tuple[float | None, float | None]:
+    """p50 and p99 of the recent steps; of the steady ones when no recent step is known."""
+    times = sorted(view.step_times)
+    if times:
+        return times[(len(times) - 1) // 2], times[min(len(times) - 1, round(0.99 * (len(times) - 1)))]
+    spread = view.run.summary.step_time_s if view.run else None
+    return (spread.p50, spread.p99) if spread else (None, None)

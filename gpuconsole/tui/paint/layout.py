@@ -1,0 +1,40 @@
+"""How many rows and columns each zone of the main screen gets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Plan(NamedTuple):
+    """Heights in rows; `runs_width` 0: the runs stand under the diagnosis, or nowhere when `runs` is 0 too."""
+
+    header: int
+    tiles: int
+    tile_height: int
+    tiles_per_row: int
+    all_tiles: bool
+    phases: int
+    diagnosis: int
+    runs: int
+    runs_width: int
+    boxed: bool
+
+
+def plan(width: int, height: int, devices: int = 1) -> Plan:
+    """The layout for a terminal of `width` x `height`: what matters most keeps its room longest."""
+    wide, tall = width >= 100, height >= 32
+    boxed = wide and tall
+    if wide and height >= 24:
+        per_row, grid, tile_height = 4, 2, 6 if height >= 38 else 4 if tall else 3
+    elif width >= 60 and height >= 20:
+        per_row, grid, tile_height = 2, 2, 5 if tall else 3
+    else:
+        per_row, grid, tile_height = 2, 2, 1
+    phases = (5 if wide else 6) if boxed else 4 if height >= 20 else 3 if height >= 16 else 2
+    header = 1 + (min(devices, 4 if tall else 1) if height >= 10 else 0)
+    rest = max(0, height - header - grid * tile_height - phases - 1)
+    if wide:
+        runs_width = max(46, width * 2 // 5)
+        return Plan(header, grid * tile_height, tile_height, per_row, grid * per_row == 8, phases, rest, rest, runs_width, boxed)
+    runs = 0 if rest < 8 else min(9, max(4, rest // 3))
+    return Plan(header, grid * tile_height, tile_height, per_row, False, phases, rest - runs, runs, 0, boxed)

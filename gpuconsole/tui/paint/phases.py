@@ -1,0 +1,102 @@
+"""Where a step goes: one bar of exclusive parts, and its legend."""
+
+from __future__ import annotations
+
+from gpuconsole.model.run import PHASES
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.paint import facts, format
+from gpuconsole.tui.paint.cells import Row, Segment, fill, inner_width, line, panel, row_width
+
+SMALLEST = 0.005
+LOOKS: dict[str, tuple[str, str]] = {
+    "data_wait": ("█", "wait"),
+    "h2d": ("▓", "wait"),
+    "forward": ("█", "work"),
+    "backward": ("▓", "work"),
+    "optimizer": ("▒", "work"),
+    "comm": ("▒", "wait"),
+    "logging": ("░", "wait"),
+    "checkpoint": ("▓", "wait"),
+    "eval": ("▒", "wait"),
+    "other": ("░", "work"),
+}
+"""Colour tells the step's own work from what keeps it waiting; density tells the parts apart, without colour too."""
+
+
+def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
+    inner = inner_width(width, boxed)
+    run = view.run
+    parts = visible_parts(run.summary.phases_ratio if run else {})
+    bare = height < 3
+    if parts:
+        rows = [_bar(parts, inner), *_legend(parts, inner, height - (3 if boxed else 1 if bare else 2))]
+    else:
+        rows = [line(inner, (_nothing(view), "dim"))]
+    if bare:
+        return fill(rows, width, height)
+    return panel("where a step goes", _figures(view, width), rows, width, height, boxed)
+
+
+def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
+    """Phases that take at least half a percent, in the order of a step."""
+    return [(name, ratios[name]) for name in PHASES if ratios.get(name, 0.0) >= SMALLEST]
+
+
+def columns_of(parts: list[tuple[str, float]], width: int) -> list[int]:
+    """Columns for each part: proportional, and exactly `width` in all (largest remainders)."""
+    total = sum(ratio for _, ratio in parts)
+    exact = [ratio / total * width for _, ratio in parts]
+    columns = [int(value) for value in exact]
+    order = sorted(range(len(parts)), key=lambda n: exact[n] - columns[n], reverse=True)
+    for n in order[: width - sum(columns)]:
+        columns[n] += 1
+    return columns
+
+
+def _bar(parts: list[tuple[str, float]], width: int) -> Row:
+    columns = columns_of(parts, width)
+    return line(width, *((LOOKS[name][0] * count, LOOKS[name][1]) for (name, _), count in zip(parts, columns, strict=True)))
+
+
+def _legend(parts: list[tuple[str, float]], width: int, height: int) -> list[Row]:
+    """Every part with its share; where not all fit, the largest."""
+    for keep in range(len(parts), 0, -1):
+        largest = {name for name, _ in sorted(parts, key=lambda part: -part[1])[:keep]}
+        rows = _flow([part for part in parts if part[0] in largest], width)
+        if len(rows) <= height:
+            return rows
+    return []
+
+
+def _flow(parts: list[tuple[str, float]], width: int) -> list[Row]:
+    rows: list[list[Segment]] = [[]]
+    for name, ratio in parts:
+        glyph, style = LOOKS[name]
+        entry: list[Segment] = [(f"{glyph} ", style), (name, ""), (f" {format.percent(ratio)}", "title")]
+        gap: list[Segment] = [("   ", "")] if rows[-1] else []
+        if row_width(rows[-1] + gap + entry) > width and rows[-1]:
+            rows.append(entry)
+        else:
+            rows[-1] += gap + entry
+    return [line(width, *row) for row in rows]
+
+
+def _nothing(view: View) -> str:
+    if view.run is None:
+        return "nothing is running: press s"
+    if view.run.state == "failed":
+        return "the run failed before a step was measured"
+    return "no steps measured yet" + (f": {view.stage}" if view.stage else "")
+
+
+def _figures(view: View, width: int) -> list[Segment]:
+    """A step's length, and how much of the device's arithmetic it uses."""
+    summary = view.run.summary if view.run else None
+    if summary is None or summary.step_time_s is None:
+        return []
+    text = f"step {format.duration(summary.step_time_s.mean)}"
+    mfu = facts.latest(view, "workload.mfu_ratio") if summary.mfu_ratio is None else summary.mfu_ratio
+    if mfu is not None and width >= 70:
+        peak = f" of {summary.mfu_peak_source}" if summary.mfu_peak_source and width >= 110 else ""
+        text += f"   MFU {format.percent(mfu)}{peak}"
+    return [(text, "accent")]

@@ -1,0 +1,58 @@
+"""A trial, while it runs and when it is done: what was predicted beside what is measured."""
+
+from __future__ import annotations
+
+from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.trial import Trial
+from gpuconsole.tui.paint import format
+from gpuconsole.tui.paint.cells import Row, line, spread
+
+WORDS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
+
+
+def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
+    """The change, how far the trial is, and both intervals on one scale."""
+    blocks = f"{trial.blocks} blocks  {format.clock(trial.elapsed_s)}"
+    head = spread(width, [("trial ", "accent"), (describe_changes(trial.changes, before), "title")], [("  ", ""), (blocks, "")])
+    rows = [head]
+    predicted, speedup = trial.predicted, trial.speedup
+    top = max([1.5, *(one.high for one in (predicted, speedup) if one is not None)]) * 1.05
+    if predicted is not None:
+        rows.append(_scale("predicted", format.interval(predicted.low, predicted.high), (predicted.low, predicted.high, None), top, width))
+    if speedup is not None:
+        text = f"{format.speedup(speedup.estimate)} ({format.interval(speedup.low, speedup.high)})"
+        rows.append(_scale("measured", text, (speedup.low, speedup.high, speedup.estimate), top, width))
+    else:
+        rows.append(line(width, ("  measured   first blocks under way", "dim")))
+    return rows
+
+
+def _scale(name: str, text: str, interval: tuple[float, float, float | None], top: float, width: int) -> Row:
+    """An interval as text, and on a scale from 0 to `top` with a mark at 1x."""
+    label = f"  {name:<9}  {text:<20}  "
+    columns = min(60, width - len(label))
+    if columns < 16:
+        return line(width, (label, ""))
+    low, high, middle = interval
+
+    def column(ratio: float) -> int:
+        return max(0, min(columns - 1, int(ratio / top * (columns - 1))))
+
+    cells = ["·"] * columns
+    cells[column(1.0)] = "│"
+    for n in range(column(low), column(high) + 1):
+        cells[n] = "━" if middle is not None else "─"
+    if middle is not None:
+        cells[column(middle)] = "●"
+    return line(width, (label, ""), ("".join(cells), "trace" if middle is not None else "dim"))
+
+
+def paint_done(trial: Trial, width: int) -> list[Row]:
+    """The last trial's outcome in a row."""
+    if trial.state == "failed":
+        text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or 'no reason given'}"
+        return [line(width, (text, "alert"))]
+    gain = format.speedup(trial.speedup.estimate).strip() if trial.speedup else "not measured"
+    outcome = f"{gain}  {WORDS.get(trial.verdict or '', '')}, {'kept' if trial.kept else 'reverted'}"
+    extra = f"  (predicted {format.interval(trial.predicted.low, trial.predicted.high)})" if trial.predicted else ""
+    return [line(width, ("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", ""), (outcome, "good" if trial.kept else ""), (extra, "dim"))]
