@@ -1,22 +1,19 @@
-"""Text from outside (device names, process names, error messages), made safe to print."""
+"""Text from outside, made safe to show."""
 
 from __future__ import annotations
 
 import unicodedata
 
-# Cc control, Cf format (bidi overrides, zero width), Cs lone surrogates, Zl and Zp line and paragraph separators.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
 
 def visible(text: str) -> str:
-    r"""`text` with every control and bidi character as its escape: `\x1b`, `\u202e`, `\U000e0001`."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+    """`text` with control, format and bidirectional characters as escapes (`\\x1b`, `\\u202e`); newlines and tabs as spaces."""
+    return "".join(_visible(character) for character in text)
 
 
-def _escape(char: str) -> str:
-    code = ord(char)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def _visible(character: str) -> str:
+    if character in "\n\t":
+        return " "
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return character

@@ -39,7 +39,7 @@ def make_view(
         probing=probing,
         running_s=record.run.duration_s if record else 0.0,
         notes=tuple(store.notes),
-        own_cpu_ratio=store.latest().get(series_key("console.cpu_ratio", "console")),
+        own_cpu_ratio=_own_cpu(store),
         recording=recording,
         recording_to=recording_to,
         ended=ended,
@@ -89,8 +89,15 @@ def make_snapshot(store: Store, environment: Environment) -> Snapshot:
         environment=msgspec.structs.replace(environment, calibration=measured),
         runs=[_run_with_series(store, index) for index in range(len(store.records))],
         trials=list(store.trials.values()),
-        unavailable=store.reasons(),
+        unavailable={**store.reasons(), **({"gpu": store.no_gpu_reason} if store.no_gpu_reason else {})},
     )
+
+
+def _own_cpu(store: Store) -> float | None:
+    """What the console and its sampler use of a core; None before both have told."""
+    shares = [store.series.get(series_key("console.cpu_ratio", process)) for process in ("console", "sampler")]
+    values = [series.last for series in shares if series is not None and series.last is not None]
+    return sum(values) if values else None
 
 
 def _run_with_series(store: Store, index: int) -> Run:

@@ -43,6 +43,10 @@ FLUSH_S = 0.2
 Inbox = queue.SimpleQueue[AnyCommand]
 
 
+class DeviceError(RuntimeError):
+    """The device is there, but this torch cannot use it."""
+
+
 class Worker:
     """Runs one workload and talks to the console between its steps."""
 
@@ -156,6 +160,8 @@ class Worker:
 
 def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
     """An error as one line for people."""
+    if isinstance(error, DeviceError):
+        return str(error)
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
     memory_words = ("out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator")
@@ -176,6 +182,9 @@ def build(start: Start, scratch: Path, channel: ChildChannel) -> TrainingLoop:
     set_threads(int(start.knobs["num_threads"]))
     device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", int(start.device.partition(":")[2]))
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+            raise DeviceError(f"torch {torch.__version__} ({build_of}) cannot use {start.device}; run on the host with --device cpu")
         torch.cuda.set_device(device)
     torch.manual_seed(start.seed)
     module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import pynvml  # type: ignore[import-untyped]
+import pynvml
 
 from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, reason_for
 

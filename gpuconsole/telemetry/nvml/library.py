@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pynvml  # type: ignore[import-untyped]
+import pynvml
 
 NOT_SUPPORTED = 3
 FUNCTION_NOT_FOUND = 13

@@ -116,11 +116,13 @@ def _state(view: View, fires: bool) -> str:
         return "Measuring: steady state not reached yet."
     if not run.findings:
         return "Measuring: no diagnosis yet." if run.state == "running" else "The run ended before a diagnosis."
-    names = "; ".join(dict.fromkeys(finding.summary for finding in unknown if finding.summary))
     text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
     if unknown:
-        text += f", {len(unknown)} can't tell" + (f" ({names})" if names and not fires else "")
-    return text + ("." if fires else ": nothing to gain was found.") if not unknown or fires else text + "."
+        missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
+        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
+    elif not fires:
+        text += ": nothing to gain was found"
+    return text + "."
 
 
 def _window(rows: list[Row], at: int, height: int, width: int) -> list[Row]:

@@ -1,0 +1,1 @@
+"""Zones: the few widgets that the screens are made of."""

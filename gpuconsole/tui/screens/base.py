@@ -1,0 +1,56 @@
+"""What the screens beside the main one share."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import Screen
+
+from gpuconsole.runtime.front import Front, View
+from gpuconsole.tui.paint.cells import Row
+from gpuconsole.tui.paint.keys import Keys
+from gpuconsole.tui.widgets.bars import KeyBar, PageZone, TitleBar
+
+BACK: Keys = (("escape", "back"), ("q", "quit"))
+SCROLL: Keys = (("up/down pgup/pgdn", "scroll"),)
+
+
+class BackScreen(Screen[None]):
+    """A screen that Escape closes."""
+
+    BINDINGS = [Binding("escape", "back", show=False)]
+
+    def __init__(self, front: Front) -> None:
+        super().__init__()
+        self.front = front
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def show(self, view: View) -> None:
+        """A new picture; called only while this screen is the one in sight."""
+
+
+class PageScreen(BackScreen):
+    """A title, a page that scrolls, and the keys. `paint` draws all rows from a view."""
+
+    TITLE_TEXT = ""
+    KEYS: Keys = ()
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(front)
+        self._view = front.view()
+        self._heading = TitleBar(self.TITLE_TEXT)
+        self._body = PageZone(lambda width: self.paint(self._view, width), self._heading.say)
+
+    def paint(self, view: View, width: int) -> list[Row]:
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        yield self._heading
+        yield self._body
+        yield KeyBar(BACK + SCROLL + self.KEYS)
+
+    def show(self, view: View) -> None:
+        self._view = view
+        self._body.repaint()

@@ -1,0 +1,15 @@
+"""All findings with their evidence, and what to do about them."""
+
+from __future__ import annotations
+
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.paint.cells import Row
+from gpuconsole.tui.paint.details import paint_details
+from gpuconsole.tui.screens.base import PageScreen
+
+
+class DetailsScreen(PageScreen):
+    TITLE_TEXT = "Findings in detail"
+
+    def paint(self, view: View, width: int) -> list[Row]:
+        return paint_details(view, width)

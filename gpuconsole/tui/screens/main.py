@@ -1,0 +1,126 @@
+"""The main screen: device strip, live tiles, where a step goes, diagnosis, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Container
+from textual.screen import Screen
+
+from gpuconsole.model.finding import Interval, Suggestion
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.runtime.front import Front, View
+from gpuconsole.tui.paint import facts
+from gpuconsole.tui.paint.header import header_rows
+from gpuconsole.tui.paint.keys import MAIN
+from gpuconsole.tui.paint.layout import Plan, plan
+from gpuconsole.tui.widgets.bars import KeyBar
+from gpuconsole.tui.widgets.live import DiagnosisZone, HeaderZone, LiveZone, PhasesZone, RunsZone, TilesZone
+
+MOST_DEVICES = 4
+
+
+class MainScreen(Screen[None]):
+    """Five zones and a key bar. Enter means what the selected suggestion says, however the list has moved since."""
+
+    DEFAULT_CSS = """
+    MainScreen { layout: vertical; overflow: hidden; }
+    #lower { width: 1fr; overflow: hidden; }
+    """
+    BINDINGS = [
+        Binding("up", "select(-1)", show=False),
+        Binding("down", "select(1)", show=False),
+        Binding("enter,t", "try_selected", "Try the suggestion", show=False),
+        Binding("u", "app.revert", show=False),
+        Binding("x", "app.stop", show=False),
+        Binding("r", "app.record", show=False),
+        Binding("e", "app.export", show=False),
+        Binding("s", "app.open('scenarios')", show=False),
+        Binding("k", "app.open('knobs')", show=False),
+        Binding("d", "app.open('details')", show=False),
+        Binding("h", "app.open('history')", show=False),
+        Binding("i", "app.open('device')", show=False),
+    ]
+
+    def __init__(self, front: Front, try_change: Callable[[Knobs, Interval | None], None]) -> None:
+        super().__init__()
+        self.front = front
+        self._try = try_change
+        self.selected = ""
+        self._plan: Plan | None = None
+        self._header = HeaderZone(front, id="header")
+        self._tiles = TilesZone(front, id="tiles")
+        self._phases = PhasesZone(front, id="phases")
+        self._diagnosis = DiagnosisZone(front, id="diagnosis")
+        self._runs = RunsZone(front, id="runs")
+        self._lower = Container(self._diagnosis, self._runs, id="lower")
+
+    @property
+    def zones(self) -> tuple[LiveZone, ...]:
+        return (self._header, self._tiles, self._phases, self._diagnosis, self._runs)
+
+    def compose(self) -> ComposeResult:
+        yield self._header
+        yield self._tiles
+        yield self._phases
+        yield self._lower
+        yield KeyBar(MAIN)
+
+    def on_mount(self) -> None:
+        self.show(self.front.view())
+
+    def on_screen_resume(self) -> None:
+        self.show(self.front.view())
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.show(self.front.view())
+
+    def show(self, view: View) -> None:
+        """A new picture of the session."""
+        self._lay_out(view)
+        known = facts.suggestions(view)
+        if self.selected not in known:
+            self.selected = next(iter(known), "")
+        self._diagnosis.selected = self.selected
+        for zone in self.zones:
+            zone.show(view)
+
+    def _lay_out(self, view: View) -> None:
+        """Give the zones their rows, when the plan is another."""
+        new = plan(self.size.width, self.size.height, header_rows(view, MOST_DEVICES) - 1)
+        if new == self._plan:
+            return
+        self._plan = new
+        for zone in self.zones:
+            zone.plan = new
+        for zone, height in ((self._header, new.header), (self._tiles, new.tiles), (self._phases, new.phases)):
+            zone.styles.height = height
+        beside = new.runs_width > 0
+        self._lower.styles.layout = "horizontal" if beside else "vertical"
+        self._lower.styles.height = new.diagnosis if beside else new.diagnosis + new.runs
+        self._diagnosis.styles.height = new.diagnosis
+        self._runs.styles.height = new.runs
+        self._runs.styles.width = new.runs_width if beside else "1fr"
+        self._runs.display = new.runs > 0
+
+    def action_select(self, step: int) -> None:
+        known = list(facts.suggestions(self.front.view()))
+        if known:
+            at = known.index(self.selected) if self.selected in known else 0
+            self.selected = known[max(0, min(len(known) - 1, at + step))]
+            self.show(self.front.view())
+
+    def chosen(self) -> Suggestion | None:
+        """The suggestion that Enter would try."""
+        found = facts.suggestions(self.front.view()).get(self.selected)
+        return found[1] if found else None
+
+    def action_try_selected(self) -> None:
+        suggestion = self.chosen()
+        if suggestion is None:
+            self.app.notify("there is no suggestion to try", markup=False)
+        else:
+            self._try(suggestion.changes, suggestion.predicted_speedup)

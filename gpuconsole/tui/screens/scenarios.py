@@ -1,0 +1,98 @@
+"""The scenario picker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.widgets import Input
+
+from gpuconsole.runtime.front import Front, View
+from gpuconsole.tui.paint import facts
+from gpuconsole.tui.paint.cells import Row
+from gpuconsole.tui.paint.scenarios import matching, paint_picker
+from gpuconsole.tui.screens.base import BackScreen
+from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
+from gpuconsole.tui.widgets.zone import Zone
+
+
+class PickerZone(Zone):
+    def __init__(self, source: Callable[[int, int], list[Row]]) -> None:
+        super().__init__()
+        self._source = source
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        return self._source(width, height)
+
+
+class ScenariosScreen(BackScreen):
+    """Arrows choose, Enter starts, `/` filters. `start` is given the scenario's name."""
+
+    BINDINGS = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("pagedown", "move(10)", show=False),
+        Binding("enter", "start", show=False),
+        Binding("slash", "filter", show=False),
+    ]
+    AUTO_FOCUS = ""
+
+    def __init__(self, front: Front, start: Callable[[str], None]) -> None:
+        super().__init__(front)
+        self._start = start
+        self._all = front.scenarios()
+        self._shown = self._all
+        self._cursor = 0
+        self._scale = "gpu" if facts.device(front.view()).is_gpu else "cpu"
+        self._heading = TitleBar("Scenarios")
+        self._zone = PickerZone(lambda width, height: paint_picker(self._shown, self._cursor, self._scale, width, height))
+        self._filter = Input(placeholder="filter", compact=True)
+
+    def compose(self) -> ComposeResult:
+        yield self._heading
+        yield self._filter
+        yield self._zone
+        yield KeyBar((("up/down", "choose"), ("enter", "start"), ("/", "filter"), ("escape", "back"), ("q", "quit"), ("?", "help")))
+
+    def on_mount(self) -> None:
+        self._filter.display = False
+        self.show(self.front.view())
+
+    def show(self, view: View) -> None:
+        device = facts.device(view)
+        self._scale = "gpu" if device.is_gpu else "cpu"
+        where = f"they run on {device.id} {facts.short_name(device.name)}" if device.is_gpu else f"they run on the CPU (no GPU: {view.no_gpu_reason})"
+        self._heading.say(where if view.devices else "looking for devices")
+        self._zone.repaint()
+
+    def action_move(self, step: int) -> None:
+        self._cursor = max(0, min(len(self._shown) - 1, self._cursor + step))
+        self._zone.repaint()
+
+    def action_start(self) -> None:
+        if self._shown:
+            name = self._shown[self._cursor].name
+            self.dismiss()
+            self._start(name)
+
+    def action_filter(self) -> None:
+        self._filter.display = True
+        self._filter.focus()
+
+    def action_back(self) -> None:
+        if not self._filter.display:
+            self.dismiss()
+            return
+        self._filter.value = ""
+        self._filter.display = False
+        self.set_focus(None)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._shown = matching(self._all, event.value)
+        self._cursor = 0
+        self._zone.repaint()
+
+    def on_input_submitted(self) -> None:
+        self.action_start()

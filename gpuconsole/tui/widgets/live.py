@@ -1,0 +1,69 @@
+"""The zones of the main screen: each hands a view to its painter."""
+
+from __future__ import annotations
+
+from gpuconsole.runtime.front import Front, View
+from gpuconsole.tui.paint.cells import Row
+from gpuconsole.tui.paint.diagnosis import paint_diagnosis
+from gpuconsole.tui.paint.header import paint_header
+from gpuconsole.tui.paint.layout import Plan, plan
+from gpuconsole.tui.paint.phases import paint_phases
+from gpuconsole.tui.paint.runs import paint_runs
+from gpuconsole.tui.paint.tile import paint_tiles
+from gpuconsole.tui.paint.tiles import tiles
+from gpuconsole.tui.widgets.zone import Zone
+
+SECONDS_PER_COLUMN = 2.0
+
+
+class LiveZone(Zone):
+    """A zone of the main screen. `view` is what it shows, `plan` the layout in force."""
+
+    def __init__(self, front: Front, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._front = front
+        self.view: View | None = None
+        self.plan: Plan = plan(80, 24)
+
+    def show(self, view: View) -> None:
+        self.view = view
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        return self.draw(self.view, width, height) if self.view is not None else []
+
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        raise NotImplementedError
+
+
+class HeaderZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_header(view, width, height)
+
+
+class TilesZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        shown = tiles(view, self.plan.all_tiles)
+        return paint_tiles(shown, self._history, width, self.plan.tiles_per_row, self.plan.tile_height)
+
+    def _history(self, key: str, columns: int) -> list[float | None]:
+        return self._front.history(key, columns, columns * SECONDS_PER_COLUMN)
+
+
+class PhasesZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_phases(view, width, height, self.plan.boxed)
+
+
+class DiagnosisZone(LiveZone):
+    """`selected` is the id of the suggestion that Enter tries."""
+
+    selected = ""
+
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_diagnosis(view, self.selected, width, height, self.plan.boxed)
+
+
+class RunsZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_runs(view, width, height, self.plan.boxed)

@@ -1,0 +1,82 @@
+"""The base of all that is drawn here: rows in, and only the rows that differ go out."""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from gpuconsole.tui.paint.cells import Row, to_ascii
+from gpuconsole.tui.theme import style_of
+
+
+class Zone(Widget):
+    """Subclasses paint rows; `repaint` compares them with those on the screen and refreshes what changed.
+
+    `ascii_only` is set by the app for terminals that are not UTF-8. `refreshed_rows` counts, for the tests.
+    """
+
+    DEFAULT_CSS = "Zone { width: 1fr; height: 1fr; background: transparent; }"
+    ascii_only = False
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: list[Row] = []
+        self._strips: dict[int, Strip] = {}
+        self._looks: dict[str, Style] = {}
+        self.refreshed_rows = 0
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """`height` rows of `width` cells."""
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> list[Row]:
+        """What is on the screen."""
+        return self._rows
+
+    def repaint(self) -> None:
+        """Paint again, and refresh the rows that differ."""
+        width, height = self.content_size
+        if not (width and height and self.is_mounted):
+            return
+        rows = self.paint(width, height)
+        if Zone.ascii_only:
+            rows = [to_ascii(row) for row in rows]
+        before, self._rows = self._rows, rows
+        changed = [y for y, row in enumerate(rows) if y >= len(before) or before[y] != row]
+        changed += range(len(rows), len(before))
+        if not changed:
+            return
+        for y in changed:
+            self._strips.pop(y, None)
+        self.refreshed_rows += len(changed)
+        self.refresh(*(Region(0, y, width, 1) for y in changed))
+
+    def on_resize(self) -> None:
+        self._strips.clear()
+        self.repaint()
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        self._looks.clear()
+        self._strips.clear()
+        super().notify_style_update()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.content_size.width
+        if y >= len(self._rows):
+            return Strip.blank(width)
+        strip = self._strips.get(y)
+        if strip is None:
+            segments = [Segment(text, self._style(name)) for text, name in self._rows[y]]
+            strip = self._strips[y] = Strip(segments).adjust_cell_length(width)
+        return strip
+
+    def _style(self, name: str) -> Style:
+        style = self._looks.get(name)
+        if style is None:
+            style = self._looks[name] = self.rich_style + style_of(name)
+        return style

@@ -1,0 +1,114 @@
+"""The real program in a real pseudo-terminal, its output replayed into a terminal emulator."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pyte
+
+KEYS = {"enter": b"\r", "escape": b"\x1b", "up": b"\x1b[A", "down": b"\x1b[B"}
+
+
+class Terminal:
+    """`gpuconsole ARGS` at `columns` x `rows`. Use as a context manager: the program is killed at the end."""
+
+    def __init__(self, *args: str, cwd: Path, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None) -> None:
+        self.raw = bytearray()
+        self.columns, self.rows = columns, rows
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self._master, slave = pty.openpty()
+        self._set_size(slave)
+        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", **(env or {})}
+        command = [sys.executable, "-m", "gpuconsole", *args]
+
+        def take_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environment, preexec_fn=take_terminal
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        self.hang_up()
+
+    @property
+    def text(self) -> str:
+        """What is on the screen now."""
+        return "\n".join(self._screen.display)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            os.write(self._master, KEYS.get(key, key.encode()))
+
+    def read(self, timeout_s: float = 0.1) -> bool:
+        """Take what the program has written; False once it has closed the terminal."""
+        if not select.select([self._master], [], [], timeout_s)[0]:
+            return True
+        try:
+            chunk = os.read(self._master, 1 << 16)
+        except OSError:
+            return False
+        self.raw += chunk
+        # pyte knows no private DECRQM or kitty queries; they draw nothing
+        self._stream.feed(chunk.replace(b"\x1b[?2026$p", b"").replace(b"\x1b[?2048$p", b"").replace(b"\x1b[>1u", b"").replace(b"\x1b[<u", b""))
+        return True
+
+    def wait_for(self, *words: str, timeout_s: float = 60.0) -> str:
+        """Read until all `words` are on the screen at once."""
+        deadline = time.monotonic() + timeout_s
+        while not all(word in self.text for word in words):
+            assert time.monotonic() < deadline, f"never saw {words}; the screen:\n{self.text}"
+            assert self.read() or self.process.poll() is None, f"the program ended without {words}:\n{self.text}"
+        return self.text
+
+    def wait_gone(self, *words: str, timeout_s: float = 30.0) -> str:
+        """Read until none of `words` is on the screen."""
+        deadline = time.monotonic() + timeout_s
+        while any(word in self.text for word in words):
+            assert time.monotonic() < deadline, f"still there: {words}; the screen:\n{self.text}"
+            self.read()
+        return self.text
+
+    def wait_exit(self, timeout_s: float = 10.0) -> int:
+        """Read until the program has ended; its exit code."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"still running; the screen:\n{self.text}"
+            self.read(0.05)
+        while self.read(0) and select.select([self._master], [], [], 0)[0]:
+            pass
+        return int(self.process.wait())
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self._screen.resize(rows, columns)
+        self._set_size(self._master)
+        os.killpg(os.getpgid(self.process.pid), signal.SIGWINCH)
+
+    def hang_up(self) -> None:
+        """Close the terminal, as a dropped SSH connection does."""
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+
+    def _set_size(self, fd: int) -> None:
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", self.rows, self.columns, 0, 0))

@@ -1,0 +1,98 @@
+"""The whole product by its keys, in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import jsonschema
+import psutil
+
+from gpuconsole.model.snapshot import json_schema
+from tests.pty.terminal import Terminal
+from tests.waiting import gone, wait_until
+
+RESTORED = b"\x1b[?1049l"  # back from the alternate screen
+
+
+def test_the_main_job_by_keys(tmp_path: Path) -> None:
+    """Start, pick a scenario, wait for the finding, Enter, wait for the verdict, revert, export, quit."""
+    with Terminal(cwd=tmp_path) as terminal:
+        terminal.wait_for("chatty-logging", "train-gpt")
+        terminal.press("enter")  # the first in the list: chatty-logging
+        terminal.wait_for("forward", "backward", "logging")
+        terminal.wait_for("Logging holds up the step", "log_every 1", "predicted", timeout_s=60)
+        terminal.press("enter")
+        terminal.wait_for("kept", timeout_s=60)
+        terminal.press("u")
+        terminal.wait_for("log_every 20", "log_every 1", timeout_s=20)
+        terminal.press("e")
+        wait_until(lambda: list(tmp_path.glob("gpuconsole-*.json")), 10, "the snapshot")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+    assert RESTORED in terminal.raw
+    snapshot = json.loads(next(tmp_path.glob("gpuconsole-*.json")).read_text())
+    jsonschema.validate(snapshot, json_schema())
+    assert snapshot["trials"][0]["verdict"] == "win"
+    assert [run["knobs"]["log_every"] for run in snapshot["runs"]] == [1, 20, 1]
+
+
+def running(tmp_path: Path, **size: int) -> Terminal:
+    """A console on which a small job runs."""
+    terminal = Terminal("run", "train-gpt", "--set", "d_model=64", "--set", "n_layer=1", cwd=tmp_path, **size)
+    terminal.wait_for("forward", "backward")
+    return terminal
+
+
+def test_a_dropped_connection_saves_the_session_and_leaves_nobody(tmp_path: Path) -> None:
+    with running(tmp_path) as terminal:
+        children = [child.pid for child in psutil.Process(terminal.process.pid).children(recursive=True)]
+        terminal.hang_up()
+        wait_until(lambda: terminal.process.poll() is not None, 10, "the console ends")
+    snapshot = json.loads(next(tmp_path.glob("gpuconsole-*.json")).read_text())
+    jsonschema.validate(snapshot, json_schema())
+    assert snapshot["runs"][0]["summary"]["steps"] > 0
+    wait_until(lambda: all(gone(pid) for pid in children), 2, "children gone")
+
+
+def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path) -> None:
+    with running(tmp_path) as terminal:
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        terminal.wait_exit()
+    assert RESTORED in terminal.raw
+    assert list(tmp_path.glob("gpuconsole-*.json"))
+
+
+def test_resize_to_almost_nothing_and_back(tmp_path: Path) -> None:
+    with running(tmp_path) as terminal:
+        terminal.resize(40, 12)
+        terminal.wait_gone("where a step goes" + " " * 60)
+        terminal.wait_for("train-gpt")
+        terminal.resize(120, 40)
+        terminal.wait_for("forward", "backward", "Diagnosis", "Runs")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+
+
+def test_a_worker_killed_is_told_on_the_screen_and_keys_still_work(tmp_path: Path) -> None:
+    with running(tmp_path) as terminal:
+        worker = next(c for c in psutil.Process(terminal.process.pid).children() if "gpuconsole.workloads.worker" in c.cmdline())
+        worker.kill()
+        terminal.wait_for("SIGKILL")
+        terminal.press("?")
+        terminal.wait_for("Help")
+        terminal.press("escape", "q")
+        assert terminal.wait_exit() == 0
+
+
+def test_a_recording_is_marked_as_one(tmp_path: Path) -> None:
+    with Terminal("run", "train-gpt", "--set", "d_model=64", "--set", "n_layer=1", "--record", "r.jsonl", cwd=tmp_path) as terminal:
+        terminal.wait_for("forward", "backward")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+    with Terminal("replay", "r.jsonl", "--speed", "20", cwd=tmp_path) as terminal:
+        terminal.wait_for("RECORDING", "forward", "backward", "train-gpt")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
