@@ -95,5 +95,5 @@ def _cores(seen: Look) -> list[str]:
     """The busy share of every core, in percent, sixteen to a line."""
     busy = [values[CORE_METRIC] for device, values in seen.values.items() if device.startswith("cpu:") and CORE_METRIC in values]
     rows = [busy[start : start + 16] for start in range(0, len(busy), 16)]
-    texts = [" ".join(f"{100 * share:3.0f}" for share in row) for row in rows]
-    return [f"  {f'{CORE_METRIC} (%)' if first else '':<30}  {text}" for first, text in ((row == 0, text) for row, text in enumerate(texts))]
+    labels = [f"{CORE_METRIC} (%)"] + [""] * len(rows)
+    return [f"  {label:<30}  {' '.join(f'{100 * share:3.0f}' for share in row)}" for label, row in zip(labels, rows, strict=False)]

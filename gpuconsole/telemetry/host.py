@@ -62,9 +62,7 @@ class HostSource:
         }
         values.update(self._rates())
         samples: Readings = [Sample(t=t, device=HOST, values=values)]
-        samples += [
-            Sample(t=t, device=f"{HOST}:{core}", values={"host.core_busy_ratio": busy}) for core, busy in enumerate(cores)
-        ]
+        samples += [Sample(t=t, device=f"{HOST}:{core}", values={"host.core_busy_ratio": busy}) for core, busy in enumerate(cores)]
         return samples
 
     def unavailable(self) -> Reasons:

@@ -1,0 +1,310 @@
+"""The console on the screen: one app over one `Front`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.timer import Timer
+
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.text import visible
+from gpuconsole.model.trial import Trial
+from gpuconsole.runtime.front import Front, FrontError
+from gpuconsole.tui.driver import driver_class
+from gpuconsole.tui.paint import format
+from gpuconsole.tui.paint.trial import WORDS
+from gpuconsole.tui.screens.base import BackScreen
+from gpuconsole.tui.screens.details import DetailsScreen
+from gpuconsole.tui.screens.device import DeviceScreen
+from gpuconsole.tui.screens.help import HelpScreen
+from gpuconsole.tui.screens.history import HistoryScreen
+from gpuconsole.tui.screens.knobs import KnobsScreen
+from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.screens.scenarios import ScenariosScreen
+from gpuconsole.tui.theme import takes_utf8
+from gpuconsole.tui.widgets.zone import Zone
+
+CLOSE_S = 3.0
+HANG_UP_S = 8.0
+"""After a hang-up the terminal may be gone and anything may block: then the process ends all the same."""
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """A front that has to be started on the event loop."""
+
+    async def open(self) -> None: ...
+
+
+@runtime_checkable
+class Warms(Protocol):
+    """A front that can make its next start quicker."""
+
+    async def warm(self) -> None: ...
+
+
+class ConsoleApp(App[int]):
+    """Shows `front` and sends the keys to it. Colours are the terminal's own, also under NO_COLOR."""
+
+    TITLE = "gpuconsole"
+    BINDINGS = [
+        Binding("q", "quit", "Quit", show=False),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("question_mark", "open('help')", "Help", show=False),
+    ]
+    CSS = """
+    Screen { background: ansi_default; }
+    Input { height: 1; border: none; padding: 0; }
+    Static { height: 1fr; }
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        refresh_hz: float = 2.0,
+        scenario: str | None = None,
+        *,
+        knobs: Knobs | None = None,
+        duration: float | None = None,
+        record: Path | None = None,
+        on_hangup: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(driver_class=driver_class(), ansi_color=True)
+        self.theme = "ansi-dark"
+        self.front = front
+        self.closed = False
+        self._period = 1.0 / refresh_hz
+        self._scenario = scenario
+        self._knobs = knobs or {}
+        self._duration = duration
+        self._running_since: float | None = None
+        self._record = record
+        self._on_hangup = on_hangup
+        self._timer: Timer | None = None
+        self._watchdog: threading.Timer | None = None
+        self._leaving = False
+        Zone.ascii_only = not takes_utf8(getattr(sys.__stdout__, "encoding", None))
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def get_default_screen(self) -> Screen[None]:
+        return MainScreen(self.front, self.try_change)
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
+                loop.add_signal_handler(number, self._hang_up, number)
+        self._timer = self.set_interval(self._period, self.tick)
+        self.run_worker(self._begin(), exit_on_error=True)
+
+    def on_unmount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            with contextlib.suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+
+    async def _begin(self) -> None:
+        """Open the front; then start what was asked for, or ask."""
+        if isinstance(self.front, Opens):
+            await self.front.open()
+        if self._record is not None:
+            self._do(lambda: self.front.toggle_recording(self._record))
+        if self._scenario is not None:
+            await self._guarded(self.front.start(self._scenario, self._knobs), None)
+        elif not self.front.view().runs and not self.front.view().recording:
+            self.action_open("scenarios")
+            if isinstance(self.front, Warms):
+                await self.front.warm()
+        self.tick()
+
+    def tick(self) -> None:
+        """Show the present state on the screen in sight; hidden ones do no work."""
+        if self._leaving:
+            return
+        if self._duration is not None:
+            self._watch_duration(self._duration)
+        screen = self.screen
+        if isinstance(screen, MainScreen | BackScreen):
+            screen.show(self.front.view())
+
+    def _watch_duration(self, seconds: float) -> None:
+        """Stop the run once it has run for as long as was asked; kept changes do not begin the time anew."""
+        view = self.front.view()
+        if self._running_since is None:
+            if view.state == "running":
+                self._running_since = view.now
+        elif view.now - self._running_since >= seconds:
+            self._duration = None
+            self.action_stop()
+
+    async def action_quit(self) -> None:
+        await self._leave(0)
+
+    async def _leave(self, code: int) -> None:
+        """Close the front, then the screen. A second call changes nothing."""
+        if self._leaving:
+            return
+        self._leaving = True
+        if self._timer is not None:
+            self._timer.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.front.close(), CLOSE_S)
+        self.closed = True
+        self.exit(code)
+
+    def _hang_up(self, number: int) -> None:
+        """The terminal is gone, or somebody wants us gone: keep what was measured, then leave."""
+        if self._watchdog is not None:
+            return
+        self._watchdog = threading.Timer(HANG_UP_S, os._exit, (128 + number,))
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        if self._on_hangup is not None:
+            self._on_hangup()
+        self.run_worker(self._leave(128 + number), exit_on_error=False)
+
+    def call_off_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    # --- screens --------------------------------------------------------------------------------------------
+
+    def action_open(self, name: str) -> None:
+        """Put a screen on top of the main one; one at a time, but help on top of any."""
+        if isinstance(self.screen, BackScreen) and (name != "help" or isinstance(self.screen, HelpScreen)):
+            return
+        self.push_screen(self._screen(name))
+
+    def _screen(self, name: str) -> BackScreen:
+        front = self.front
+        match name:
+            case "scenarios":
+                return ScenariosScreen(front, self.start)
+            case "knobs":
+                return KnobsScreen(front, self.apply, self.try_change)
+            case "details":
+                return DetailsScreen(front)
+            case "history":
+                return HistoryScreen(front)
+            case "device":
+                return DeviceScreen(front)
+        return HelpScreen(front)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The command palette: what the keys do, by name."""
+        for title, help_text, name in (
+            ("Scenarios", "Choose what to run", "scenarios"),
+            ("Knobs", "Edit the settings of the run", "knobs"),
+            ("Details", "Findings with their evidence", "details"),
+            ("History", "Charts of the session", "history"),
+            ("Devices", "All metrics with their sources", "device"),
+            ("Help", "Keys, and how to read the screen", "help"),
+        ):
+            yield SystemCommand(title, help_text, lambda name=name: self.action_open(name))  # type: ignore[misc]
+        yield SystemCommand("Revert", "Undo the last change that was kept", self.action_revert)
+        yield SystemCommand("Record", "Begin or end a recording", self.action_record)
+        yield SystemCommand("Export", "Write a snapshot", self.action_export)
+        yield SystemCommand("Stop", "End the run", self.action_stop)
+        yield SystemCommand("Quit", "End everything", self.action_quit)
+
+    # --- actions --------------------------------------------------------------------------------------------
+
+    def start(self, scenario: str) -> None:
+        self._act(self.front.start(scenario, {}))
+
+    def apply(self, changes: Knobs) -> None:
+        self._act(self.front.set_knobs(changes), lambda _: f"applied {describe_changes(changes)}, without proof")
+
+    def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
+        self._act(self.front.try_change(changes, predicted), _verdict)
+
+    def action_revert(self) -> None:
+        self._act(self.front.revert(), lambda _: "reverted the last kept change")
+
+    def action_stop(self) -> None:
+        self._act(self.front.stop())
+
+    def action_record(self) -> None:
+        self._do(lambda: self.front.toggle_recording(), lambda path: f"recording to {path}" if path else "recording ended")
+
+    def action_export(self) -> None:
+        self._do(lambda: self.front.export(), lambda path: f"snapshot written to {path}")
+
+    def tell(self, message: str, *, wrong: bool = False) -> None:
+        """One line, as plain text whatever is in it."""
+        self.notify(visible(message), markup=False, severity="error" if wrong else "information", timeout=6)
+
+    def _do[T](self, work: Callable[[], T], says: Callable[[T], str] | None = None) -> None:
+        """An action that is done at once."""
+        try:
+            result = work()
+        except FrontError as error:
+            self.tell(str(error), wrong=True)
+        else:
+            if says is not None:
+                self.tell(says(result))
+        self.tick()
+
+    def _act[T](self, work: Awaitable[T], says: Callable[[T], str] | None = None) -> None:
+        """An action that takes its time: in the background, so that keys are answered."""
+        self.run_worker(self._guarded(work, says), group="actions", exit_on_error=False)
+
+    async def _guarded[T](self, work: Awaitable[T], says: Callable[[T], str] | None) -> None:
+        try:
+            result = await work
+        except FrontError as error:
+            self.tell(str(error), wrong=True)
+        else:
+            if says is not None:
+                self.tell(says(result))
+        self.tick()
+
+
+def _verdict(trial: Trial) -> str:
+    """A finished trial in a line."""
+    changes = describe_changes(trial.changes)
+    if trial.state == "failed":
+        return f"{changes}: the trial failed: {trial.error or 'no reason given'}"
+    gain = f" {format.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
+    return f"{changes}:{gain} {WORDS.get(trial.verdict or '', 'undecided')}, {'kept' if trial.kept else 'reverted'}"
+
+
+def run_app(
+    front: Front,
+    *,
+    refresh_hz: float = 2.0,
+    scenario: str | None = None,
+    knobs: Knobs | None = None,
+    duration: float | None = None,
+    record: Path | None = None,
+    on_hangup: Callable[[], None] | None = None,
+) -> int:
+    """Show the console until the user quits. 0: all well, 1: the last run failed, 128 + n: ended by signal n."""
+    app = ConsoleApp(front, refresh_hz, scenario, knobs=knobs, duration=duration, record=record, on_hangup=on_hangup)
+    return asyncio.run(_show(app))
+
+
+async def _show(app: ConsoleApp) -> int:
+    try:
+        code = await app.run_async()
+    finally:
+        if not app.closed:
+            await app.front.close()
+    app.call_off_watchdog()
+    if app.return_code:  # the screen itself failed
+        return app.return_code
+    run = app.front.view().run
+    return code or (1 if run is not None and run.state == "failed" else 0)

@@ -1,0 +1,93 @@
+"""Pictures of the main screen from a real run: `python screenshots/make.py`.
+
+Runs `data-starved` on this machine, waits for the finding, applies it, waits for the verdict, and keeps SVG and PNG at each point;
+with --record the session is kept for `gpuconsole replay` too. PNG needs `chromium` on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuconsole.runtime.engine import Engine
+from gpuconsole.tui.app import ConsoleApp
+
+HERE = Path(__file__).parent
+SIZES = {"120x40": (120, 40), "80x24": (80, 24)}
+
+
+async def until(condition: Callable[[], object], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit("the run never got there")
+        await asyncio.sleep(0.2)
+
+
+async def session(scenario: str, size: tuple[int, int], label: str, record: Path | None, whole: bool) -> list[Path]:
+    """One run at one size; returns the SVG files."""
+    engine = Engine()
+    app = ConsoleApp(engine, scenario=scenario, record=record)
+    files = []
+
+    def keep(name: str) -> None:
+        svg = app.export_screenshot(title="gpuconsole")
+        path = HERE / f"{name}-{label}.svg"
+        path.write_text(svg)
+        files.append(path)
+
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: any(f.suggestions for r in engine.view().runs for f in r.findings), 90)
+        await pilot.pause(2.5)
+        keep("finding")
+        await pilot.press("enter")
+        await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
+        await pilot.pause(16 if whole else 8)
+        keep("main")
+        if whole:
+            for key, name in (("d", "details"), ("h", "history"), ("k", "knobs"), ("i", "device"), ("s", "scenarios")):
+                await pilot.press(key)
+                await pilot.pause(1.0)
+                keep(name)
+                await pilot.press("escape")
+        await pilot.press("q")
+    return files
+
+
+def to_png(svg: Path) -> None:
+    """Render with a browser: Textual's SVG relies on CSS that lighter converters do not know."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        print(f"no chromium: {svg.with_suffix('.png').name} not made")
+        return
+    width, height = (float(value) for value in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg.read_text()).groups())  # type: ignore[union-attr]
+    with tempfile.TemporaryDirectory() as profile:
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+        options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={profile}", "--hide-scrollbars"]
+        target = f"--screenshot={svg.with_suffix('.png')}"
+        subprocess.run(
+            [browser, *options, target, f"--window-size={int(width)},{int(height)}", svg.resolve().as_uri()], check=True, capture_output=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default="data-starved")
+    parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
+    args = parser.parse_args()
+    for label, size in SIZES.items():
+        whole = label == "120x40"
+        for svg in asyncio.run(session(args.scenario, size, label, args.record if whole else None, whole)):
+            to_png(svg)
+            print(svg.name)
+
+
+if __name__ == "__main__":
+    main()

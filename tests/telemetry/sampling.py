@@ -1,0 +1,96 @@
+"""The real sampler child at the other end of a real socket, and everything that it has said so far."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from gpuconsole.wire.events import AnyEvent, Command, DeviceLost, Devices, Sample, Unavailable, decode_event, encode
+
+DEADLINE_S = 15.0
+
+
+class SamplerChild:
+    """`events` grows while the child lives; `wait` returns once a condition on this object holds."""
+
+    def __init__(self, environment: dict[str, str], interval_s: float = 0.1) -> None:
+        self.events: list[AnyEvent] = []
+        self.ended = False
+        self._news = threading.Condition()
+        self.socket, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "gpuconsole.telemetry.sampler", "--fd", str(theirs.fileno()), "--interval", str(interval_s)]
+        with theirs:
+            self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> SamplerChild:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        self.socket.close()
+
+    def send(self, command: Command) -> None:
+        self.socket.sendall(encode(command) + b"\n")
+
+    def wait(self, condition: Callable[[SamplerChild], object], what: str = "") -> SamplerChild:
+        with self._news:
+            done = self._news.wait_for(lambda: condition(self) or self.ended, DEADLINE_S)
+            assert done, f"not within {DEADLINE_S} s: {what}"
+            assert condition(self), f"the sampler ended before: {what}"
+        return self
+
+    def rounds(self, count: int = 1) -> SamplerChild:
+        """Wait until `count` more whole rounds have come."""
+        before = self.round_count
+        return self.wait(lambda child: child.round_count >= before + count, f"{count} rounds")
+
+    def forget(self) -> None:
+        """Drop what has been said so far, but for the list of devices."""
+        with self._news:
+            self.events = [event for event in self.events if isinstance(event, Devices)]
+
+    @property
+    def round_count(self) -> int:
+        return sum(isinstance(event, Sample) and event.device == "sampler" for event in self.events)
+
+    @property
+    def devices(self) -> Devices:
+        return next(event for event in self.events if isinstance(event, Devices))
+
+    @property
+    def losses(self) -> list[DeviceLost]:
+        return [event for event in self.events if isinstance(event, DeviceLost)]
+
+    def values(self, device: str) -> dict[str, float]:
+        """The last sample of a device."""
+        return next((event.values for event in reversed(self.events) if isinstance(event, Sample) and event.device == device), {})
+
+    def reasons(self, device: str) -> dict[str, str]:
+        """What the device was last said to be unable to report."""
+        return next((event.reasons for event in reversed(self.events) if isinstance(event, Unavailable) and event.device == device), {})
+
+    def _read(self) -> None:
+        pending = b""
+        while chunk := self._receive():
+            *lines, pending = (pending + chunk).split(b"\n")
+            events = [decode_event(line) for line in lines]
+            with self._news:
+                self.events += events
+                self._news.notify_all()
+        with self._news:
+            self.ended = True
+            self._news.notify_all()
+
+    def _receive(self) -> bytes:
+        try:
+            return self.socket.recv(1 << 16)
+        except OSError:  # the test has closed or cut the socket
+            return b""

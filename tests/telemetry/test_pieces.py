@@ -1,0 +1,55 @@
+"""The parts of telemetry that need no child: peaks, the beat, and what the sampler may import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuconsole.model.text import visible
+from gpuconsole.telemetry.nvml import library
+from gpuconsole.telemetry.nvml.library import CallFailed, call
+from gpuconsole.telemetry.peaks import peaks_of
+from gpuconsole.telemetry.sampler import next_beat
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_s"),
+    [
+        ("NVIDIA H200", 4.8e12),
+        ("NVIDIA H100 80GB HBM3", 3.35e12),
+        ("NVIDIA H100 PCIe", 2.0e12),
+        ("NVIDIA A100-SXM4-80GB", 2.039e12),
+        ("NVIDIA L40S", 0.864e12),
+        ("NVIDIA L4", 0.3e12),
+        ("NVIDIA L40", None),  # not an L4
+        ("NVIDIA GH200 480GB", None),  # not an H200
+        ("AMD EPYC", None),
+    ],
+)
+def test_peaks_are_of_the_named_device_or_none(name: str, bytes_per_s: float | None) -> None:
+    assert peaks_of(name).memory_bytes_per_s == bytes_per_s
+
+
+@pytest.mark.parametrize(("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)])
+def test_the_beat_neither_drifts_nor_bursts(now: float, expected: float) -> None:
+    assert next_beat(10.0, 1.0, now) == expected
+
+
+def test_a_binding_without_the_function_is_a_reason() -> None:
+    with pytest.raises(CallFailed, match="nvidia-ml-py lacks nvmlDeviceGetTheMoon") as caught:
+        call("nvmlDeviceGetTheMoon")
+    assert caught.value.code == library.FUNCTION_NOT_FOUND
+    assert not caught.value.is_permanent
+
+
+def test_the_sampler_imports_neither_torch_nor_a_screen() -> None:
+    code = "import sys, gpuconsole.telemetry.sampler; print([m for m in ('torch', 'textual', 'rich', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_visible_leaves_text_and_shows_control() -> None:
+    assert visible("NVIDIA H200 – é") == "NVIDIA H200 – é"
+    assert visible("a\x1b[31mb\u202ec\x00\x9b") == "a\\x1b[31mb\\u202ec\\x00\\x9b"
