@@ -73,7 +73,9 @@ def to_png(svg: Path) -> None:
         options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={profile}", "--hide-scrollbars"]
         target = f"--screenshot={svg.with_suffix('.png')}"
         subprocess.run(
-            [browser, *options, target, f"--window-size={int(width)},{int(height)}", svg.resolve().as_uri()], check=True, capture_output=True
+            [browser, *options, target, f"--window-size={int(width)},{int(height)}", svg.resolve().as_uri()],
+            check=True,
+            capture_output=True,
         )
 
 

@@ -44,8 +44,8 @@ _ALL = (
     _m("gpu.temperature_c", "°C", "nvml", "GPU core temperature"),
     _m("gpu.sm_clock_hz", "Hz", "nvml", "SM clock"),
     _m("gpu.memory_clock_hz", "Hz", "nvml", "Memory clock"),
-    _m("gpu.pcie_rx_bytes_per_s", "bytes/s", "nvml", "PCIe traffic into the GPU"),
-    _m("gpu.pcie_tx_bytes_per_s", "bytes/s", "nvml", "PCIe traffic out of the GPU"),
+    _m("gpu.pcie_rx_bytes_per_s", "bytes/s", "nvml.gpm, else nvml", "PCIe traffic into the GPU"),
+    _m("gpu.pcie_tx_bytes_per_s", "bytes/s", "nvml.gpm, else nvml", "PCIe traffic out of the GPU"),
     _m("gpu.nvlink_rx_bytes_per_s", "bytes/s", "nvml.gpm", "NVLink traffic into the GPU, all links"),
     _m("gpu.nvlink_tx_bytes_per_s", "bytes/s", "nvml.gpm", "NVLink traffic out of the GPU, all links"),
     # --- the host --------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -32,7 +31,7 @@ from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
 from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view
-from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
+from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death
 from gpuconsole.wire.events import (
     AnyEvent,
     DeviceLost,
@@ -301,7 +300,7 @@ class Engine:
             return
         self._worker = None
         if worker.failed is not None or code != 0:
-            self._close_run("failed", worker.cause() if worker.failed else _death(code, worker))
+            self._close_run("failed", worker.cause() if worker.failed else death(code, worker))
         else:
             self._close_run("finished")
 
@@ -440,13 +439,3 @@ class Engine:
             values = {"console.cpu_ratio": share, "console.memory_bytes": float(self._process.memory_info().rss)}
             self._emit(Sample(now, "console", values))
             before, since = used, now
-
-
-def _death(code: int, worker: WorkerHandle) -> str:
-    """How a worker died that could not say so itself."""
-    words = next((line for line in reversed(worker.last_words) if line.strip()), "")
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{hint}" + (f"; its last words: {words}" if words else "")
-    return f"the worker ended with exit code {code}" + (f"; its last words: {words}" if words else "")

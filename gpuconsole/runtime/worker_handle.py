@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -145,3 +146,13 @@ class WorkerHandle:
 
     def _clean(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def death(code: int, worker: WorkerHandle) -> str:
+    """How a worker died that could not say so itself."""
+    words = next((line for line in reversed(worker.last_words) if line.strip()), "")
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
+        return f"the worker was killed by {name}{hint}" + (f"; its last words: {words}" if words else "")
+    return f"the worker ended with exit code {code}" + (f"; its last words: {words}" if words else "")

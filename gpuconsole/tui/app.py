@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -35,6 +35,8 @@ from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from gpuconsole.tui.theme import takes_utf8
 from gpuconsole.tui.widgets.zone import Zone
+
+T = TypeVar("T")
 
 CLOSE_S = 3.0
 HANG_UP_S = 8.0
@@ -247,7 +249,7 @@ class ConsoleApp(App[int]):
         """One line, as plain text whatever is in it."""
         self.notify(visible(message), markup=False, severity="error" if wrong else "information", timeout=6)
 
-    def _do[T](self, work: Callable[[], T], says: Callable[[T], str] | None = None) -> None:
+    def _do(self, work: Callable[[], T], says: Callable[[T], str] | None = None) -> None:
         """An action that is done at once."""
         try:
             result = work()
@@ -258,11 +260,11 @@ class ConsoleApp(App[int]):
                 self.tell(says(result))
         self.tick()
 
-    def _act[T](self, work: Awaitable[T], says: Callable[[T], str] | None = None) -> None:
+    def _act(self, work: Awaitable[T], says: Callable[[T], str] | None = None) -> None:
         """An action that takes its time: in the background, so that keys are answered."""
         self.run_worker(self._guarded(work, says), group="actions", exit_on_error=False)
 
-    async def _guarded[T](self, work: Awaitable[T], says: Callable[[T], str] | None) -> None:
+    async def _guarded(self, work: Awaitable[T], says: Callable[[T], str] | None) -> None:
         try:
             result = await work
         except FrontError as error:

@@ -69,7 +69,9 @@ class Terminal:
             return False
         self.raw += chunk
         # pyte knows no private DECRQM or kitty queries; they draw nothing
-        self._stream.feed(chunk.replace(b"\x1b[?2026$p", b"").replace(b"\x1b[?2048$p", b"").replace(b"\x1b[>1u", b"").replace(b"\x1b[<u", b""))
+        self._stream.feed(
+            chunk.replace(b"\x1b[?2026$p", b"").replace(b"\x1b[?2048$p", b"").replace(b"\x1b[>1u", b"").replace(b"\x1b[<u", b"")
+        )
         return True
 
     def wait_for(self, *words: str, timeout_s: float = 60.0) -> str:

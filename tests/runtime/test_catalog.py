@@ -23,8 +23,27 @@ def test_shipped_scenarios_teach_rules_and_fixes_that_exist() -> None:
 
 def test_workloads_have_the_knobs_that_the_issue_names() -> None:
     known = workloads()
-    assert set(known["training.gpt"].knobs) >= {"batch_size", "seq_len", "precision", "torch_compile", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "log_every", "save_every", "eval_every"}
-    assert set(known["training.vision"].knobs) >= {"batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "precision", "channels_last"}
+    assert set(known["training.gpt"].knobs) >= {
+        "batch_size",
+        "seq_len",
+        "precision",
+        "torch_compile",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "optim",
+        "log_every",
+        "save_every",
+        "eval_every",
+    }
+    assert set(known["training.vision"].knobs) >= {
+        "batch_size",
+        "num_workers",
+        "prefetch_factor",
+        "pin_memory",
+        "persistent_workers",
+        "precision",
+        "channels_last",
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from gpuconsole.tui.paint import format
 BINS = 40
 
 
-def throughput(times: list[float], values: list[float], marks: list[tuple[float, str]], unit: str, width: int, height: int) -> str:
+def throughput(times: list[float], values: list[float], marks: list[float], unit: str, width: int, height: int) -> str:
     """Throughput over session time, with a line where knobs changed. Text with colour escapes."""
     figure = _figure(width, height)
-    for t, _ in marks:
+    for t in marks:
         figure.line(t, "v", style="dotted")
     figure.draw(figure.signal(times, values).lines())
     figure.ruler("y").lim(0, max(values) * 1.1 or 1.0)
@@ -45,7 +45,7 @@ def _figure(width: int, height: int) -> Any:
 
     plotext.terminal.limit(False, False)
     figure = plotext.figure
-    figure.clear.all() if hasattr(figure.clear, "all") else figure.clear()
+    figure.clear.all()
     figure.plot_size(width, height)
     return figure
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.knobs import describe_changes
@@ -88,3 +90,27 @@ def percentiles(view: View) -> tuple[float | None, float | None]:
         return times[(len(times) - 1) // 2], times[min(len(times) - 1, round(0.99 * (len(times) - 1)))]
     spread = view.run.summary.step_time_s if view.run else None
     return (spread.p50, spread.p99) if spread else (None, None)
+
+
+def change_times(view: View, last_t: float) -> list[float]:
+    """Session times at which knobs changed, to the second. `last_t` is the time of the newest throughput sample.
+
+    Runs tell the wall clock of their start; the current run's length ties it to the session's clock.
+    """
+    current = view.run
+    if current is None:
+        return []
+    start = (view.now if active(view) else last_t) - view.running_s
+    found = []
+    for run in view.runs[1:]:
+        before = _wall(current.started) - _wall(run.started)
+        if start - before >= 0:
+            found.append(start - before)
+    return found
+
+
+def _wall(started: str) -> float:
+    try:
+        return datetime.datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return 0.0

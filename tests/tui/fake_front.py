@@ -1,0 +1,197 @@
+"""Scripted fronts, for tests only: each shows one situation and notes which actions were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import msgspec
+
+from gpuconsole.model.device import Device, Peaks
+from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.metrics import series_key
+from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.model.scenario import Scenario, Teaches, Workload
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.trial import Speedup, Trial
+from gpuconsole.runtime.front import FrontError, View
+
+H200 = Device(
+    "gpu:0", "NVIDIA H200", 150_754_820_096, "GPU-0000", Peaks(bf16_flops_per_s=989e12, memory_bytes_per_s=4.8e12, source="datasheet"), "5.0 x16", ""
+)
+HOST = Device("cpu", "AMD EPYC 9654 96-Core Processor", 16 << 30)
+NO_GPU = "no NVIDIA driver: libnvidia-ml.so.1 not found"
+KNOBS: Knobs = {"batch_size": 8, "seq_len": 256, "precision": "fp32", "torch_compile": "off", "num_workers": 0, "prefetch_factor": 2,
+                "pin_memory": False, "log_every": 1, "save_every": 0, "optim": "adamw", "storage_latency_ms": 2.0}  # fmt: skip
+PHASES = {"data_wait": 0.41, "h2d": 0.012, "forward": 0.18, "backward": 0.29, "optimizer": 0.06, "logging": 0.003, "other": 0.045}
+GPU_VALUES = {
+    "gpu.sm_active_ratio": 0.78, "gpu.tensor_active_ratio": 0.31, "gpu.hbm_used_bytes": 61.2 * 2**30, "gpu.hbm_total_bytes": 140.4 * 2**30,
+    "gpu.hbm_bytes_per_s": 2.02e12, "gpu.dram_active_ratio": 0.42, "gpu.pcie_rx_bytes_per_s": 12.1e9, "gpu.pcie_tx_bytes_per_s": 0.3e9,
+    "gpu.power_w": 612.0, "gpu.power_limit_w": 700.0, "gpu.temperature_c": 61.0, "gpu.sm_clock_hz": 1.98e9,
+    "workload.tokens_per_s": 18_240.0, "workload.samples_per_s": 71.2, "workload.step_time_s": 0.44, "workload.mfu_ratio": 0.31,
+}  # fmt: skip
+HOST_VALUES = {
+    "host.cores_busy": 3.2, "host.run_queue_delay_ratio": 0.18, "host.memory_used_bytes": 5.1 * 2**30, "host.memory_total_bytes": 16.0 * 2**30,
+    "host.disk_read_bytes_per_s": 0.0, "host.disk_write_bytes_per_s": 1.2e6, "host.net_rx_bytes_per_s": 420.0, "host.net_tx_bytes_per_s": 1800.0,
+}  # fmt: skip
+
+WORKERS = Suggestion(
+    {"num_workers": 4}, Interval(1.45, 1.69), "The GPU waits for batches; workers load them beside the step.", "loader = DataLoader(data, num_workers=4)"
+)
+STARVED = Finding(
+    "input.too_few_workers", "fires", "Too few dataloader workers", 0.41, "high", "data wait 182 of 440 ms; +1 worker raised the loader 1.9x",
+    (Evidence("data_wait_ratio", 0.41, "ratio", 0.1, "step account, n=812"), Evidence("loader_speedup", 1.9, "x", 1.2, "probe: one more worker")),
+    (WORKERS, Suggestion({"num_workers": 2}, Interval(1.3, 1.5), "Half of it.", "")),
+)  # fmt: skip
+FP32 = Finding(
+    "compute.fp32_matmuls", "fires", "fp32 matmuls on a device with tensor cores", 0.22, "medium", "forward and backward 207 of 440 ms in fp32",
+    (), (Suggestion({"precision": "bf16"}, Interval(1.1, 1.25), "Tensor cores multiply bf16 faster.", "with torch.autocast('cuda', torch.bfloat16):"),),
+)  # fmt: skip
+COMM = Finding("comm.exposed", "cant_tell", "Exposed communication", summary="needs comm_ratio", missing=("comm_ratio",))
+LOGGING = Finding("side.logging", "clear", "Logging every step", summary="logging takes 0.3 % of a step")
+FINDINGS = [FP32, STARVED, COMM, LOGGING]
+
+GPT = Workload("training.gpt", "a small transformer", "tokens", tuple(KNOBS))
+SCENARIOS = [
+    Scenario("train-gpt", "Train a small transformer", GPT, "A GPT on plain text, healthy settings.", KNOBS, {}, {}, Teaches("a healthy run", "", {})),
+    Scenario("data-starved", "A loader that cannot keep up", GPT, "Slow storage and no loader workers: the device waits for its batches.",
+             KNOBS, {"batch_size": 4}, {}, Teaches("data_wait is the largest part of a step", "input.too_few_workers", {"num_workers": 4})),
+    Scenario("logging-heavy", "Logging every step", GPT, "Histograms of all gradients, each step.", KNOBS, {}, {}, Teaches("logging", "side.logging", {"log_every": 50})),
+]  # fmt: skip
+
+
+def summary(rate: float, phases: dict[str, float] = PHASES) -> Summary:
+    step = 8000 / rate
+    return Summary(
+        tokens_per_s=Distribution(rate, rate * 0.0115, 812, rate),
+        samples_per_s=Distribution(rate / 256, 0.8, 812, rate / 256),
+        step_time_s=Distribution(step, step * 0.05, 812, step, step * 1.1, step * 1.12, step * 1.2),
+        phases_ratio=phases, mfu_ratio=0.31, mfu_peak_source="datasheet bf16", steps=812,
+    )  # fmt: skip
+
+
+def view(**changes: object) -> View:
+    """Nothing running on a host without a GPU."""
+    base = View(
+        now=200.0, environment=Environment(host="gpubox-07", cores=4, driver=None), devices=(HOST,), device="cpu", no_gpu_reason=NO_GPU,
+        latest={series_key(name, "cpu"): value for name, value in HOST_VALUES.items()} | {series_key("console.cpu_ratio", "console"): 0.011},
+        unavailable={}, lost={}, runs=(), trials=(), state="", stage="", probing="", running_s=0.0, notes=(), own_cpu_ratio=0.011,
+        recording=False, recording_to="", ended=False,
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **changes)
+
+
+def _of(values: dict[str, float], device: str) -> dict[str, float]:
+    return {series_key(name, device): value for name, value in values.items()}
+
+
+def steps(mean: float, n: int = 400) -> tuple[float, ...]:
+    return tuple(mean * (1 + 0.06 * math.sin(i * 1.7) + (0.2 if i % 67 == 0 else 0)) for i in range(n))
+
+
+def gpu_view(**changes: object) -> View:
+    """An H200 with a baseline, a kept trial, a reverted one, and findings on the current run."""
+    first = Run("1", "train-gpt", "training.gpt", {**KNOBS, "optim": "adamw"}, "gpu:0", "finished", started="2026-11-21T10:00:00Z", duration_s=60.0, summary=summary(15_100))
+    second = Run(
+        "2", "train-gpt", "training.gpt", {**KNOBS, "optim": "adamw_fused"}, "gpu:0", "running", started="2026-11-21T10:01:05Z", steady_from_s=6.0,
+        changes={"optim": "adamw_fused"}, summary=summary(18_240), findings=FINDINGS,
+    )  # fmt: skip
+    kept = Trial("1", "1", {"optim": "adamw_fused"}, "done", Speedup(1.21, 1.18, 1.24), None, 12, Interval(1.1, 1.3), "win", True)
+    lost = Trial("2", "2", {"precision": "bf16"}, "done", Speedup(0.45, 0.43, 0.47), None, 8, Interval(1.1, 1.25), "worse", False)
+    reasons = {series_key(f"gpu.nvlink_{way}_bytes_per_s", "gpu:0"): "no NVLink on this device: not linked to another GPU" for way in ("rx", "tx")}
+    shown = view(
+        environment=Environment(host="gpubox-07", cores=96, driver="580.159.03"), devices=(H200, HOST), device="gpu:0", no_gpu_reason="",
+        latest=_of(GPU_VALUES, "gpu:0") | _of(HOST_VALUES, "cpu"), unavailable=reasons, runs=(first, second), trials=(kept, lost),
+        state="running", running_s=102.0, step_times=steps(0.44),
+    )  # fmt: skip
+    return msgspec.structs.replace(shown, **changes)
+
+
+def trial_view() -> View:
+    """The same, in the midst of a trial."""
+    trial = Trial("3", "2", {"num_workers": 4}, "running", Speedup(1.52, 1.40, 1.66), None, 6, Interval(1.45, 1.69), elapsed_s=12.0)
+    before = gpu_view()
+    return msgspec.structs.replace(before, trials=(*before.trials, trial))
+
+
+def cpu_view(**changes: object) -> View:
+    """A host without a GPU, in the midst of a run that is not steady yet."""
+    run = Run("1", "data-starved", "training.gpt", {**KNOBS, "batch_size": 4}, "cpu", "running", started="2026-11-21T10:00:00Z", summary=summary(2_310))
+    workload = {"workload.tokens_per_s": 2_310.0, "workload.samples_per_s": 9.0, "workload.step_time_s": 0.111, "workload.flops_per_s": 41.3e9, "workload.mfu_ratio": 0.34}
+    shown = view(
+        latest=view().latest | _of(workload, "cpu"), runs=(run,), state="running", running_s=12.0, step_times=steps(0.111),
+        unavailable={series_key("host.io_pressure_ratio", "cpu"): "/proc/pressure/io cannot be read"},
+    )  # fmt: skip
+    return msgspec.structs.replace(shown, **changes)
+
+
+def failed_view(error: str = "out of memory at batch_size 64: 140 GiB in use, 2.1 GiB asked for") -> View:
+    run = Run("1", "train-gpt", "training.gpt", {**KNOBS, "batch_size": 64}, "cpu", "failed", error)
+    return view(runs=(run,), state="failed", notes=("the worker ended with exit code 1",))
+
+
+class FakeFront:
+    """A front that shows `shown` and only notes what it is asked to do."""
+
+    def __init__(self, shown: View) -> None:
+        self.shown = shown
+        self.calls: list[tuple[object, ...]] = []
+        self.error = ""
+        self.list = SCENARIOS
+        self.views = 0
+
+    def view(self) -> View:
+        self.views += 1
+        return self.shown
+
+    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
+        value = self.shown.latest.get(key)
+        if value is None:
+            return [None] * columns
+        wave = (0.75 + 0.25 * math.sin((columns - i) / 5) + 0.08 * math.sin(i * 2.3) for i in range(columns))
+        return [None if i < columns // 8 else value * part for i, part in enumerate(wave)]
+
+    def points(self, key: str) -> tuple[list[float], list[float]]:
+        value = self.shown.latest.get(key)
+        if value is None:
+            return [], []
+        times = [float(t) for t in range(30, int(self.shown.now))]
+        return times, [value * (0.82 if t < 98 else 1.0) * (1 + 0.02 * math.sin(t * 1.9)) for t in times]
+
+    def scenarios(self) -> list[Scenario]:
+        return self.list
+
+    def _call(self, *call: object) -> None:
+        self.calls.append(call)
+        if self.error:
+            raise FrontError(self.error)
+
+    async def start(self, scenario: str, overrides: Knobs) -> None:
+        self._call("start", scenario, overrides)
+
+    async def stop(self) -> None:
+        self._call("stop")
+
+    async def set_knobs(self, changes: Knobs) -> None:
+        self._call("set_knobs", changes)
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        self._call("try_change", changes, predicted)
+        await asyncio.sleep(0)
+        return Trial("9", "2", changes, "done", Speedup(1.5, 1.4, 1.6), verdict="win", kept=True)
+
+    async def revert(self) -> None:
+        self._call("revert")
+
+    def export(self, path: Path | None = None) -> Path:
+        self._call("export")
+        return Path("snapshot.json")
+
+    def toggle_recording(self, path: Path | None = None) -> Path | None:
+        self._call("record", path)
+        return Path("session.jsonl")
+
+    async def close(self) -> None:
+        self.calls.append(("close",))
