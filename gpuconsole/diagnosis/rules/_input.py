@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gpuconsole.diagnosis.case import Case, Threshold, speedup_interval
-from gpuconsole.model.finding import Interval
+from gpuconsole.model.finding import Evidence, Interval
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step warns, 20 % is serious")
 SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes on a core for less than half of their time wait for storage")
@@ -59,9 +59,8 @@ def one_worker_rate(case: Case) -> float:
 
 
 def compute_s(case: Case) -> float:
-    """Seconds of a step without its wait for data: never less than a cached batch takes (probe P1) where that is known."""
-    rest = case.value("step_s") * (1 - case.value("data_wait_ratio"))
-    return max(rest, case.get("probe.cached_pass_s", 0.0), 1e-9)
+    """Seconds of a step without its wait for data, from the account: nothing of it hides behind `next()`."""
+    return max(case.value("step_s") * (1 - case.value("data_wait_ratio")), 1e-9)
 
 
 def predicted(case: Case, workers: int) -> float:
@@ -77,8 +76,19 @@ def predicted_interval(case: Case, workers: int) -> Interval:
     return speedup_interval(predicted(case, workers), PREDICTION_ERROR)
 
 
-def evidence_signals() -> tuple[str, ...]:
-    return ("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_samples_per_s", "probe.loader_plus_1_samples_per_s")
+def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
+    """What every input finding shows: the wait, the loader's CPU share, its rate now and with one worker more, and the
+    step without input (probe P1), where that has run."""
+    shown = [
+        case.evidence("data_wait_ratio", WAIT.value),
+        case.evidence("probe.loader_cpu_ratio", cpu_threshold.value),
+        case.evidence("probe.loader_samples_per_s"),
+        case.evidence("probe.loader_plus_1_samples_per_s"),
+        case.evidence("step_s"),
+    ]
+    if "probe.cached_pass_s" in case.signals:
+        shown.append(case.evidence("probe.cached_pass_s"))
+    return tuple(shown)
 
 
 def worker_code(workers: int) -> str:

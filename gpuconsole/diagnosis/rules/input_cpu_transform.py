@@ -23,11 +23,7 @@ def check(case: Case) -> Finding:
         f"a step waits {wait:.0%} of its time for data whose transforms compute {cpu:.0%} of the time, and more workers would find no core",
         recoverable=wait,
         confidence="high" if cpu >= _input.SATURATED.value else "medium",
-        evidence=(
-            case.evidence("data_wait_ratio", _input.WAIT.value),
-            case.evidence("probe.loader_cpu_ratio", _input.SATURATED.value),
-            case.evidence("cores"),
-        ),
+        evidence=_input.evidence(case, _input.SATURATED),
         suggestions=some(
             suggest(
                 case,

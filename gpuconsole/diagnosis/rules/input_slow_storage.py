@@ -23,12 +23,7 @@ def check(case: Case) -> Finding:
         f"a step waits {wait:.0%} of its time for data, and while it does the loader sleeps: it is on a core only {cpu:.0%} of the time",
         recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
         confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
-        evidence=(
-            case.evidence("data_wait_ratio", _input.WAIT.value),
-            case.evidence("probe.loader_cpu_ratio", _input.SLEEPS.value),
-            case.evidence("probe.loader_samples_per_s"),
-            case.evidence("probe.loader_plus_1_samples_per_s"),
-        ),
+        evidence=_input.evidence(case, _input.SLEEPS),
         suggestions=some(
             suggest(
                 case,
