@@ -37,7 +37,7 @@ class Interval(msgspec.Struct, frozen=True):
 
     @property
     def middle(self) -> float:
-        return (self.low * self.high) ** 0.5
+        return float((self.low * self.high) ** 0.5)
 
 
 class Suggestion(msgspec.Struct, frozen=True):

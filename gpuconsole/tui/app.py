@@ -38,6 +38,7 @@ from gpuconsole.tui.widgets.zone import Zone
 
 T = TypeVar("T")
 
+
 CLOSE_S = 3.0
 HANG_UP_S = 8.0
 """After a hang-up the terminal may be gone and anything may block: then the process ends all the same."""
@@ -215,7 +216,7 @@ class ConsoleApp(App[int]):
             ("Devices", "All metrics with their sources", "device"),
             ("Help", "Keys, and how to read the screen", "help"),
         ):
-            yield SystemCommand(title, help_text, lambda name=name: self.action_open(name))  # type: ignore[misc]
+            yield SystemCommand(title, help_text, lambda name=name: self.action_open(name))
         yield SystemCommand("Revert", "Undo the last change that was kept", self.action_revert)
         yield SystemCommand("Record", "Begin or end a recording", self.action_record)
         yield SystemCommand("Export", "Write a snapshot", self.action_export)

@@ -27,7 +27,7 @@ def test_the_main_job_by_keys(tmp_path: Path) -> None:
         terminal.press("enter")
         terminal.wait_for("kept", timeout_s=60)
         terminal.press("u")
-        terminal.wait_for("log_every 20", "log_every 1", timeout_s=20)
+        terminal.wait_for("reverted the last kept change", timeout_s=20)
         terminal.press("e")
         wait_until(lambda: list(tmp_path.glob("gpuconsole-*.json")), 10, "the snapshot")
         terminal.press("q")
@@ -83,8 +83,10 @@ def test_a_worker_killed_is_told_on_the_screen_and_keys_still_work(tmp_path: Pat
         terminal.wait_for("SIGKILL")
         terminal.press("?")
         terminal.wait_for("Help")
-        terminal.press("escape", "q")
-        assert terminal.wait_exit() == 0
+        terminal.press("escape")
+        terminal.wait_for("Diagnosis", "Runs")
+        terminal.press("q")
+        assert terminal.wait_exit() == 1  # the workload failed
 
 
 def test_a_recording_is_marked_as_one(tmp_path: Path) -> None:

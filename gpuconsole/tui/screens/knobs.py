@@ -59,7 +59,7 @@ class KnobsScreen(BackScreen):
         self._zone.repaint()
 
     @property
-    def _name(self) -> str:
+    def _chosen(self) -> str:
         return list(self._values)[self._cursor]
 
     def action_move(self, step: int) -> None:
@@ -68,23 +68,23 @@ class KnobsScreen(BackScreen):
             self._zone.repaint()
 
     def action_edit(self) -> None:
-        if not self._values or self._name not in CATALOGUE:
+        if not self._values or self._chosen not in CATALOGUE:
             return
-        knob = CATALOGUE[self._name]
+        knob = CATALOGUE[self._chosen]
         self._heading.say(f"{knob.name}: {knob.allowed()}; enter takes it, escape does not")
-        self._input.value = show(self._pending.get(self._name, self._values[self._name]))
+        self._input.value = show(self._pending.get(self._chosen, self._values[self._chosen]))
         self._input.display = True
         self._input.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
-            value = CATALOGUE[self._name].parse(event.value.strip())
+            value = CATALOGUE[self._chosen].parse(event.value.strip())
         except KnobError as error:
             self._heading.say(str(error), "alert")
             return
-        self._pending.pop(self._name, None)
-        if value != self._values[self._name]:
-            self._pending[self._name] = value
+        self._pending.pop(self._chosen, None)
+        if value != self._values[self._chosen]:
+            self._pending[self._chosen] = value
         self._end_edit()
 
     def _end_edit(self) -> None:
@@ -102,7 +102,7 @@ class KnobsScreen(BackScreen):
 
     def action_forget(self) -> None:
         if self._values:
-            self._pending.pop(self._name, None)
+            self._pending.pop(self._chosen, None)
             self._end_edit()
 
     def action_apply(self) -> None:

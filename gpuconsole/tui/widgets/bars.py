@@ -34,14 +34,14 @@ class TitleBar(Zone):
         super().__init__()
         self._title = title
         self._message = ""
-        self._style = "dim"
+        self._look = "dim"
 
     def say(self, message: str, style: str = "dim") -> None:
-        self._message, self._style = message, style
+        self._message, self._look = message, style
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        return [spread(width, [(self._title, "heading"), ("   ", ""), (self._message, self._style)], []), line(width)]
+        return [spread(width, [(self._title, "heading"), ("   ", ""), (self._message, self._look)], []), line(width)]
 
 
 class PageZone(Zone, can_focus=True):
