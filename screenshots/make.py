@@ -44,19 +44,25 @@ async def session(scenario: str, size: tuple[int, int], label: str, record: Path
         files.append(path)
 
     async with app.run_test(size=size) as pilot:
+
+        async def look(key: str, name: str) -> None:
+            await pilot.press(key)
+            await pilot.pause(1.0)
+            keep(name)
+            await pilot.press("escape")
+
         await until(lambda: any(f.suggestions for r in engine.view().runs for f in r.findings), 90)
         await pilot.pause(2.5)
         keep("finding")
+        if whole:
+            await look("d", "details")
         await pilot.press("enter")
         await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
         await pilot.pause(16 if whole else 8)
         keep("main")
         if whole:
-            for key, name in (("d", "details"), ("h", "history"), ("k", "knobs"), ("i", "device"), ("s", "scenarios")):
-                await pilot.press(key)
-                await pilot.pause(1.0)
-                keep(name)
-                await pilot.press("escape")
+            for key, name in (("h", "history"), ("k", "knobs"), ("i", "device"), ("s", "scenarios")):
+                await look(key, name)
         await pilot.press("q")
     return files
 

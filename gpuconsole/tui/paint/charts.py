@@ -36,6 +36,7 @@ def step_times(seconds: list[float], width: int, height: int) -> str:
     figure = _figure(width, height)
     figure.draw(figure.bar([low + (n + 0.5) * span for n in range(bins)], counts, width=1.0))
     _ticks(figure, "x", low, high, lambda value: format.duration(value).strip())
+    _ticks(figure, "y", 0, max(counts), lambda value: f"{value:.0f}", min(5, max(counts) + 1))
     figure.title(f"step times, {len(ordered)} recent steps" + (f", {len(ordered) - len(inside)} longer ones left out" if len(inside) < len(ordered) else ""))
     return _text(figure)
 
@@ -46,6 +47,7 @@ def _figure(width: int, height: int) -> Any:
     plotext.terminal.limit(False, False)
     figure = plotext.figure
     figure.clear.all()
+    figure.theme("simple")  # the terminal's own background
     figure.plot_size(width, height)
     return figure
 

@@ -34,10 +34,10 @@ def _cpu(view: View) -> list[Tile]:
     return [
         _cores(view),
         _ratio(view, "run-queue delay", "host.run_queue_delay_ratio"),
-        _memory(view, "memory used", "host.memory_used_bytes", "host.memory_total_bytes"),
+        _memory(view, "memory", "host.memory_used_bytes", "host.memory_total_bytes"),
         _flops(view),
         _pair(view, "disk", "host.disk_{}_bytes_per_s", ("read", "write"), ("r", "w")),
-        _pair(view, "network", "host.net_{}_bytes_per_s", ("rx", "tx")),
+        _pair(view, "net", "host.net_{}_bytes_per_s", ("rx", "tx")),
         _throughput(view),
         _step(view),
     ]

@@ -34,14 +34,14 @@ class TitleBar(Zone):
         super().__init__()
         self._title = title
         self._message = ""
-        self._look = "dim"
+        self._tone = "dim"
 
     def say(self, message: str, style: str = "dim") -> None:
-        self._message, self._look = message, style
+        self._message, self._tone = message, style
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        return [spread(width, [(self._title, "heading"), ("   ", ""), (self._message, self._look)], []), line(width)]
+        return [spread(width, [(self._title, "heading"), ("   ", ""), (self._message, self._tone)], []), line(width)]
 
 
 class PageZone(Zone, can_focus=True):

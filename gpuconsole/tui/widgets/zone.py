@@ -71,11 +71,11 @@ class Zone(Widget):
             return Strip.blank(width)
         strip = self._strips.get(y)
         if strip is None:
-            segments = [Segment(text, self._style(name)) for text, name in self._rows[y]]
+            segments = [Segment(text, self._look(name)) for text, name in self._rows[y]]
             strip = self._strips[y] = Strip(segments).adjust_cell_length(width)
         return strip
 
-    def _style(self, name: str) -> Style:
+    def _look(self, name: str) -> Style:
         style = self._looks.get(name)
         if style is None:
             style = self._looks[name] = self.rich_style + style_of(name)
