@@ -1,32 +1,37 @@
-"""Charts to study, drawn on demand by plotext."""
+"""Charts to study, drawn on demand by plotext and coloured by us, so that they keep to the terminal's own colours."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuconsole.tui.paint import format
+from gpuconsole.tui.paint.cells import Row, line
 
 BINS = 40
+_DATA = re.compile("([▀▄█▌▐▖▗▘▝▚▞▙▛▜▟]+)")
 
 
-def throughput(times: list[float], values: list[float], marks: list[float], unit: str, width: int, height: int) -> str:
-    """Throughput over session time, with a line where knobs changed. Text with colour escapes."""
+def throughput(times: list[float], values: list[float], marks: Sequence[float], unit: str, width: int, height: int) -> list[Row]:
+    """Throughput over session time, with a line where knobs changed."""
     figure = _figure(width, height)
+    top = max(values) * 1.1 or 1.0
+    figure.draw(figure.signal(times, values).lines())
     for t in marks:
         figure.line(t, "v", style="dotted")
-    figure.draw(figure.signal(times, values).lines())
-    figure.ruler("y").lim(0, max(values) * 1.1 or 1.0)
-    _ticks(figure, "y", 0, max(values) * 1.1, lambda value: format.rate(value, 0))
-    _ticks(figure, "x", min(times), max(times), format.clock)
-    figure.title(f"throughput, {unit}, over session time; a dotted line: knobs changed")
-    return _text(figure)
+    figure.ruler("y").lim(0, top)
+    _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: format.rate(value, 0))
+    _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), format.clock)
+    title = f"throughput, {unit}, over session time" + ("; dotted: knobs changed" if marks else "")
+    return _rows(figure, title, width)
 
 
-def step_times(seconds: list[float], width: int, height: int) -> str:
+def step_times(seconds: Sequence[float], width: int, height: int) -> list[Row]:
     """How long steps took: a histogram up to the 99.5th percentile, so that one straggler does not flatten the rest."""
     ordered = sorted(seconds)
-    top = ordered[min(len(ordered) - 1, int(len(ordered) * 0.995))]
-    inside = [value for value in ordered if value <= top]
+    inside = ordered[: max(1, int(len(ordered) * 0.995))]
     low, high = inside[0], inside[-1]
     bins = max(1, min(BINS, len(set(inside))))
     span = (high - low) / bins or high or 1.0
@@ -35,27 +40,48 @@ def step_times(seconds: list[float], width: int, height: int) -> str:
         counts[min(bins - 1, int((value - low) / span))] += 1
     figure = _figure(width, height)
     figure.draw(figure.bar([low + (n + 0.5) * span for n in range(bins)], counts, width=1.0))
-    _ticks(figure, "x", low, high, lambda value: format.duration(value).strip())
-    _ticks(figure, "y", 0, max(counts), lambda value: f"{value:.0f}", min(5, max(counts) + 1))
-    figure.title(f"step times, {len(ordered)} recent steps" + (f", {len(ordered) - len(inside)} longer ones left out" if len(inside) < len(ordered) else ""))
-    return _text(figure)
+    _ticks(figure, "x", round_ticks(low, high, 6), lambda value: format.duration(value).strip())
+    _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
+    points = ", ".join(f"p{q} {format.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
+    left_out = len(ordered) - len(inside)
+    title = f"step times of {len(ordered)} recent steps: {points}" + (f"; {left_out} longer not drawn" if left_out else "")
+    return _rows(figure, title, width)
+
+
+def round_ticks(low: float, high: float, count: int, steps: Sequence[float] = ()) -> list[float]:
+    """About `count` round numbers between `low` and `high`. `steps` are tried first (seconds want 15 and 30)."""
+    wanted = max(high - low, 1e-12) / max(1, count)
+    step = next((one for one in steps if one >= wanted), 0.0)
+    if not step:
+        power = 10.0 ** math.floor(math.log10(wanted))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _percentile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
 
 
 def _figure(width: int, height: int) -> Any:
+    """Plotext's one figure, empty. Imported here: it costs time, and few open the charts."""
     import plotext
 
     plotext.terminal.limit(False, False)
     figure = plotext.figure
     figure.clear.all()
-    figure.theme("simple")  # the terminal's own background
-    figure.plot_size(width, height)
+    figure.plot_size(max(20, width), max(5, height - 1))
     return figure
 
 
-def _ticks(figure: Any, axis: str, low: float, high: float, text: Any, count: int = 5) -> None:
-    positions = [low + (high - low) * n / (count - 1) for n in range(count)]
+def _ticks(figure: Any, axis: str, positions: list[float], text: Callable[[float], str]) -> None:
     figure.ruler(axis).ticks(positions, [text(value) for value in positions])
 
 
-def _text(figure: Any) -> str:
-    return str(figure.build().string())
+def _rows(figure: Any, title: str, width: int) -> list[Row]:
+    """The chart as rows: data in the accent colour, the frame dim."""
+    rows = [line(width, (title, "title"))]
+    for text in figure.build().string(colorless=True).rstrip("\n").split("\n"):
+        parts = _DATA.split(text)
+        rows.append(line(width, *((part, "trace" if n % 2 else "dim") for n, part in enumerate(parts))))
+    return rows

@@ -20,7 +20,7 @@ def paint_details(view: View, width: int) -> list[Row]:
     if not firing:
         rows += [heading("Nothing fires", width), *paragraph("No rule found time that could be won back.", width, "dim"), blank(width)]
     for number, finding in enumerate(firing, 1):
-        rows += _finding(number, finding, run.knobs, width) + [blank(width)]
+        rows += [*_finding(number, finding, run.knobs, width), blank(width)]
     rows += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"], width)
     rows += _group("Clear", [one for one in run.findings if one.state == "clear"], width)
     if not run.findings:
@@ -69,4 +69,4 @@ def _group(title: str, findings: list[Finding], width: int) -> list[Row]:
     rows = [heading(f"{title} ({len(findings)})", width)]
     for finding in findings:
         rows += labelled(f"  {finding.rule}", finding.summary or finding.title, width, min(38, width // 2))
-    return rows + [blank(width)]
+    return [*rows, blank(width)]

@@ -7,7 +7,7 @@ from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import facts, format
-from gpuconsole.tui.paint.cells import Row, Segment, blank, inner_width, line, panel, spread, wrap
+from gpuconsole.tui.paint.cells import Row, Segment, blank, cell_width, inner_width, line, panel, spread, wrap
 from gpuconsole.tui.paint.trial import paint_done, paint_running
 
 
@@ -84,7 +84,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
 def _headline(number: int, finding: Finding, width: int) -> Row:
     right: list[Segment] = []
     if not finding.note:
-        full = width >= 56
+        full = width >= cell_width(finding.title) + 31
         right = [(f"  {format.percent(finding.recoverable_ratio)}{' recoverable' if full else ''}", "accent"), (f"  {finding.confidence:<6}", "dim")]
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
 

@@ -34,6 +34,8 @@ def reason(view: View, metric: str) -> str:
         return known
     if device in view.lost:
         return view.lost[device]
+    if metric.startswith("workload.") and view.run is not None and view.run.state == "failed":
+        return "the run failed"
     if metric.startswith("workload."):
         return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
     return "no sample yet"

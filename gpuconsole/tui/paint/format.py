@@ -47,15 +47,16 @@ def size_bytes(value: float | None) -> str:
     return f"{digits(value / 1024.0**power):>4} {_BINARY[power]:<3}"
 
 
-def used_of(used: float | None, total: float | None) -> str:
-    """`61.0/140 GiB`: both in the unit of the total."""
+def used_of(used: float | None, total: float | None, places: int | None = None) -> str:
+    """`61.2/140 GiB`: both in the unit of the total. `places` instead of three digits, where room is scarce."""
     if used is None:
         return NA
     if not total:
         return size_bytes(used).strip()
     power = _scale(total, 1024.0, len(_BINARY))
     whole = digits(total / 1024.0**power)
-    return f"{digits(used / 1024.0**power):>4}/{whole} {_BINARY[power]}"
+    part = used / 1024.0**power
+    return f"{digits(part) if places is None else f'{part:.{places}f}':>4}/{whole} {_BINARY[power]}"
 
 
 def percent(ratio: float | None) -> str:

@@ -44,7 +44,7 @@ def _meaning(name: str, values: Knobs, width: int) -> list[Row]:
     when = "hot: takes effect between two steps" if knob.apply == "hot" else "cold: needs a new worker, so only a trial can change it"
     if knob.changes_training:
         when += "; changes what is learnt per step, not only how fast"
-    rows = [blank(width)] + labelled(name, f"{knob.meaning}.", width, max(12, len(name) + 2))
+    rows = [blank(width), *labelled(name, f"{knob.meaning}.", width, max(12, len(name) + 2))]
     rows += labelled("applies", when, width, max(12, len(name) + 2))
     if knob.examples:
         rows += labelled("for example", ", ".join(show(value) for value in knob.examples), width, max(12, len(name) + 2))

@@ -34,7 +34,7 @@ def plan(width: int, height: int, devices: int = 1) -> Plan:
     header = 1 + (min(devices, 4 if tall else 1) if height >= 10 else 0)
     rest = max(0, height - header - grid * tile_height - phases - 1)
     if wide:
-        runs_width = max(46, width * 9 // 20)
+        runs_width = width // 2
         return Plan(header, grid * tile_height, tile_height, per_row, grid * per_row == 8, phases, rest, rest, runs_width, boxed)
     runs = 0 if rest < 8 else min(9, max(4, rest // 3))
     return Plan(header, grid * tile_height, tile_height, per_row, False, phases, rest - runs, runs, 0, boxed)

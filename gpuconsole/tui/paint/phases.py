@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.run import PHASES
+from gpuconsole.model.run import PHASES, Run
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import facts, format
 from gpuconsole.tui.paint.cells import Row, Segment, fill, inner_width, line, panel, row_width
@@ -29,7 +29,7 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     parts = visible_parts(run.summary.phases_ratio if run else {})
     bare = height < 3
     if parts:
-        rows = [_bar(parts, inner), *_legend(parts, inner, height - (3 if boxed else 1 if bare else 2))]
+        rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, height - (3 if boxed else 1 if bare else 2))]
     else:
         rows = [line(inner, (_nothing(view), "dim"))]
     if bare:
@@ -58,8 +58,11 @@ def _bar(parts: list[tuple[str, float]], width: int) -> Row:
     return line(width, *((LOOKS[name][0] * count, LOOKS[name][1]) for (name, _), count in zip(parts, columns, strict=True)))
 
 
-def _legend(parts: list[tuple[str, float]], width: int, height: int) -> list[Row]:
-    """Every part with its share; where not all fit, the largest."""
+def _legend(parts: list[tuple[str, float]], step_s: float | None, width: int, height: int) -> list[Row]:
+    """Every part with its share, and its time where there is room; where not all fit, the largest."""
+    timed = _flow(parts, width, step_s) if step_s is not None else []
+    if timed and len(timed) <= height:
+        return timed
     for keep in range(len(parts), 0, -1):
         largest = {name for name, _ in sorted(parts, key=lambda part: -part[1])[:keep]}
         rows = _flow([part for part in parts if part[0] in largest], width)
@@ -68,17 +71,23 @@ def _legend(parts: list[tuple[str, float]], width: int, height: int) -> list[Row
     return []
 
 
-def _flow(parts: list[tuple[str, float]], width: int) -> list[Row]:
+def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = None) -> list[Row]:
     rows: list[list[Segment]] = [[]]
     for name, ratio in parts:
         glyph, style = LOOKS[name]
         entry: list[Segment] = [(f"{glyph} ", style), (name, ""), (f" {format.percent(ratio)}", "title")]
+        entry += [(f" {format.duration(ratio * step_s)}", "dim")] if step_s is not None else []
         gap: list[Segment] = [("   ", "")] if rows[-1] else []
         if row_width(rows[-1] + gap + entry) > width and rows[-1]:
             rows.append(entry)
         else:
             rows[-1] += gap + entry
     return [line(width, *row) for row in rows]
+
+
+def _step_s(run: Run | None) -> float | None:
+    times = run.summary.step_time_s if run else None
+    return times.mean if times else None
 
 
 def _nothing(view: View) -> str:

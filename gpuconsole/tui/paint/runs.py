@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from gpuconsole.model.knobs import describe_changes
@@ -65,13 +66,13 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     found = entries(view)
     numbers = max([1, *(len(entry.number) for entry in found)])
-    rates = max([8, *(len(entry.rate) for entry in found)])
+    unit = view.run.throughput[1] if view.run else "rate"
+    rates = max([len(unit), *(len(entry.rate) for entry in found)])
     change = inner - numbers - rates - 5 - 8 - 8
     if change < 12:  # too narrow for the spread: the mean alone
         found = [entry._replace(rate=entry.rate.split(" ± ")[0]) for entry in found]
-        rates = max([8, *(len(entry.rate) for entry in found)])
+        rates = max([len(unit), *(len(entry.rate) for entry in found)])
         change = inner - numbers - rates - 5 - 8 - 8
-    unit = view.run.throughput[1] if view.run else "rate"
     rows: list[Row] = []
     if room >= 3:
         head = f"{'#':<{numbers}}  {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':>5}  {'verdict':<8}"
@@ -82,8 +83,15 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     return panel("Runs", [], rows, width, height, boxed)
 
 
+def _short(change: str, width: int) -> str:
+    """Only the new values where there is no room for the old ones too."""
+    if len(change) <= width:
+        return change
+    return re.sub(r"\S+ -> ", "", change)
+
+
 def _row(entry: Entry, numbers: int, change: int, rates: int, width: int) -> Row:
     gain = format.speedup(entry.gain) if entry.gain is not None else " " * 5
     verdict = "good" if entry.verdict == "kept" else "alert" if entry.verdict == "failed" and entry.style == "alert" else entry.style
-    text = f"{entry.number:<{numbers}}  {fit(entry.change, change)}  {fit(entry.rate, rates, '>')}  "
+    text = f"{entry.number:<{numbers}}  {fit(_short(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
     return line(width, (text, entry.style), (gain, "good" if entry.verdict == "kept" else entry.style), (f"  {entry.verdict:<8}", verdict))

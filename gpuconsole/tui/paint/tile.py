@@ -13,7 +13,7 @@ History = Callable[[str, int], list[float | None]]
 
 
 class Trace(NamedTuple):
-    """A series to draw. `high` is the top of its scale, None: its own maximum."""
+    """A series to draw. `high` is the top of its scale, None: its own maximum. `label` stands before its last row."""
 
     key: str
     label: str = ""
@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 def paint_tile(tile: Tile, history: History, width: int, height: int) -> list[Row]:
     """One row: title and figure. Two: a sparkline under them. From three on: in a box."""
     missing = tile.figure.strip() == "n/a"
-    figure: Segment = (_figure(tile, width), "dim" if missing else "accent")
+    figure: Segment = (_figure(tile, width - (1 if height == 1 else 8)), "dim" if missing else "accent")
     if height == 1:
         room = width - cell_width(figure[0]) - 1
         return [spread(width, [(cut(tile.title, room), "dim"), (" ", "")], [figure])]
@@ -43,10 +43,10 @@ def paint_tile(tile: Tile, history: History, width: int, height: int) -> list[Ro
     return panel(tile.title, [figure], body, width, height, boxed)
 
 
-def _figure(tile: Tile, width: int) -> str:
-    """The fuller figure that leaves the title readable."""
-    room = width - min(cell_width(tile.title), 14) - 7
-    return tile.figure if cell_width(tile.figure) <= room or not tile.short else tile.short
+def _figure(tile: Tile, room: int) -> str:
+    """The full figure where it leaves the title whole, else the short one."""
+    fits = cell_width(tile.title) + cell_width(tile.figure) <= room
+    return tile.figure if fits or not tile.short else tile.short
 
 
 def _reason(tile: Tile, width: int, height: int) -> list[Row]:
@@ -62,8 +62,9 @@ def _traces(tile: Tile, history: History, width: int, height: int) -> list[Row]:
         each, more = divmod(height, len(traces))
         return [row for n, trace in enumerate(traces) for row in _trace(trace, history, width, each + (n < more))]
     each = width // len(traces)
-    last = width - each * (len(traces) - 1)
-    return beside(*(_trace(trace, history, last if n == len(traces) - 1 else each, 1) for n, trace in enumerate(traces)))
+    widths = [each - 1] * (len(traces) - 1) + [width - each * (len(traces) - 1)]
+    parts = [_trace(trace, history, columns, 1) for trace, columns in zip(traces, widths, strict=True)]
+    return [[segment for n, part in enumerate(parts) for segment in ([(" ", "")] if n else []) + part[0]]]
 
 
 def _trace(trace: Trace, history: History, width: int, height: int) -> list[Row]:

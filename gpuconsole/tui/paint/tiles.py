@@ -59,8 +59,8 @@ def _ratio(view: View, title: str, metric: str) -> Tile:
 
 
 def _memory(view: View, title: str, used: str, total: str) -> Tile:
-    whole = facts.latest(view, total)
-    return _tile(view, used, title, format.used_of(facts.latest(view, used), whole), (_trace(view, used, high=whole),))
+    now, whole = facts.latest(view, used), facts.latest(view, total)
+    return _tile(view, used, title, format.used_of(now, whole), (_trace(view, used, high=whole),), format.used_of(now, whole, places=0).strip())
 
 
 def _bandwidth(view: View) -> Tile:
@@ -75,14 +75,13 @@ def _bandwidth(view: View) -> Tile:
 
 
 def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: tuple[str, str] | None = None) -> Tile:
-    """Two directions of traffic, in the unit of the larger."""
+    """Two directions of traffic, in the unit of the larger; each figure stands before its own trace."""
     metrics = [pattern.format(name) for name in names]
     labels = labels or names
     first, second, unit = format.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
-    figure = f"{labels[0]} {first} {labels[1]} {second} {unit:>4}"
-    traces = tuple(_trace(view, metric, label) for metric, label in zip(metrics, labels, strict=True))
+    traces = tuple(_trace(view, metric, f"{label} {text}") for metric, label, text in zip(metrics, labels, (first, second), strict=True))
     metric = next((one for one in metrics if facts.latest(view, one) is not None), metrics[0])
-    return _tile(view, metric, title, figure, traces)
+    return _tile(view, metric, title, f"{unit:>4}", traces)
 
 
 def _cores(view: View) -> Tile:
@@ -109,7 +108,7 @@ def _step(view: View) -> Tile:
     p50, p99 = facts.percentiles(view)
     first, second, unit = format.durations(p50, p99)
     figure = f"p50 {first} p99 {second} {unit}"
-    short = f"{first}/{second.strip()} {unit}"
+    short = f"p50/99 {first}/{second.strip()} {unit}"
     if p50 is None:
         return Tile("step", format.NA, (), "", facts.reason(view, "workload.step_time_s"))
     return Tile("step", figure, (_trace(view, "workload.step_time_s"),), short)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.trial import Trial
 from gpuconsole.tui.paint import format
-from gpuconsole.tui.paint.cells import Row, line, spread
+from gpuconsole.tui.paint.cells import Row, line, row_width, spread
 
 WORDS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
 
@@ -48,11 +48,15 @@ def _scale(name: str, text: str, interval: tuple[float, float, float | None], to
 
 
 def paint_done(trial: Trial, width: int) -> list[Row]:
-    """The last trial's outcome in a row."""
+    """The last trial's outcome, in two rows where it does not fit in one."""
     if trial.state == "failed":
         text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or 'no reason given'}"
         return [line(width, (text, "alert"))]
     gain = format.speedup(trial.speedup.estimate).strip() if trial.speedup else "not measured"
-    outcome = f"{gain}  {WORDS.get(trial.verdict or '', '')}, {'kept' if trial.kept else 'reverted'}"
-    extra = f"  (predicted {format.interval(trial.predicted.low, trial.predicted.high)})" if trial.predicted else ""
-    return [line(width, ("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", ""), (outcome, "good" if trial.kept else ""), (extra, "dim"))]
+    verdict = "" if trial.kept else f" {WORDS.get(trial.verdict or '', '')},"
+    outcome = f"{gain}{verdict} {'kept' if trial.kept else 'reverted'}"
+    extra = f" (predicted {format.interval(trial.predicted.low, trial.predicted.high)})" if trial.predicted else ""
+    head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", ""), (outcome, "good" if trial.kept else "")]
+    if row_width(head) + len(extra) <= width or not extra:
+        return [line(width, *head, (extra, "dim"))]
+    return [line(width, *head), line(width, (f"           {extra}", "dim"))]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.widgets import Static
 
 from gpuconsole.model.metrics import series_key
 from gpuconsole.runtime.front import Front
 from gpuconsole.tui.paint import charts, facts, format
-from gpuconsole.tui.paint.cells import to_ascii
+from gpuconsole.tui.paint.cells import Row, fill, line
 from gpuconsole.tui.screens.base import BACK, BackScreen
-from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
-from gpuconsole.tui.widgets.zone import Zone
+from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
 
 class HistoryScreen(BackScreen):
-    """Throughput over time above, the distribution of step times below."""
+    """Throughput over time above, the distribution of step times below. Does not follow the session by itself."""
 
     BINDINGS = [Binding("r", "draw", show=False)]
     AUTO_FOCUS = ""
@@ -26,40 +22,27 @@ class HistoryScreen(BackScreen):
     def __init__(self, front: Front) -> None:
         super().__init__(front)
         self._heading = TitleBar("History")
-        self._upper = Static(markup=False)
-        self._lower = Static(markup=False)
+        self._charts = DrawnZone(self._draw)
 
     def compose(self) -> ComposeResult:
         yield self._heading
-        yield self._upper
-        yield self._lower
+        yield self._charts
         yield KeyBar((*BACK, ("r", "draw again")))
 
-    def on_mount(self) -> None:
-        self.call_after_refresh(self.action_draw)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self.action_draw)
-
     def action_draw(self) -> None:
+        self._charts.repaint()
+
+    def _draw(self, width: int, height: int) -> list[Row]:
         view = self.front.view()
         metric, unit = facts.throughput_metric(view)
         times, values = self.front.points(series_key(metric, view.device))
-        marks = facts.change_times(view, times[-1]) if times else []
-        self._heading.say(f"as of {format.clock(view.now)} session time; r draws again")
-        width, height = self._upper.size
+        self._heading.say(f"at {format.clock(view.now)} of the session; r draws again")
+        upper, lower = height - height // 2, height // 2
         if len(times) >= 2:
-            self._put(self._upper, charts.throughput(times, values, marks, unit, width, height))
+            rows = charts.throughput(times, values, facts.change_times(view, times[-1]), unit, width, upper)
         else:
-            self._upper.update("No throughput measured yet.")
-        width, height = self._lower.size
+            rows = [line(width, "No throughput measured yet.")]
+        rows = fill(rows, width, upper)
         if len(view.step_times) >= 2:
-            self._put(self._lower, charts.step_times(list(view.step_times), width, height))
-        else:
-            self._lower.update("No steps measured yet.")
-
-    @staticmethod
-    def _put(target: Static, chart: str) -> None:
-        if Zone.ascii_only:
-            chart = "\n".join(text for row in chart.split("\n") for text, _ in to_ascii([(row, "")]))
-        target.update(Text.from_ansi(chart, no_wrap=True))
+            return fill(rows + charts.step_times(view.step_times, width, lower), width, height)
+        return fill([*rows, line(width, "No steps measured yet.")], width, height)

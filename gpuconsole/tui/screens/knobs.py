@@ -13,8 +13,7 @@ from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, describe_changes
 from gpuconsole.runtime.front import Front, View
 from gpuconsole.tui.paint.knobs import paint_knobs
 from gpuconsole.tui.screens.base import BackScreen
-from gpuconsole.tui.screens.scenarios import PickerZone
-from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
+from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
 
 class KnobsScreen(BackScreen):
@@ -38,7 +37,7 @@ class KnobsScreen(BackScreen):
         self._pending: Knobs = {}
         self._cursor = 0
         self._heading = TitleBar("Knobs")
-        self._zone = PickerZone(lambda width, height: paint_knobs(self._values, self._pending, self._cursor, width, height))
+        self._zone = DrawnZone(lambda width, height: paint_knobs(self._values, self._pending, self._cursor, width, height))
         self._input = Input(compact=True)
 
     def compose(self) -> ComposeResult:

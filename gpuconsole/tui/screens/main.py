@@ -104,6 +104,7 @@ class MainScreen(Screen[None]):
         self._diagnosis.styles.height = new.diagnosis
         self._runs.styles.height = new.runs
         self._runs.styles.width = new.runs_width if beside else "1fr"
+        self._runs.styles.padding = (0, 0, 0, 2 if beside and not new.boxed else 0)
         self._runs.display = new.runs > 0
 
     def action_select(self, step: int) -> None:

@@ -10,20 +10,9 @@ from textual.widgets import Input
 
 from gpuconsole.runtime.front import Front, View
 from gpuconsole.tui.paint import facts
-from gpuconsole.tui.paint.cells import Row
 from gpuconsole.tui.paint.scenarios import matching, paint_picker
 from gpuconsole.tui.screens.base import BackScreen
-from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
-from gpuconsole.tui.widgets.zone import Zone
-
-
-class PickerZone(Zone):
-    def __init__(self, source: Callable[[int, int], list[Row]]) -> None:
-        super().__init__()
-        self._source = source
-
-    def paint(self, width: int, height: int) -> list[Row]:
-        return self._source(width, height)
+from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
 
 class ScenariosScreen(BackScreen):
@@ -47,7 +36,7 @@ class ScenariosScreen(BackScreen):
         self._cursor = 0
         self._scale = "gpu" if facts.device(front.view()).is_gpu else "cpu"
         self._heading = TitleBar("Scenarios")
-        self._zone = PickerZone(lambda width, height: paint_picker(self._shown, self._cursor, self._scale, width, height))
+        self._zone = DrawnZone(lambda width, height: paint_picker(self._shown, self._cursor, self._scale, width, height))
         self._filter = Input(placeholder="filter", compact=True)
 
     def compose(self) -> ComposeResult:

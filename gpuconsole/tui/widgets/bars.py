@@ -44,6 +44,17 @@ class TitleBar(Zone):
         return [spread(width, [(self._title, "heading"), ("   ", ""), (self._message, self._tone)], []), line(width)]
 
 
+class DrawnZone(Zone):
+    """Draws whatever its source paints for a width and height."""
+
+    def __init__(self, source: Callable[[int, int], list[Row]]) -> None:
+        super().__init__()
+        self._source = source
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        return self._source(width, height)
+
+
 class PageZone(Zone, can_focus=True):
     """Rows that scroll by key. `source` paints them all, for a width."""
 

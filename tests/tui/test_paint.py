@@ -1,0 +1,151 @@
+"""Painters: rows exactly as wide as asked, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from gpuconsole.model.device import Device
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.paint import charts, facts
+from gpuconsole.tui.paint.cells import Row, cell_width, cut, fit, to_ascii, wrap
+from gpuconsole.tui.paint.details import paint_details
+from gpuconsole.tui.paint.devices import paint_devices
+from gpuconsole.tui.paint.diagnosis import paint_diagnosis
+from gpuconsole.tui.paint.header import paint_header
+from gpuconsole.tui.paint.help import paint_help
+from gpuconsole.tui.paint.keys import MAIN, paint_keys
+from gpuconsole.tui.paint.knobs import paint_knobs
+from gpuconsole.tui.paint.layout import plan
+from gpuconsole.tui.paint.phases import columns_of, paint_phases
+from gpuconsole.tui.paint.runs import entries, paint_runs
+from gpuconsole.tui.paint.scenarios import matching, paint_picker
+from gpuconsole.tui.paint.spark import spark
+from gpuconsole.tui.paint.tile import paint_tiles
+from gpuconsole.tui.paint.tiles import tiles
+from gpuconsole.tui.theme import STYLES
+from tests.tui.fake_front import H200, KNOBS, SCENARIOS, FakeFront, cpu_view, failed_view, gpu_view, steps, trial_view, view
+
+HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
+WIDTHS = (*range(40, 201, 7), 200)
+
+
+def hostile_view() -> View:
+    shown = failed_view(HOSTILE)
+    devices = (msgspec.structs.replace(H200, name=HOSTILE), Device("cpu", HOSTILE))
+    return msgspec.structs.replace(shown, devices=devices, device="gpu:0", notes=(HOSTILE,), lost={"gpu:0": HOSTILE}, no_gpu_reason=HOSTILE)
+
+
+VIEWS: dict[str, Callable[[], View]] = {
+    "gpu": gpu_view, "trial": trial_view, "cpu": cpu_view, "failed": failed_view, "idle": view, "hostile": hostile_view,
+    "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
+}  # fmt: skip
+
+
+def text(rows: list[Row]) -> str:
+    return "\n".join("".join(part for part, _ in row) for row in rows)
+
+
+def everything(shown: View, width: int) -> list[Row]:
+    """What every painter makes of a view at one width."""
+    rows: list[Row] = []
+    front = FakeFront(shown)
+    for height in (12, 24, 40):
+        layout = plan(width, height)
+        rows += paint_header(shown, width, layout.header)
+        rows += paint_tiles(
+            tiles(shown, layout.all_tiles), lambda key, columns: front.history(key, columns, 60.0), width, layout.tiles_per_row, layout.tile_height
+        )
+        rows += paint_phases(shown, width, layout.phases, layout.boxed)
+        for boxed in (False, True):
+            rows += paint_diagnosis(shown, next(iter(facts.suggestions(shown)), ""), width, layout.diagnosis, boxed)
+            rows += paint_runs(shown, width, max(3, layout.runs), boxed)
+        rows += paint_picker(SCENARIOS, 1, "cpu", width, height)
+        rows += paint_knobs(KNOBS, {"num_workers": 4}, 3, width, height)
+    rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(MAIN, width)]
+    return rows
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_row_is_as_wide_as_asked(name: str) -> None:
+    shown = VIEWS[name]()
+    for width in WIDTHS:
+        for row in everything(shown, width):
+            for version in (row, to_ascii(row)):
+                assert sum(cell_width(part) for part, _ in version) == width, (width, row)
+            assert all(part.isprintable() for part, _ in row), row
+            assert {style for _, style in row} <= set(STYLES)
+            assert text([to_ascii(row)]).isascii()
+
+
+@pytest.mark.parametrize("height", range(6, 60))
+def test_a_plan_fills_the_screen_and_no_more(height: int) -> None:
+    for width in (40, 60, 80, 99, 100, 120, 200):
+        layout = plan(width, height)
+        lower = layout.diagnosis if layout.runs_width else layout.diagnosis + layout.runs
+        assert layout.header + layout.tiles + layout.phases + lower + 1 == max(height, layout.header + layout.tiles + layout.phases + 1)
+
+
+def test_cells() -> None:
+    assert fit("模型x", 4) == "模… "
+    assert fit("ab", 4, ">") == "  ab"
+    assert cut("abcdef", 4) == "abc…"
+    assert wrap("one two three four", 8, 2) == ["one two", "three f…"]
+
+
+def test_sparkline_tells_zero_from_nothing() -> None:
+    assert spark([None, 0.0, 0.5, 1.0], 1, 1.0) == [" ▁▄█"]
+    assert spark([1.0, 0.5], 2) == ["█ ", "██"]
+    assert spark([0.0, 0.0], 1) == ["▁▁"]
+
+
+def test_the_bar_is_whole() -> None:
+    for width in range(1, 120):
+        assert sum(columns_of([("data_wait", 0.41), ("forward", 0.333), ("other", 0.257)], width)) == width
+
+
+def test_gpu_screen_says_what_the_gpu_does() -> None:
+    shown = text(everything(gpu_view(), 120))
+    for expected in ("gpu:0 H200", "61.2/140 GiB", "612/700 W", "2.02 TB/s", "no NVLink on this device", "18 240", "data_wait  41 %", "41 % recoverable",
+                     "num_workers 0 -> 4", "predicted 1.45-1.69x  [Enter]", "1.21x  kept", "0.45x  reverted", "missing comm_ratio"):  # fmt: skip
+        assert expected in shown, expected
+
+
+def test_cpu_screen_says_that_it_is_a_cpu() -> None:
+    shown = text(everything(cpu_view(), 120))
+    for expected in ("CPU (no GPU: no NVIDIA driver", "cores busy", "3.2 of 4", "run-queue delay", "steady state not reached yet"):
+        assert expected in shown, expected
+    assert "SM active" not in shown and "HBM" not in shown
+
+
+def test_states_are_told() -> None:
+    assert "failed: out of memory at batch_size 64" in text(paint_diagnosis(failed_view(), "", 100, 10, True))
+    assert "Press s" in text(paint_diagnosis(view(), "", 100, 10, True))
+    assert "measured   1.52x (1.40-1.66x)" in text(paint_diagnosis(trial_view(), "", 100, 16, True))
+    assert "RECORDING" in text(paint_header(cpu_view(recording=True), 80, 2))
+    assert "● rec" in text(paint_header(cpu_view(recording_to="x"), 80, 2))
+
+
+def test_the_selected_suggestion_is_always_in_sight() -> None:
+    shown = gpu_view()
+    for selected in facts.suggestions(shown):
+        for height in range(3, 20):
+            assert "[Enter]" in text(paint_diagnosis(shown, selected, 80, height, False)), (selected, height)
+
+
+def test_runs_and_turned_down_trials_are_rows() -> None:
+    assert [(entry.number, entry.verdict) for entry in entries(gpu_view())] == [("1", ""), ("2", "kept"), ("–", "reverted")]
+
+
+def test_filter() -> None:
+    assert [one.name for one in matching(SCENARIOS, "loader KEEP")] == ["data-starved"]
+
+
+def test_charts_are_rows_too() -> None:
+    times = [float(t) for t in range(100)]
+    for rows in (charts.throughput(times, [5.0 + t % 3 for t in times], [40.0], "tokens/s", 100, 16), charts.step_times(steps(0.4), 100, 14)):
+        assert all(sum(cell_width(part) for part, _ in row) == 100 for row in rows)
+    assert charts.step_times((0.1, 0.1), 60, 10)
+    assert charts.round_ticks(0, 20_000, 4) == [0, 5000, 10_000, 15_000, 20_000]
