@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -55,15 +56,13 @@ class HeadlessRun:
             await engine.start(self._args.scenario, self._knobs)
             await self._measure(engine)
             await engine.end_run("stopped" if self._interrupted.is_set() else "finished")
+            return self._report(engine)
         except FrontError as error:
-            await engine.close()
             raise UsageError(str(error)) from None
         finally:
             self._progress.done()
             warming.cancel()
-        code = self._report(engine)
-        await engine.close()
-        return code
+            await engine.close()
 
     async def _measure(self, engine: Engine) -> None:
         """Until the duration is over, the run has ended, or someone interrupts."""
@@ -77,7 +76,9 @@ class HeadlessRun:
             if first_step is None and view.running_s > 0:
                 first_step = time.monotonic() - view.running_s
             if first_step is None and time.monotonic() - begun > START_S:
-                raise FrontError(f"no step within {START_S:.0f} s")
+                self._progress.line(f"no step within {START_S:.0f} s")
+                await engine.end_run("failed")
+                return
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
             if not tried and first_step is not None and self._ready(view, elapsed):
@@ -161,6 +162,10 @@ class Progress:
 
     def show(self, view: View, elapsed: float, duration: float) -> None:
         text = describe(view)
+        with contextlib.suppress(OSError):  # a reader that went away must not cost the run
+            self._show(text, elapsed, duration)
+
+    def _show(self, text: str, elapsed: float, duration: float) -> None:
         if self._terminal:
             filled = int(24 * min(1.0, elapsed / duration))
             print(
@@ -175,8 +180,9 @@ class Progress:
             print(f"{elapsed:5.0f}/{duration:.0f} s  {text}", file=sys.stderr, flush=True)
 
     def line(self, text: str) -> None:
-        self.done()
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            self.done()
+            print(text, file=sys.stderr, flush=True)
 
     def done(self) -> None:
         if self._drawn:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file beside `path`, sync it and rename it over `path`. Raises OSError."""
+    """Write `data` to a temporary file beside `path`, sync it and rename it over `path`. Raises OSError.
+
+    A link is followed; a device or pipe is written to, not replaced.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     partial = Path(name)
     try:
@@ -27,8 +34,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise OSError now if `path` could not be written later: a run's result must not be lost at its end."""
+    path = path.resolve()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
+    if path.exists() and not path.is_file():
+        return
     folder = path.parent
     if not folder.is_dir():
         raise FileNotFoundError(f"folder {folder} does not exist")

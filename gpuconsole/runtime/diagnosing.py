@@ -63,13 +63,11 @@ class Diagnosing:
                     return
                 findings = evaluate(self._case(record))
         shown = self._steadied.update(findings)
-        if shown != record.run.findings:
-            self._emit(Found(time.monotonic(), record.run.id, shown))
+        self._emit(Found(time.monotonic(), record.run.id, shown, self._case(record).signals))
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._store.memory_used(record.run.device)
-        record.run.signals = record.signals(cores(), memory, WINDOW_S)
-        return Case(record.run.knobs, record.run.signals)
+        return Case(record.run.knobs, record.signals(cores(), memory, WINDOW_S))
 
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
         self._probed.add(probe)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from gpuconsole import __version__
 from gpuconsole.export.files import write_whole
@@ -25,23 +24,21 @@ from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
 from gpuconsole.runtime.child import Child
 from gpuconsole.runtime.diagnosing import Diagnosing
-from gpuconsole.runtime.environment import fingerprint, torch_version
+from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
-from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view
-from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death
+from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, prelude
+from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
     AnyEvent,
-    DeviceLost,
     Devices,
     EnvironmentKnown,
     Hello,
     Note,
     RunClosed,
     RunOpened,
-    Sample,
     TrialUpdate,
 )
 from gpuconsole.wire.recording import RecordingWriter
@@ -66,6 +63,10 @@ class Engine:
         self._recorder: RecordingWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Lock()
+        self._lifecycle = asyncio.Lock()
+        self._trial: asyncio.Task[Trial] | None = None
+        self._trial_over = asyncio.Event()
+        self._challenger: WorkerHandle | None = None
         self._trying = False
         self._diagnosing = Diagnosing(self.store, self._emit, lambda: self._worker, self._busy)
         self._kept: list[tuple[Knobs, Knobs]] = []
@@ -73,15 +74,15 @@ class Engine:
         self._next_trial = 1
         self._closing = False
         self._devices_known = asyncio.Event()
-        self._process = psutil.Process()
 
     # --- life -----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Start watching; returns once the devices are known."""
+        sweep_scratch()
         self._emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
         await self._start_sampler()
-        self._in_background(self._watch_self())
+        self._in_background(watch_self(self._emit))
         self._in_background(self._diagnosing.forever())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
@@ -91,6 +92,8 @@ class Engine:
 
     async def warm(self) -> None:
         """Keep a worker ready that has torch imported."""
+        if self._spare is not None and not self._spare.alive and self._spare.failed is None:
+            self._spare = None  # it died idle, and did not say why
         if self._spare is None and not self._closing:
             self._spare = await self._launch_worker()
 
@@ -100,11 +103,13 @@ class Engine:
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
+        if self._trial is not None:
+            self._trial.cancel()
         self._close_run("stopped")
-        workers = [worker for worker in (self._worker, self._spare) if worker is not None]
+        workers = [worker for worker in (self._worker, self._spare, self._challenger) if worker is not None]
         for worker in workers:
             worker.kill()
-        if self._sampler is not None:
+        if self._sampler is not None and self._sampler.alive:
             self._sampler.kill()
             await self._sampler.exited.wait()
         for worker in workers:
@@ -118,14 +123,10 @@ class Engine:
 
     def device(self) -> Device:
         """What runs use: the device asked for, else the first GPU, else the CPU."""
-        devices = self.store.devices or [Device("cpu", "host CPU")]
-        wanted = self._wanted_device
-        if wanted is not None:
-            for device in devices:
-                if device.id == wanted:
-                    return device
-            raise FrontError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in devices)}")
-        return next((device for device in devices if device.is_gpu and device.id not in self.store.lost), devices[-1])
+        try:
+            return choose_device(self.store.devices, self._wanted_device, self.store.lost)
+        except DeviceChoiceError as error:
+            raise FrontError(str(error)) from None
 
     # --- the Front ------------------------------------------------------------------------------------------
 
@@ -163,7 +164,11 @@ class Engine:
         if torch_version() is None:
             raise FrontError(NO_TORCH)
         device = self.device()
-        await self.stop()
+        async with self._lifecycle:
+            await self._end_run("stopped")
+            await self._start(chosen, overrides, device)
+
+    async def _start(self, chosen: Scenario, overrides: Knobs, device: Device) -> None:
         knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
         self._scenario = chosen
         self._kept.clear()
@@ -177,13 +182,20 @@ class Engine:
         if not self._worker.alive:
             self._worker_ended(self._worker, 1)
             return
-        self._worker.start(chosen.workload.name, knobs, device.id)
+        self._worker.start(chosen.workload.name, knobs, device)
 
     async def stop(self) -> None:
         await self.end_run("stopped")
 
     async def end_run(self, state: RunState) -> None:
-        """End the run that runs, if any, as `state`."""
+        """End the run that runs, if any, as `state`; a trial on it is broken off."""
+        async with self._lifecycle:
+            await self._end_run(state)
+
+    async def _end_run(self, state: RunState) -> None:
+        if self._trial is not None:
+            self._trial.cancel()
+            await self._trial_over.wait()
         if self._worker is not None:
             worker, self._worker = self._worker, None
             await worker.stop()
@@ -200,12 +212,13 @@ class Engine:
             if answer.error:
                 raise FrontError(answer.error)
             self._kept.append((before, changes))
-            self._next(changes)
+            self._next(changes, worker)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         record, _ = self._running()
         changes = self._checked(changes, record)
         async with self._exclusive():
+            record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)
 
     async def revert(self) -> None:
@@ -220,7 +233,7 @@ class Engine:
             if answer.error:
                 raise FrontError(answer.error)
             self._kept.pop()
-            self._next(before)
+            self._next(before, worker)
 
     def snapshot(self) -> Snapshot:
         self.store.now = max(self.store.now, time.monotonic())
@@ -244,7 +257,8 @@ class Engine:
             self._recorder = RecordingWriter(target)
         except OSError as error:
             raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
-        for event in self._prelude():
+        last_started = self._worker.last_started if self._worker else None
+        for event in prelude(self.store, self.environment(), last_started):
             self._recorder.write(event)
         return target
 
@@ -262,22 +276,12 @@ class Engine:
                 path, self._recorder = self._recorder.path, None
                 self.store.apply(Note(time.monotonic(), f"recording to {path} ended: {error.strerror}", "error"))
 
-    def _prelude(self) -> list[AnyEvent]:
-        """What a recording that begins in mid-session must hold first."""
-        now = time.monotonic()
-        store = self.store
-        events: list[AnyEvent] = [Devices(now, store.devices, store.driver, store.no_gpu_reason), EnvironmentKnown(now, self.environment())]
-        events += [DeviceLost(now, device, reason) for device, reason in store.lost.items()]
-        if store.record is not None:
-            run = store.record.run
-            events.append(RunOpened(now, run.id, run.scenario, run.workload, run.knobs, run.device))
-        return events
-
     # --- children -------------------------------------------------------------------------------------------
 
     async def _start_sampler(self) -> None:
-        self._sampler = Child("gpuconsole.telemetry.sampler", ["--interval", str(self._interval_s)], self._emit, self._sampler_ended)
-        await self._sampler.start()
+        sampler = Child("gpuconsole.telemetry.sampler", ["--interval", str(self._interval_s)], self._emit, self._sampler_ended)
+        await sampler.start()
+        self._sampler = sampler
 
     def _sampler_ended(self, code: int) -> None:
         if self._closing:
@@ -289,7 +293,7 @@ class Engine:
             self._in_background(self._start_sampler())
 
     async def _launch_worker(self) -> WorkerHandle:
-        worker = WorkerHandle(lambda event: None, self._worker_ended)
+        worker = WorkerHandle(_nobody, self._worker_ended)
         await worker.launch()
         return worker
 
@@ -348,70 +352,88 @@ class Engine:
         if record is not None and record.closed_t is None:
             self._emit(RunClosed(time.monotonic(), record.run.id, state, error))
 
-    def _next(self, changes: Knobs) -> None:
+    def _next(self, changes: Knobs, worker: WorkerHandle) -> None:
         """A change is kept: this run ends, and the same work goes on as the next."""
         record = self.store.record
-        assert record is not None
+        if record is None or record.closed_t is not None:
+            return
         self._close_run("finished")
         self._open_run({**record.run.knobs, **changes}, record.run.device, changes)
+        if worker.last_started is not None:
+            self._emit(msgspec.structs.replace(worker.last_started, t=time.monotonic()))
 
     async def _try(self, record: RunRecord, changes: Knobs, predicted: Interval | None) -> Trial:
-        assert self._worker is not None
+        _, baseline = self._running()
         trial = Trial(id=str(self._next_trial), baseline_run=record.run.id, changes=changes, predicted=predicted)
         self._next_trial += 1
-        before = {name: record.run.knobs[name] for name in changes}
-        baseline, challenger = self._worker, None
         self._on_trial(trial)
+        self._trial_over.clear()
+        self._trial = asyncio.create_task(self._run_trial(trial, record, baseline))
         try:
-            if any(CATALOGUE[name].apply == "cold" for name in changes):
-                challenger = await self._launch_challenger({**record.run.knobs, **changes}, record.run.device)
-                sides: Sides = TwoWorkers(baseline, challenger)
-            else:
-                sides = OneWorker(baseline, record.run.knobs, changes)
-            trial = await run_trial(trial, record.run.knobs, sides, self._on_trial)
-        except (TrialFailed, WorkerGone) as error:
-            trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
+            trial = await asyncio.shield(self._trial)
         except asyncio.CancelledError:
-            self._on_trial(msgspec.structs.replace(trial, state="failed", verdict="undecided", error="interrupted"))
-            raise
-        kept = trial.verdict == "win"
-        trial = msgspec.structs.replace(trial, kept=kept)
-        await self._settle(trial, baseline, challenger, before)
+            self._trial.cancel()
+            await asyncio.wait([self._trial])
+            trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error="broken off")
+        finally:
+            self._trial = None
+            challenger, self._challenger = self._challenger, None
+            await self._settle(trial, record, baseline, challenger)
+            self._trial_over.set()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
         return trial
 
-    async def _settle(self, trial: Trial, baseline: WorkerHandle, challenger: WorkerHandle | None, before: Knobs) -> None:
+    async def _run_trial(self, trial: Trial, record: RunRecord, baseline: WorkerHandle) -> Trial:
+        """The measured trial, with its verdict. Cold knobs get a second worker, the first standing still as it starts."""
+        run, on_cpu = record.run, record.run.device == "cpu"
+        try:
+            sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
+            if any(CATALOGUE[name].apply == "cold" for name in trial.changes):
+                baseline.pause()
+                await self._launch_challenger({**run.knobs, **trial.changes})
+                assert self._challenger is not None
+                sides = TwoWorkers(baseline, self._challenger)
+            trial = await run_trial(trial, run.knobs, on_cpu, sides, self._on_trial)
+        except (TrialFailed, WorkerGone) as error:
+            trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
+        return msgspec.structs.replace(trial, kept=trial.verdict == "win")
+
+    async def _settle(self, trial: Trial, record: RunRecord, baseline: WorkerHandle, challenger: WorkerHandle | None) -> None:
         """Leave the better side running and tell the verdict."""
-        if challenger is not None:
-            loser = baseline if trial.kept else challenger
-            self._worker = challenger if trial.kept else baseline
-            if trial.kept:
-                baseline.listener = lambda event: None
-                challenger.listener = self._emit
-            await loser.stop()
-            self._worker.resume(0)
-        elif baseline.alive:
+        before = {name: record.run.knobs[name] for name in trial.changes}
+        winner = challenger if challenger is not None and trial.kept else baseline
+        if challenger is not None and winner is not challenger:
+            await challenger.stop()
+        if any(CATALOGUE[name].apply == "cold" for name in trial.changes):
+            if winner is challenger:
+                self._worker = challenger
+                baseline.listener, challenger.listener = _nobody, self._emit
+                await baseline.stop()
+            winner.resume(0)
+        elif baseline.alive and not self._closing:
             with contextlib.suppress(WorkerGone):
                 await baseline.set_knobs(trial.changes if trial.kept else before, 0)
         self._on_trial(trial)
         if trial.kept:
             self._kept.append((before, trial.changes))
-            self._next(trial.changes)
+            self._next(trial.changes, winner)
 
-    async def _launch_challenger(self, knobs: Knobs, device: str) -> WorkerHandle:
+    async def _launch_challenger(self, knobs: Knobs) -> None:
         """A second worker with other knobs, past its start, waiting. Raises TrialFailed."""
         assert self._scenario is not None
-        challenger = self._spare or await self._launch_worker()
-        self._spare = None
-        challenger.start(self._scenario.workload.name, knobs, device)
+        await self.warm()
+        challenger, self._spare = self._spare, None
+        assert challenger is not None
+        self._challenger = challenger
+        challenger.start(self._scenario.workload.name, knobs, self.device())
         try:
             async with asyncio.timeout(START_S):
                 await challenger.next_steps()
         except (TimeoutError, WorkerGone):
-            cause = challenger.cause() if not challenger.alive else f"not running after {START_S:.0f} s"
-            await challenger.stop()
-            raise TrialFailed(f"{describe_changes(knobs)}: {cause}" if not challenger.failed else cause) from None
+            raise TrialFailed(challenger.cause() if not challenger.alive else f"not running after {START_S:.0f} s") from None
         challenger.pause()
-        return challenger
 
     def _on_trial(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))
@@ -428,14 +450,6 @@ class Engine:
         if not task.cancelled() and task.exception() is not None and not self._closing:
             self._emit(Note(time.monotonic(), f"internal error: {task.exception()!r}", "error"))
 
-    async def _watch_self(self) -> None:
-        """What the console costs: its own CPU share and memory, once a second."""
-        before = sum(self._process.cpu_times()[:2])
-        since = time.monotonic()
-        while True:
-            await asyncio.sleep(1.0)
-            now, used = time.monotonic(), sum(self._process.cpu_times()[:2])
-            share = (used - before) / (now - since)
-            values = {"console.cpu_ratio": share, "console.memory_bytes": float(self._process.memory_info().rss)}
-            self._emit(Sample(now, "console", values))
-            before, since = used, now
+
+def _nobody(event: AnyEvent) -> None:
+    """Listens for nobody: a spare worker's events concern no run."""

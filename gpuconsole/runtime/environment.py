@@ -1,15 +1,19 @@
-"""The environment fingerprint. Looked up without importing torch; no environment variables, no command lines."""
+"""The machine, and this process on it: fingerprint, choice of device, own cost. Looked up without importing torch; no environment variables, no command lines."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
+import time
+from collections.abc import Callable, Container
 from importlib import metadata
 
 import psutil
 
 from gpuconsole.model.device import Device
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.wire.events import AnyEvent, Sample
 
 
 def cores() -> int:
@@ -38,3 +42,30 @@ def torch_version() -> str | None:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return None
+
+
+class DeviceChoiceError(ValueError):
+    """The device asked for is not there; the message is one line."""
+
+
+def choose_device(devices: list[Device], wanted: str | None, lost: Container[str]) -> Device:
+    """The device asked for, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError."""
+    known = devices or [Device("cpu", "host CPU")]
+    if wanted is None:
+        return next((device for device in known if device.is_gpu and device.id not in lost), known[-1])
+    for device in known:
+        if device.id == wanted:
+            return device
+    raise DeviceChoiceError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in known)}")
+
+
+async def watch_self(emit: Callable[[AnyEvent], None]) -> None:
+    """What the console costs: its own CPU share and memory, once a second, for ever."""
+    process = psutil.Process()
+    before, since = sum(process.cpu_times()[:2]), time.monotonic()
+    while True:
+        await asyncio.sleep(1.0)
+        now, used = time.monotonic(), sum(process.cpu_times()[:2])
+        values = {"console.cpu_ratio": (used - before) / (now - since), "console.memory_bytes": float(process.memory_info().rss)}
+        emit(Sample(now, "console", values))
+        before, since = used, now

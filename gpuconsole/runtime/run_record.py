@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from gpuconsole.diagnosis.account import contention_free_shares, runq_ratio, steady_from, summarize
+from gpuconsole.diagnosis.account import contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
@@ -16,6 +16,7 @@ MAX_STEPS = 20_000
 LIVE_STEPS = 1500
 """Steps that a live summary looks at. All 20 000 would cost 28 ms at every look, and a console must be cheap to watch."""
 COUNTS = 0
+LOOK_EVERY_S = 0.5
 
 
 class RunRecord:
@@ -36,6 +37,9 @@ class RunRecord:
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0
+        self._looked_t = 0.0
+        self._energy: tuple[float, float] | None = None
+        self._energy_tokens = 0
         self._summarized: tuple[int, int | None] = (-1, None)
         self._unsteady_since: float | None = None
 
@@ -45,7 +49,9 @@ class RunRecord:
         self.run.state = "running"
 
     def started(self, event: Started) -> None:
-        self.facts, self.notes = event.facts, event.notes
+        """Facts about the workload; those of a trial's other side are not this run's."""
+        if event.knobs == self.run.knobs:
+            self.facts, self.notes = event.facts, event.notes
         if self.run.state == "starting":
             self.run.state = "running"
 
@@ -60,7 +66,10 @@ class RunRecord:
             self.first_step_t = self._unsteady_since = counted[0].t
         self.steps.extend(counted)
         self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
-        if self.steady_t is None:
+        if self._energy is not None:
+            self._energy_tokens += sum(step.tokens for step in event.steps)
+        if self.steady_t is None and event.t - self._looked_t >= LOOK_EVERY_S:
+            self._looked_t = event.t
             self._look_for_steady()
 
     def probe_done(self, event: ProbeDone) -> None:
@@ -69,17 +78,22 @@ class RunRecord:
             self.probe_errors[event.probe] = event.error
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
 
-    def close(self, event: RunClosed, energy_j: float | None) -> None:
+    def note_energy(self, joules: float) -> None:
+        """The device's energy counter, from the moment the run was steady; tokens are counted over the same span."""
+        if self.steady_t is not None:
+            self._energy = (self._energy[0] if self._energy else joules, joules)
+
+    def close(self, event: RunClosed) -> None:
         if self.closed_t is not None:
             return
         self.closed_t = event.t
         self.run.state = event.state
         if event.error:
             self.run.error = event.error
-        self.run.summary.energy_j = energy_j
-        tokens = sum(step.tokens for step in self.steady_steps())
-        if energy_j and tokens:
-            self.run.summary.tokens_per_j = tokens / energy_j
+        if self._energy is not None and self._energy[1] > self._energy[0]:
+            self.run.summary.energy_j = self._energy[1] - self._energy[0]
+            if self._energy_tokens:
+                self.run.summary.tokens_per_j = self._energy_tokens / self.run.summary.energy_j
 
     def steady_steps(self, limit: int | None = None, since_s: float | None = None) -> list[Step]:
         """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds."""
@@ -129,20 +143,23 @@ class RunRecord:
         if not steps:
             return found
         n = len(steps)
-        clock = f"step account, run-queue delay taken off, n={n}"
-        for name, share in contention_free_shares(steps).items():
+        on_cpu = self.run.device == "cpu"
+        # on a GPU the account is the stream's timeline, in which the host's run-queue delay is mostly hidden
+        clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
+        for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
             found[f"{name}_ratio"] = Signal(share, "ratio", clock)
         delay = runq_ratio(steps)
         if delay is not None:
             found["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
         mean_s = sum(step.wall_s for step in steps) / n
-        found["step_s"] = Signal(mean_s * (1 - (delay or 0.0)), "s", f"{clock}, mean")
+        lost_to_others = (delay or 0.0) if on_cpu else 0.0
+        found["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
         found["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
         found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
-        found["threads"] = Signal(self.facts.get("threads", 1.0), "threads", "torch.get_num_threads")
+        threads = self.facts.get("threads", 1.0) if on_cpu else 1.0
+        found["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
         found["is_gpu"] = Signal(float(self.run.device != "cpu"), "", "device")
         if self.run.summary.mfu_ratio is not None:
-            lost_to_others = (delay or 0.0) if self.run.device == "cpu" else 0.0
             mfu = self.run.summary.mfu_ratio / max(0.05, 1 - lost_to_others)
             found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {self.run.summary.mfu_peak_source}")
         if memory is not None:
@@ -150,7 +167,7 @@ class RunRecord:
         return found | self.probe_signals
 
     def _look_for_steady(self) -> None:
-        steps = list(itertools.islice(reversed(self.steps), 400))[::-1]
+        steps = list(self.steps)
         start = steady_from(steps)
         if start is not None:
             self.steady_t = steps[start].t

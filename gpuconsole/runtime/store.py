@@ -110,6 +110,8 @@ class Store:
             case Sample():
                 for metric, value in event.values.items():
                     self.add_point(metric, event.device, event.t, value)
+                if self.record is not None and event.device == self.record.run.device and "gpu.energy_j" in event.values:
+                    self.record.note_energy(event.values["gpu.energy_j"])
             case Unavailable():
                 self.unavailable[event.device] = event.reasons
                 for metric in event.reasons:
@@ -165,13 +167,13 @@ class Store:
                 if event.detail:
                     record.error_detail = event.detail
             case RunClosed():
-                record.close(event, self._energy_j(record))
+                record.close(event)
                 record.refresh_summary(self.devices)
                 self.stage = event.state
             case Found():
                 for candidate in self.records:
                     if candidate.run.id == event.run:
-                        candidate.run.findings = event.findings
+                        candidate.run.findings, candidate.run.signals = event.findings, event.signals
 
     def add_point(self, metric: str, device: str, t: float, value: float) -> None:
         key = series_key(metric, device)
@@ -205,11 +207,3 @@ class Store:
                 points["workload.mfu_ratio"] = flops * samples / wall / peak[0]
         for metric, value in points.items():
             self.add_point(metric, device, event.t, value)
-
-    def _energy_j(self, record: RunRecord) -> float | None:
-        """Joules of the device since the run was steady, from its energy counter."""
-        series = self.series.get(series_key("gpu.energy_j", record.run.device))
-        if series is None or record.steady_t is None:
-            return None
-        _, values = series.since(self.session_time(record.steady_t))
-        return values[-1] - values[0] if len(values) > 1 else None

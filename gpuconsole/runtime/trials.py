@@ -76,10 +76,14 @@ class TwoWorkers:
         return self._workers[arm]
 
 
-async def run_trial(trial: Trial, knobs: Knobs, sides: Sides, on_update: Callable[[Trial], None]) -> Trial:
-    """`trial` brought to a verdict (state done), or failed with its reason. The sides are left as they were last."""
+async def run_trial(trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_update: Callable[[Trial], None]) -> Trial:
+    """`trial` brought to a verdict (state done), or failed with its reason. The sides are left as they were last.
+
+    Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
+    other processes than the training thread (the loader).
+    """
     plan = BlockPlan(knobs, trial.changes)
-    contention_free = not plan.through_loader
+    contention_free = on_cpu and not plan.through_loader and "num_threads" not in trial.changes
     ratios: list[float] = []
     wall_ratios: list[float] = []
     start = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from gpuconsole import __version__
@@ -11,6 +13,17 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.runtime.front import View
 from gpuconsole.runtime.run_record import LIVE_STEPS
 from gpuconsole.runtime.store import Store
+from gpuconsole.wire.events import (
+    AnyEvent,
+    DeviceLost,
+    Devices,
+    EnvironmentKnown,
+    Found,
+    RunClosed,
+    RunOpened,
+    Started,
+    Unavailable,
+)
 
 STEP_TIMES = 1000
 SERIES_POINTS = 600
@@ -91,6 +104,23 @@ def make_snapshot(store: Store, environment: Environment) -> Snapshot:
         trials=list(store.trials.values()),
         unavailable={**store.reasons(), **({"gpu": store.no_gpu_reason} if store.no_gpu_reason else {})},
     )
+
+
+def prelude(store: Store, environment: Environment, last_started: Started | None) -> list[AnyEvent]:
+    """What a recording that begins in mid-session must hold first: devices, and the current run as it stands."""
+    now = time.monotonic()
+    events: list[AnyEvent] = [Devices(now, store.devices, store.driver, store.no_gpu_reason), EnvironmentKnown(now, environment)]
+    events += [Unavailable(now, device, reasons) for device, reasons in store.unavailable.items()]
+    events += [DeviceLost(now, device, reason) for device, reason in store.lost.items()]
+    if store.record is not None:
+        run = store.record.run
+        events.append(RunOpened(now, run.id, run.scenario, run.workload, run.knobs, run.device))
+        if last_started is not None:
+            events.append(msgspec.structs.replace(last_started, t=now))
+        events.append(Found(now, run.id, run.findings, run.signals))
+        if store.record.closed_t is not None:
+            events.append(RunClosed(now, run.id, run.state, run.error))
+    return events
 
 
 def _own_cpu(store: Store) -> float | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
+from gpuconsole.model.device import Device
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Step
 from gpuconsole.runtime.child import Child
@@ -23,9 +27,12 @@ from gpuconsole.wire.events import (
     RunProbe,
     SetKnobs,
     Start,
+    Started,
     Steps,
     Stop,
 )
+
+SCRATCH = "gpuconsole-scratch-"
 
 
 class WorkerGone(RuntimeError):
@@ -41,10 +48,10 @@ class WorkerHandle:
     def __init__(self, listener: Callable[[AnyEvent], None], on_exit: Callable[[WorkerHandle, int], None]) -> None:
         self.listener = listener
         self.failed: Failed | None = None
-        self.started_workload = False
         self.progress: Progress | None = None
+        self.last_started: Started | None = None
         self._on_exit = on_exit
-        self._scratch = Path(tempfile.mkdtemp(prefix="gpuconsole-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
         self._request = 0
         self._answers: dict[int, asyncio.Future[AnyEvent]] = {}
         self._steps_heard = asyncio.Event()
@@ -66,9 +73,8 @@ class WorkerHandle:
     def last_words(self) -> list[str]:
         return list(self._child.last_words)
 
-    def start(self, workload: str, knobs: Knobs, device: str, max_steps: int = 0) -> None:
-        self.started_workload = True
-        self._child.send(Start(workload, knobs, device, max_steps=max_steps))
+    def start(self, workload: str, knobs: Knobs, device: Device) -> None:
+        self._child.send(Start(workload, knobs, device.id, device.uuid))
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Put hot changes in force; the answer tells from which step, or why not. Raises WorkerGone."""
@@ -135,6 +141,8 @@ class WorkerHandle:
             self.failed = event
         elif isinstance(event, Progress):
             self.progress = event
+        elif isinstance(event, Started):
+            self.last_started = event
 
     def _exited(self, code: int) -> None:
         for answer in self._answers.values():
@@ -156,3 +164,11 @@ def death(code: int, worker: WorkerHandle) -> str:
         hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
         return f"the worker was killed by {name}{hint}" + (f"; its last words: {words}" if words else "")
     return f"the worker ended with exit code {code}" + (f"; its last words: {words}" if words else "")
+
+
+def sweep_scratch() -> None:
+    """Remove the scratch folders of consoles that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        owner = folder.name.removeprefix(SCRATCH).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)

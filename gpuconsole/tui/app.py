@@ -70,7 +70,7 @@ class ConsoleApp(App[int]):
     CSS = """
     Screen { background: ansi_default; }
     Input { height: 1; border: none; padding: 0; }
-    Static { height: 1fr; }
+    Toast { padding: 0 1; margin-top: 0; }
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ConsoleApp(App[int]):
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
-        Zone.ascii_only = not takes_utf8(getattr(sys.__stdout__, "encoding", None))
+        Zone.ascii_only = not takes_utf8(getattr(sys.__stderr__, "encoding", None))  # where Textual draws
 
     # --- life -----------------------------------------------------------------------------------------------
 

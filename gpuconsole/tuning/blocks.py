@@ -13,6 +13,8 @@ BASELINE, CHANGED = 1, 2
 MIN_STEPS = 5
 MIN_BLOCK_S = 0.35
 MIN_LOADER_BLOCK_S = 0.8
+MAX_BLOCK_S = 2.5
+MAX_PERIOD = 40
 PERIOD_KNOBS = ("log_every", "save_every", "eval_every")
 
 
@@ -29,14 +31,16 @@ class BlockPlan:
     def __init__(self, knobs: Knobs, changes: Knobs) -> None:
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
         self.min_s = MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
-        periods = [int(knobs[name]) for name in PERIOD_KNOBS if name in knobs and 0 < int(knobs[name]) <= 20]
+        both = [int(values[name]) for values in (knobs, {**knobs, **changes}) for name in PERIOD_KNOBS if name in values]
+        periods = [period for period in both if 0 < period <= MAX_PERIOD]
         period = math.lcm(*periods) if periods else 1
-        self.period = period if period <= 40 else max(periods)
+        self.period = period if period <= MAX_PERIOD else max(periods)
 
     def complete(self, steps: Sequence[Step]) -> bool:
         """Whether the counted `steps` of a block suffice."""
-        long_enough = len(steps) >= MIN_STEPS and sum(step.wall_s for step in steps) >= self.min_s
-        return long_enough and len(steps) >= self.period
+        seconds = sum(step.wall_s for step in steps)
+        long_enough = len(steps) >= MIN_STEPS and seconds >= self.min_s
+        return long_enough and (len(steps) >= self.period or seconds >= MAX_BLOCK_S)
 
     def trimmed(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Whole periods only, counted from the end."""

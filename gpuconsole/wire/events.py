@@ -145,10 +145,11 @@ class RunClosed(Event, frozen=True):
 
 
 class Found(Event, frozen=True):
-    """All rules' conclusions about a run, best first; replaces the earlier ones."""
+    """All rules' conclusions about a run, best first, and the signals behind them; replaces the earlier ones."""
 
     run: str
     findings: list[Finding]
+    signals: dict[str, Signal] = {}
 
 
 class TrialUpdate(Event, frozen=True):
@@ -176,11 +177,12 @@ class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, o
 
 
 class Start(Command, frozen=True):
-    """Run `workload` until told to stop. `device` is `cpu` or `gpu:N`."""
+    """Run `workload` until told to stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA."""
 
     workload: str
     knobs: Knobs
     device: str
+    uuid: str = ""
     seed: int = 0
     max_steps: int = 0
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole import __version__
+from gpuconsole.model.knobs import CATALOGUE
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -62,6 +63,7 @@ class Worker:
 
     def run(self) -> None:
         self._announce()
+        self._loop.forget_peak_memory()
         self._loop.account.restart()
         while not self._stopping and not (self._max_steps and self._loop.account.index >= self._max_steps):
             if not self._inbox.empty():
@@ -87,14 +89,20 @@ class Worker:
             self._loop.set_arm(command.arm)
 
     def _set_knobs(self, command: SetKnobs) -> None:
-        error = None
+        """Answered once a first step has run with the change: what does not fit is refused, and the run goes on as before."""
+        loop, error = self._loop, None
+        before, arm, first = dict(loop.knobs), loop.arm, loop.account.index
         try:
-            self._loop.set_knobs(command.changes, command.arm)
-        except Exception as problem:  # whatever torch objects to is the user's answer, and the run goes on as before
-            error = explain(problem, self._loop.knobs)
-        self._announce()
-        self._channel.send(KnobsSet(now(), command.request, self._loop.account.index, self._loop.knobs, error))
-        self._loop.account.restart()
+            loop.set_knobs(command.changes, command.arm)
+            loop.step()
+            self._announce()
+        except Exception as problem:  # whatever torch objects to is the user's answer
+            error = explain(problem, loop.knobs)
+            loop.release_cached_memory()
+            loop.set_knobs({name: before[name] for name in command.changes if name in before and CATALOGUE[name].apply == "hot"}, arm)
+            first = loop.account.index
+        self._channel.send(KnobsSet(now(), command.request, first, loop.knobs, error))
+        loop.account.restart()
 
     def _probe(self, command: RunProbe) -> None:
         from gpuconsole.workloads.training.probes import PROBES, ProbeError
@@ -109,7 +117,7 @@ class Worker:
         self._loop.account.finish()
         self._flush()
         self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - start))
-        self._loop.account.restart()
+        self._loop.settle()
 
     def _wait_for_resume(self) -> None:
         self._loop.account.finish()
@@ -120,9 +128,13 @@ class Worker:
                 self._stopping = True
             if isinstance(command, Resume | Stop):
                 break
+            if isinstance(command, SetKnobs):
+                self._channel.send(KnobsSet(now(), command.request, 0, self._loop.knobs, "the worker is paused"))
+            elif isinstance(command, RunProbe):
+                self._channel.send(ProbeDone(now(), command.request, command.probe, error="the worker is paused"))
         if isinstance(command, Resume):
             self._loop.set_arm(command.arm)
-        self._loop.account.restart()
+        self._loop.settle()
 
     def _flush(self) -> None:
         """Send the steps done so far. What it costs is counted as overhead and lies in the next step's `other`."""
@@ -180,8 +192,10 @@ def build(start: Start, scratch: Path, channel: ChildChannel) -> TrainingLoop:
 
     channel.send(Progress(now(), "building", start.workload))
     set_threads(int(start.knobs["num_threads"]))
-    device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", int(start.device.partition(":")[2]))
+    device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", 0)
     if device.type == "cuda":
+        # NVML counts by PCI bus and sees every GPU; CUDA counts by speed and obeys CUDA_VISIBLE_DEVICES. The uuid is unmistakable.
+        os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid or start.device.partition(":")[2]
         if not torch.cuda.is_available():
             build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
             raise DeviceError(f"torch {torch.__version__} ({build_of}) cannot use {start.device}; run on the host with --device cpu")
@@ -235,6 +249,7 @@ def main() -> None:
     args = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.scratch / "inductor"))
     channel = ChildChannel(args.fd)
     inbox: Inbox = queue.SimpleQueue()

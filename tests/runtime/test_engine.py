@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpuconsole.model.snapshot import json_schema
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.runtime.replay import Replay
+from gpuconsole.runtime.worker_handle import SCRATCH
 from tests.waiting import gone, until
 
 SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
@@ -197,5 +199,51 @@ def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_pat
         with pytest.raises(FrontError, match="cannot be written"):
             engine.export(tmp_path / "no" / "such" / "folder.json")
         assert list(tmp_path.iterdir()) == []
+
+    with_engine(play)
+
+
+def test_a_new_start_in_mid_trial_breaks_the_trial_off_and_leaves_one_worker() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine)
+        trial = asyncio.create_task(engine.try_change({"n_layer": 3}))
+        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60)
+        await engine.start("tiny-batch", {})
+        broken = await trial
+        assert (broken.state, broken.kept) == ("failed", False)
+        await until(lambda: engine.view().running_s > 0.5, 60)
+        view = engine.view()
+        assert [(run.scenario, run.state) for run in view.runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
+        workers = [c for c in psutil.Process().children() if "gpuconsole.workloads.worker" in c.cmdline()]
+        assert len(workers) == 1
+        assert len(list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))) == 1
+
+    with_engine(play)
+    assert not list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))
+
+
+def test_a_cancelled_trial_goes_back_to_what_was() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine)
+        for changes in ({"gradient_checkpointing": True}, {"n_layer": 3}):
+            trial = asyncio.create_task(engine.try_change(changes))
+            await until(lambda: engine.view().trials[-1:] and engine.view().trials[-1].blocks > 0, 60)
+            trial.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await trial
+            steps = engine.store.records[-1]._seen_steps
+            await until(lambda before=steps: engine.store.records[-1]._seen_steps > before + 20)
+            assert len(engine.view().runs) == 1
+            assert engine.store.records[-1].steps[-1].arm == 0
+        workers = [c for c in psutil.Process().children() if "gpuconsole.workloads.worker" in c.cmdline()]
+        assert len(workers) == 1
+
+    with_engine(play)
+
+
+def test_very_short_steps_become_steady_too() -> None:
+    async def play(engine: Engine) -> None:
+        await engine.start("tiny-batch", {"d_model": 32, "n_layer": 1, "seq_len": 8})
+        await until(lambda: any(run.steady_from_s is not None for run in engine.view().runs), 60)
 
     with_engine(play)

@@ -19,7 +19,13 @@ from gpuconsole.model.trial import Speedup, Trial
 from gpuconsole.runtime.front import FrontError, View
 
 H200 = Device(
-    "gpu:0", "NVIDIA H200", 150_754_820_096, "GPU-0000", Peaks(bf16_flops_per_s=989e12, memory_bytes_per_s=4.8e12, source="datasheet"), "5.0 x16", ""
+    "gpu:0",
+    "NVIDIA H200",
+    150_754_820_096,
+    "GPU-0000",
+    Peaks(bf16_flops_per_s=989e12, memory_bytes_per_s=4.8e12, source="datasheet"),
+    "5.0 x16",
+    "",
 )
 HOST = Device("cpu", "AMD EPYC 9654 96-Core Processor", 16 << 30)
 NO_GPU = "no NVIDIA driver: libnvidia-ml.so.1 not found"
@@ -38,7 +44,10 @@ HOST_VALUES = {
 }  # fmt: skip
 
 WORKERS = Suggestion(
-    {"num_workers": 4}, Interval(1.45, 1.69), "The GPU waits for batches; workers load them beside the step.", "loader = DataLoader(data, num_workers=4)"
+    {"num_workers": 4},
+    Interval(1.45, 1.69),
+    "The GPU waits for batches; workers load them beside the step.",
+    "loader = DataLoader(data, num_workers=4)",
 )
 STARVED = Finding(
     "input.too_few_workers", "fires", "Too few dataloader workers", 0.41, "high", "data wait 182 of 440 ms; +1 worker raised the loader 1.9x",
@@ -93,14 +102,26 @@ def steps(mean: float, n: int = 400) -> tuple[float, ...]:
 
 def gpu_view(**changes: object) -> View:
     """An H200 with a baseline, a kept trial, a reverted one, and findings on the current run."""
-    first = Run("1", "train-gpt", "training.gpt", {**KNOBS, "optim": "adamw"}, "gpu:0", "finished", started="2026-11-21T10:00:00Z", duration_s=60.0, summary=summary(15_100))
+    first = Run(
+        "1",
+        "train-gpt",
+        "training.gpt",
+        {**KNOBS, "optim": "adamw"},
+        "gpu:0",
+        "finished",
+        started="2026-11-21T10:00:00Z",
+        duration_s=60.0,
+        summary=summary(15_100),
+    )
     second = Run(
         "2", "train-gpt", "training.gpt", {**KNOBS, "optim": "adamw_fused"}, "gpu:0", "running", started="2026-11-21T10:01:05Z", steady_from_s=6.0,
         changes={"optim": "adamw_fused"}, summary=summary(18_240), findings=FINDINGS,
     )  # fmt: skip
     kept = Trial("1", "1", {"optim": "adamw_fused"}, "done", Speedup(1.21, 1.18, 1.24), None, 12, Interval(1.1, 1.3), "win", True)
     lost = Trial("2", "2", {"precision": "bf16"}, "done", Speedup(0.45, 0.43, 0.47), None, 8, Interval(1.1, 1.25), "worse", False)
-    reasons = {series_key(f"gpu.nvlink_{way}_bytes_per_s", "gpu:0"): "no NVLink on this device: not linked to another GPU" for way in ("rx", "tx")}
+    reasons = {
+        series_key(f"gpu.nvlink_{way}_bytes_per_s", "gpu:0"): "no NVLink on this device: not linked to another GPU" for way in ("rx", "tx")
+    }
     shown = view(
         environment=Environment(host="gpubox-07", cores=96, driver="580.159.03"), devices=(H200, HOST), device="gpu:0", no_gpu_reason="",
         latest=_of(GPU_VALUES, "gpu:0") | _of(HOST_VALUES, "cpu"), unavailable=reasons, runs=(first, second), trials=(kept, lost),
@@ -118,8 +139,23 @@ def trial_view() -> View:
 
 def cpu_view(**changes: object) -> View:
     """A host without a GPU, in the midst of a run that is not steady yet."""
-    run = Run("1", "data-starved", "training.gpt", {**KNOBS, "batch_size": 4}, "cpu", "running", started="2026-11-21T10:00:00Z", summary=summary(2_310))
-    workload = {"workload.tokens_per_s": 2_310.0, "workload.samples_per_s": 9.0, "workload.step_time_s": 0.111, "workload.flops_per_s": 41.3e9, "workload.mfu_ratio": 0.34}
+    run = Run(
+        "1",
+        "data-starved",
+        "training.gpt",
+        {**KNOBS, "batch_size": 4},
+        "cpu",
+        "running",
+        started="2026-11-21T10:00:00Z",
+        summary=summary(2_310),
+    )
+    workload = {
+        "workload.tokens_per_s": 2_310.0,
+        "workload.samples_per_s": 9.0,
+        "workload.step_time_s": 0.111,
+        "workload.flops_per_s": 41.3e9,
+        "workload.mfu_ratio": 0.34,
+    }
     shown = view(
         latest=view().latest | _of(workload, "cpu"), runs=(run,), state="running", running_s=12.0, step_times=steps(0.111),
         unavailable={series_key("host.io_pressure_ratio", "cpu"): "/proc/pressure/io cannot be read"},

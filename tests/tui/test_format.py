@@ -9,7 +9,17 @@ from gpuconsole.tui.paint import format
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (0.3, "0.30"), (2.0, "2.00"), (9.994, "9.99"), (9.996, "10.0"), (12.14, "12.1"), (99.96, "100"), (440.4, "440"), (999.4, "999")],
+    [
+        (0.0, "0"),
+        (0.3, "0.30"),
+        (2.0, "2.00"),
+        (9.994, "9.99"),
+        (9.996, "10.0"),
+        (12.14, "12.1"),
+        (99.96, "100"),
+        (440.4, "440"),
+        (999.4, "999"),
+    ],
 )
 def test_three_digits_in_four_cells(value: float, text: str) -> None:
     assert format.digits(value) == text
@@ -31,7 +41,10 @@ def test_pairs_share_the_unit_of_the_larger() -> None:
     assert format.durations(0.9, 1.24) == ("0.90", "1.24", "s")
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, " 440 ms"), (1.24, "1.24 s "), (85e-6, "85.0 µs"), (0.9996, "1.00 s "), (0.0, "   0 s "), (None, "    n/a")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.44, " 440 ms"), (1.24, "1.24 s "), (85e-6, "85.0 µs"), (0.9996, "1.00 s "), (0.0, "   0 s "), (None, "    n/a")],
+)
 def test_durations(seconds: float | None, text: str) -> None:
     assert format.duration(seconds) == text
 
@@ -43,7 +56,15 @@ def test_memory_is_binary_and_shares_a_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(18_240.4, "   18 240"), (71.23, "     71.2"), (999.7, "    1 000"), (12_300_000.0, "   12.3 M"), (None, "      n/a"), (float("nan"), "      n/a")]
+    ("value", "text"),
+    [
+        (18_240.4, "   18 240"),
+        (71.23, "     71.2"),
+        (999.7, "    1 000"),
+        (12_300_000.0, "   12.3 M"),
+        (None, "      n/a"),
+        (float("nan"), "      n/a"),
+    ],
 )
 def test_throughput(value: float | None, text: str) -> None:
     assert format.rate(value) == text

@@ -56,7 +56,11 @@ def everything(shown: View, width: int) -> list[Row]:
         layout = plan(width, height)
         rows += paint_header(shown, width, layout.header)
         rows += paint_tiles(
-            tiles(shown, layout.all_tiles), lambda key, columns: front.history(key, columns, 60.0), width, layout.tiles_per_row, layout.tile_height
+            tiles(shown, layout.all_tiles),
+            lambda key, columns: front.history(key, columns, 60.0),
+            width,
+            layout.tiles_per_row,
+            layout.tile_height,
         )
         rows += paint_phases(shown, width, layout.phases, layout.boxed)
         for boxed in (False, True):
@@ -145,7 +149,10 @@ def test_filter() -> None:
 
 def test_charts_are_rows_too() -> None:
     times = [float(t) for t in range(100)]
-    for rows in (charts.throughput(times, [5.0 + t % 3 for t in times], [40.0], "tokens/s", 100, 16), charts.step_times(steps(0.4), 100, 14)):
+    for rows in (
+        charts.throughput(times, [5.0 + t % 3 for t in times], [40.0], "tokens/s", 100, 16),
+        charts.step_times(steps(0.4), 100, 14),
+    ):
         assert all(sum(cell_width(part) for part, _ in row) == 100 for row in rows)
     assert charts.step_times((0.1, 0.1), 60, 10)
     assert charts.round_ticks(0, 20_000, 4) == [0, 5000, 10_000, 15_000, 20_000]

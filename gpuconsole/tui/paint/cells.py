@@ -126,7 +126,7 @@ def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
     if current:
         lines.append(cut(current, width))
     if len(lines) > limit:
-        lines = [*lines[:limit - 1], cut(" ".join(lines[limit - 1:]), width)]
+        lines = [*lines[: limit - 1], cut(" ".join(lines[limit - 1 :]), width)]
     return lines
 
 

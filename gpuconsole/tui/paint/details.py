@@ -30,7 +30,9 @@ def paint_details(view: View, width: int) -> list[Row]:
 
 def _finding(number: int, finding: Finding, knobs: Knobs, width: int) -> list[Row]:
     share = "for information" if finding.note else f"{format.percent(finding.recoverable_ratio).strip()} recoverable"
-    rows = [spread(width, [(f"{number} {finding.title}", "heading")], [(f"  {share}", "accent"), (f"   confidence {finding.confidence}", "")])]
+    rows = [
+        spread(width, [(f"{number} {finding.title}", "heading")], [(f"  {share}", "accent"), (f"   confidence {finding.confidence}", "")])
+    ]
     rows += paragraph(finding.summary, width, "", 2)
     rows += [line(width, ("  rule ", "dim"), (finding.rule, ""))]
     if finding.evidence:

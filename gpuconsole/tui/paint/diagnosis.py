@@ -84,8 +84,11 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
 def _headline(number: int, finding: Finding, width: int) -> Row:
     right: list[Segment] = []
     if not finding.note:
-        full = width >= cell_width(finding.title) + 31
-        right = [(f"  {format.percent(finding.recoverable_ratio)}{' recoverable' if full else ''}", "accent"), (f"  {finding.confidence:<6}", "dim")]
+        full = width >= cell_width(finding.title) + 29
+        right = [
+            (f"  {format.percent(finding.recoverable_ratio)}{' recoverable' if full else ''}", "accent"),
+            (f"  {finding.confidence:<6}", "dim"),
+        ]
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
 
 
@@ -93,7 +96,9 @@ def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) 
     predicted = suggestion.predicted_speedup
     right: list[Segment] = []
     if predicted is not None:
-        right.append((f"  {'predicted ' if width >= 56 else ''}{format.interval(predicted.low, predicted.high)}", "accent" if chosen else "dim"))
+        right.append(
+            (f"  {'predicted ' if width >= 56 else ''}{format.interval(predicted.low, predicted.high)}", "accent" if chosen else "dim")
+        )
     elif width >= 56:
         right.append(("  no prediction", "dim"))
     right.append(("  [Enter]" if chosen else "         ", "key"))

@@ -29,7 +29,10 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     parts = visible_parts(run.summary.phases_ratio if run else {})
     bare = height < 3
     if parts:
-        rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, height - (3 if boxed else 1 if bare else 2))]
+        rows = [
+            _bar(parts, inner),
+            *_legend(parts, _step_s(run) if width >= 100 else None, inner, height - (3 if boxed else 1 if bare else 2)),
+        ]
     else:
         rows = [line(inner, (_nothing(view), "dim"))]
     if bare:

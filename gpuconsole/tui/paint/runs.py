@@ -43,7 +43,9 @@ def _run(run: Run, before: Run | None, trials: tuple[Trial, ...]) -> Entry:
     changes = run.changes or {name: value for name, value in run.knobs.items() if before.knobs.get(name) != value}
     proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
     if proof is not None:
-        return Entry(run.id, describe_changes(changes, before.knobs), text, proof.speedup.estimate if proof.speedup else None, "kept", style)
+        return Entry(
+            run.id, describe_changes(changes, before.knobs), text, proof.speedup.estimate if proof.speedup else None, "kept", style
+        )
     return Entry(run.id, describe_changes(changes, before.knobs), text, None, live or "unproven", style)
 
 

@@ -60,7 +60,9 @@ def _ratio(view: View, title: str, metric: str) -> Tile:
 
 def _memory(view: View, title: str, used: str, total: str) -> Tile:
     now, whole = facts.latest(view, used), facts.latest(view, total)
-    return _tile(view, used, title, format.used_of(now, whole), (_trace(view, used, high=whole),), format.used_of(now, whole, places=0).strip())
+    return _tile(
+        view, used, title, format.used_of(now, whole), (_trace(view, used, high=whole),), format.used_of(now, whole, places=0).strip()
+    )
 
 
 def _bandwidth(view: View) -> Tile:

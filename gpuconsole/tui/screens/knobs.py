@@ -44,7 +44,9 @@ class KnobsScreen(BackScreen):
         yield self._heading
         yield self._zone
         yield self._input
-        yield KeyBar((("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("backspace", "forget"), ("escape", "back"), ("?", "help")))
+        yield KeyBar(
+            (("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("backspace", "forget"), ("escape", "back"), ("?", "help"))
+        )
 
     def on_mount(self) -> None:
         self._input.display = False

@@ -52,7 +52,11 @@ class ScenariosScreen(BackScreen):
     def show(self, view: View) -> None:
         device = facts.device(view)
         self._scale = "gpu" if device.is_gpu else "cpu"
-        where = f"they run on {device.id} {facts.short_name(device.name)}" if device.is_gpu else f"they run on the CPU (no GPU: {view.no_gpu_reason})"
+        where = (
+            f"they run on {device.id} {facts.short_name(device.name)}"
+            if device.is_gpu
+            else f"they run on the CPU (no GPU: {view.no_gpu_reason})"
+        )
         self._heading.say(where if view.devices else "looking for devices")
         self._zone.repaint()
 

@@ -93,7 +93,12 @@ class GPTTask:
         cut = int(len(text) * (1 - HELD_OUT))
         self._train, self._held_out = text[:cut], text[cut:]
         self._seed = seed
-        self.model: nn.Module = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), max(1024, 4 * int(knobs["seq_len"]))).to(device)
+        self._most_tokens = max(1024, 4 * int(knobs["seq_len"]))
+        self.model: nn.Module = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), self._most_tokens).to(device)
+
+    def check(self, knobs: Knobs) -> None:
+        if int(knobs["seq_len"]) > self._most_tokens:
+            raise ValueError(f"seq_len {knobs['seq_len']}: this model has {self._most_tokens} positions; start it with a longer seq_len")
 
     def open_stream(self, knobs: Knobs) -> TextStream:
         return TextStream(self._train, int(knobs["batch_size"]), int(knobs["seq_len"]), self._seed)

@@ -52,19 +52,20 @@ class Photographs(Dataset[tuple[torch.Tensor, int]]):
     often the blur is applied. The randomness depends on the index alone, so no other generator is touched.
     """
 
-    def __init__(self, folder: Path, side: int, storage_latency_s: float, transform_cost: int, seed: int) -> None:
+    def __init__(self, folder: Path, side: int, storage_latency_s: float, transform_cost: int, seed: int, epoch: int) -> None:
         self._paths = sorted(str(path) for path in folder.glob("*.jpg"))
         self._labels = [CLASSES.index(Path(path).stem.rsplit("-", 1)[0]) for path in self._paths]
         self._side = side
         self._latency_s = storage_latency_s
         self._cost = transform_cost
         self._seed = seed
+        self._epoch = epoch
 
     def __len__(self) -> int:
-        return EPOCH
+        return self._epoch
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        chance = random.Random(self._seed * EPOCH + index)
+        chance = random.Random(self._seed * self._epoch + index)
         which = index % len(self._paths)
         if self._latency_s:
             time.sleep(self._latency_s)

@@ -39,6 +39,7 @@ class TrainingLoop:
         if knobs.get("torch_compile", "off") != "off":
             task.model = torch.compile(task.model, mode=None if knobs["torch_compile"] == "default" else str(knobs["torch_compile"]))  # type: ignore[assignment]
         self.optimizer = settings.make_optimizer(task.model, str(knobs["optim"]))
+        self._lay_out()
         self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
         self._streams: dict[tuple[object, ...], Stream] = {}
         self._stream = self._open_stream()
@@ -123,6 +124,7 @@ class TrainingLoop:
         if cold:
             raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
         before = self.knobs
+        self.task.check({**before, **changes})
         self.knobs = {**before, **changes}
         try:
             self._put_in_force(before)
@@ -131,6 +133,10 @@ class TrainingLoop:
             self._put_in_force({**before, **changes})
             raise
         self.set_arm(arm)
+        self.settle()
+
+    def settle(self) -> None:
+        """A new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not as usual."""
         self._settling = settle_steps(self.knobs)
         self.account.restart()
 
@@ -145,7 +151,12 @@ class TrainingLoop:
         settings.apply_model_knobs(self.task.model, self.knobs)
         if self.knobs["optim"] != before["optim"]:
             self.optimizer = settings.make_optimizer(self.task.model, str(self.knobs["optim"]), self.optimizer.state_dict())
+        self._lay_out()
         self._stream = self._open_stream()
+
+    def _lay_out(self) -> None:
+        if "channels_last" in self.knobs:
+            settings.set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
 
     def _open_stream(self) -> Stream:
         """The stream for the knobs in force. The one before stays open, so that a trial can switch to and fro."""
@@ -182,6 +193,12 @@ class TrainingLoop:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+    def forget_peak_memory(self) -> None:
+        """Calibration's buffers are not the workload's (CUDA only: a process's peak resident set cannot be reset)."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def release_cached_memory(self) -> None:
         """After an out-of-memory error: drop gradients and the allocator's cache."""

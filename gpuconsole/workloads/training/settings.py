@@ -21,6 +21,9 @@ def make_optimizer(model: torch.nn.Module, optim: str, state: dict[str, Any] | N
         optimizer.load_state_dict(state)
         for group, flags in zip(optimizer.param_groups, own, strict=True):
             group.update(flags)
+        for parameter, values in optimizer.state.items():
+            # the fused kernel reads `step` on the device, the others on the host
+            values["step"] = values["step"].to(parameter.device if optim == "adamw_fused" else "cpu")
     return optimizer
 
 
@@ -32,8 +35,9 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 
 def set_matmul_precision(precision: str) -> None:
-    """TF32 for fp32 matmuls where the knob says tf32 and the device has it; a CPU ignores it."""
+    """TF32 for fp32 matmuls and convolutions where the knob says tf32 and the device has it; a CPU ignores it."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # by default torch uses it for fp32 convolutions
 
 
 def set_threads(num_threads: int) -> int:
@@ -44,10 +48,15 @@ def set_threads(num_threads: int) -> int:
     return threads
 
 
-def set_memory_format(model: torch.nn.Module, channels_last: bool) -> None:
+def set_memory_format(model: torch.nn.Module, optimizer: torch.optim.Optimizer, channels_last: bool) -> None:
+    """NHWC or NCHW for every convolution's weight and its optimizer state, which the fused kernel pairs in memory order."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     for parameter in model.parameters():
         if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+            parameter.data = parameter.data.contiguous(memory_format=layout)
+            for name, value in optimizer.state[parameter].items():
+                if isinstance(value, torch.Tensor) and value.dim() == 4:
+                    optimizer.state[parameter][name] = value.contiguous(memory_format=layout)
 
 
 def apply_model_knobs(model: torch.nn.Module, knobs: Knobs) -> None:
@@ -57,5 +66,3 @@ def apply_model_knobs(model: torch.nn.Module, knobs: Knobs) -> None:
     inner = getattr(model, "_orig_mod", model)
     if "gradient_checkpointing" in knobs:
         inner.gradient_checkpointing = bool(knobs["gradient_checkpointing"])
-    if "channels_last" in knobs:
-        set_memory_format(model, bool(knobs["channels_last"]))

@@ -31,6 +31,10 @@ class Task(Protocol):
     dense_kind: Kind
     """The dense arithmetic that it mostly consists of: what its speed is held against."""
 
+    def check(self, knobs: Knobs) -> None:
+        """Raise ValueError, one line, where this model cannot run with `knobs`."""
+        ...
+
     def open_stream(self, knobs: Knobs) -> Stream:
         """Training batches as `knobs` say."""
         ...

@@ -9,7 +9,7 @@ from torch import nn
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
-from gpuconsole.workloads.training.images import CLASSES, Photographs, prepare_images
+from gpuconsole.workloads.training.images import CLASSES, EPOCH, Photographs, prepare_images
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.task import Batch
 
@@ -52,6 +52,9 @@ class VisionTask:
         self._seed = seed
         self.model: nn.Module = ResNet(int(knobs["width"])).to(device)
 
+    def check(self, knobs: Knobs) -> None:
+        """Every combination runs."""
+
     def open_stream(self, knobs: Knobs) -> LoaderStream:
         return LoaderStream(self._photographs(knobs, self._seed), knobs, self._seed)
 
@@ -74,7 +77,8 @@ class VisionTask:
 
     def _photographs(self, knobs: Knobs, seed: int) -> Photographs:
         latency_s = float(knobs["storage_latency_ms"]) / 1000
-        return Photographs(self._folder, int(knobs["image_size"]), latency_s, int(knobs["transform_cost"]), seed)
+        epoch = max(EPOCH, int(knobs["batch_size"]))
+        return Photographs(self._folder, int(knobs["image_size"]), latency_s, int(knobs["transform_cost"]), seed, epoch)
 
 
 def create(knobs: Knobs, device: torch.device, seed: int) -> VisionTask:
