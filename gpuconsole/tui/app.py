@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -20,11 +20,10 @@ from textual.timer import Timer
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.text import visible
-from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import Front, FrontError
 from gpuconsole.tui.driver import driver_class
-from gpuconsole.tui.paint import format
-from gpuconsole.tui.paint.trial import WORDS
+from gpuconsole.tui.opening import Opens, Warms
+from gpuconsole.tui.paint.trial import verdict_line
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.details import DetailsScreen
 from gpuconsole.tui.screens.device import DeviceScreen
@@ -42,20 +41,6 @@ T = TypeVar("T")
 CLOSE_S = 3.0
 HANG_UP_S = 8.0
 """After a hang-up the terminal may be gone and anything may block: then the process ends all the same."""
-
-
-@runtime_checkable
-class Opens(Protocol):
-    """A front that has to be started on the event loop."""
-
-    async def open(self) -> None: ...
-
-
-@runtime_checkable
-class Warms(Protocol):
-    """A front that can make its next start quicker."""
-
-    async def warm(self) -> None: ...
 
 
 class ConsoleApp(App[int]):
@@ -232,7 +217,7 @@ class ConsoleApp(App[int]):
         self._act(self.front.set_knobs(changes), lambda _: f"applied {describe_changes(changes)}, without proof")
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
-        self._act(self.front.try_change(changes, predicted), _verdict)
+        self._act(self.front.try_change(changes, predicted), verdict_line)
 
     def action_revert(self) -> None:
         self._act(self.front.revert(), lambda _: "reverted the last kept change")
@@ -274,15 +259,6 @@ class ConsoleApp(App[int]):
             if says is not None:
                 self.tell(says(result))
         self.tick()
-
-
-def _verdict(trial: Trial) -> str:
-    """A finished trial in a line."""
-    changes = describe_changes(trial.changes)
-    if trial.state == "failed":
-        return f"{changes}: the trial failed: {trial.error or 'no reason given'}"
-    gain = f" {format.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
-    return f"{changes}:{gain} {WORDS.get(trial.verdict or '', 'undecided')}, {'kept' if trial.kept else 'reverted'}"
 
 
 def run_app(

@@ -28,7 +28,7 @@ def test_a_run_counts_phases_that_sum_to_the_step_and_the_loss_falls() -> None:
     losses = [step.loss for step in steps if step.loss is not None]
     assert sum(losses[-20:]) / 20 < 0.8 * sum(losses[:5]) / 5
     # contiguous: a step's wall time is the time since the previous step ended
-    gaps = [b.t - a.t for a, b in itertools.pairwise(steps)]
+    gaps = [b.t - a.t for a, b in itertools.pairwise(steps[50:])]
     assert [step.wall_s for step in steps[51:]] == pytest.approx(gaps, abs=1e-6)
     assert started.facts["parameters"] > 100_000
     sampled = sum(step.runq is not None for step in steps)

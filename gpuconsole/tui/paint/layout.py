@@ -24,7 +24,7 @@ def plan(width: int, height: int, devices: int = 1) -> Plan:
     """The layout for a terminal of `width` x `height`: what matters most keeps its room longest."""
     wide, tall = width >= 100, height >= 32
     boxed = wide and tall
-    if wide and height >= 24:
+    if width >= 120 and height >= 24:  # narrower, a tile could not hold its title and its figure
         per_row, grid, tile_height = 4, 2, 6 if height >= 38 else 4 if tall else 3
     elif width >= 60 and height >= 20:
         per_row, grid, tile_height = 2, 2, 5 if tall else 3

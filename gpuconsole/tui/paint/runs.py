@@ -35,7 +35,7 @@ def entries(view: View) -> list[Entry]:
 
 def _run(run: Run, before: Run | None, trials: tuple[Trial, ...]) -> Entry:
     rate, _ = run.throughput
-    text = format.spread(rate.mean, rate.std, 0) if rate else format.NA
+    text = format.spread(rate.mean, rate.std if rate.n > 1 else None, 0) if rate else format.NA
     live = {"starting": "starting", "running": "running", "failed": "failed", "stopped": "stopped"}.get(run.state, "")
     style = "alert" if run.state == "failed" else "title" if run.state in ("starting", "running") else ""
     if before is None or not _continues(run, before):

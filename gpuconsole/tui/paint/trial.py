@@ -16,7 +16,8 @@ def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
     head = spread(width, [("trial ", "accent"), (describe_changes(trial.changes, before), "title")], [("  ", ""), (blocks, "")])
     rows = [head]
     predicted, speedup = trial.predicted, trial.speedup
-    top = max([1.5, *(one.high for one in (predicted, speedup) if one is not None)]) * 1.05
+    # Early intervals are wide: the scale is made for what is expected, and they run over its end.
+    top = 1.3 * max(1.15, predicted.high if predicted else 0.0, speedup.estimate if speedup else 0.0)
     if predicted is not None:
         rows.append(_scale("predicted", format.interval(predicted.low, predicted.high), (predicted.low, predicted.high, None), top, width))
     if speedup is not None:
@@ -60,3 +61,12 @@ def paint_done(trial: Trial, width: int) -> list[Row]:
     if row_width(head) + len(extra) <= width or not extra:
         return [line(width, *head, (extra, "dim"))]
     return [line(width, *head), line(width, (f"           {extra}", "dim"))]
+
+
+def verdict_line(trial: Trial) -> str:
+    """A finished trial in a line."""
+    changes = describe_changes(trial.changes)
+    if trial.state == "failed":
+        return f"{changes}: the trial failed: {trial.error or 'no reason given'}"
+    gain = f" {format.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
+    return f"{changes}:{gain} {WORDS.get(trial.verdict or '', 'undecided')}, {'kept' if trial.kept else 'reverted'}"

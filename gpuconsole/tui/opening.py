@@ -1,0 +1,19 @@
+"""What a front may have beyond the `Front` interface: a beginning on the event loop."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """A front that has to be started on the event loop."""
+
+    async def open(self) -> None: ...
+
+
+@runtime_checkable
+class Warms(Protocol):
+    """A front that can make its next start quicker."""
+
+    async def warm(self) -> None: ...
