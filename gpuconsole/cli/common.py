@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 import msgspec
@@ -84,6 +85,11 @@ def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, object]]:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except SnapshotError as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def has_screen() -> bool:
+    """Whether a full-screen program can run here: keys come from stdin, and the screen is drawn on stderr."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def to_json(value: object) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError, device, interval, record_path
+from gpuconsole.cli.common import UsageError, device, has_screen, interval, record_path
 from gpuconsole.model.knobs import Knobs
 
 
 def run_console(args: argparse.Namespace) -> int:
     """The console with the scenario picker."""
-    if not sys.stdout.isatty():
+    if not has_screen():
         raise UsageError("no terminal here: try `gpuconsole --help` or `gpuconsole run SCENARIO --headless`")
     return open_console(args, recording=record_path(args))
 

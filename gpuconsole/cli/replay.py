@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError
+from gpuconsole.cli.common import UsageError, has_screen
 from gpuconsole.export.summary import session_text
 from gpuconsole.runtime.replay import Replay
 from gpuconsole.runtime.viewing import make_snapshot
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print("recording of", replay.store.wall_clock(replay.store.t0 or 0.0))
         print(session_text(make_snapshot(replay.store, replay.store.environment)))
         return 0
-    if not sys.stdout.isatty():
+    if not has_screen():
         raise UsageError("no terminal here: add --headless")
     from gpuconsole.tui.app import run_app
 

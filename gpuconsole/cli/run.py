@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError, add_console_options, assignments, record_path, scenario, seconds, writable
+from gpuconsole.cli.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
 from gpuconsole.runtime.engine import NO_TORCH
 from gpuconsole.runtime.environment import torch_version
 
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         return HeadlessRun(args, knobs, tries, snapshot, recording).run()
     if args.apply_top or args.tries:
         raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
-    if not sys.stdout.isatty():
+    if not has_screen():
         raise UsageError("no terminal here: add --headless")
     from gpuconsole.cli.console import open_console
 

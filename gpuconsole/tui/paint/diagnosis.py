@@ -7,7 +7,7 @@ from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import facts, format
-from gpuconsole.tui.paint.cells import Row, Segment, blank, cell_width, inner_width, line, panel, spread, wrap
+from gpuconsole.tui.paint.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
 from gpuconsole.tui.paint.trial import paint_done, paint_running
 
 
@@ -102,7 +102,7 @@ def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) 
     elif width >= 56:
         right.append(("  no prediction", "dim"))
     right.append(("  [Enter]" if chosen else "         ", "key"))
-    text = describe_changes(suggestion.changes, knobs)
+    text = facts.shorter(describe_changes(suggestion.changes, knobs), width - 2 - row_width(right))
     return spread(width, [("> " if chosen else "  ", "key"), (text, "title" if chosen else "")], right)
 
 

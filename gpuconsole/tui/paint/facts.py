@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Finding, Suggestion
@@ -79,6 +80,11 @@ def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
 def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
     """All that could be tried now, in the order shown."""
     return {suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions}
+
+
+def shorter(change: str, width: int) -> str:
+    """A described change with only its new values, where there is no room for the old ones too."""
+    return change if len(change) <= width else re.sub(r"\S+ -> ", "", change)
 
 
 def running_trial(view: View) -> Trial | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from gpuconsole.model.knobs import describe_changes
@@ -11,6 +10,7 @@ from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import format
 from gpuconsole.tui.paint.cells import Row, fit, inner_width, line, panel
+from gpuconsole.tui.paint.facts import shorter
 
 
 class Entry(NamedTuple):
@@ -85,15 +85,8 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     return panel("Runs", [], rows, width, height, boxed)
 
 
-def _short(change: str, width: int) -> str:
-    """Only the new values where there is no room for the old ones too."""
-    if len(change) <= width:
-        return change
-    return re.sub(r"\S+ -> ", "", change)
-
-
 def _row(entry: Entry, numbers: int, change: int, rates: int, width: int) -> Row:
     gain = format.speedup(entry.gain) if entry.gain is not None else " " * 5
     verdict = "good" if entry.verdict == "kept" else "alert" if entry.verdict == "failed" and entry.style == "alert" else entry.style
-    text = f"{entry.number:<{numbers}}  {fit(_short(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
+    text = f"{entry.number:<{numbers}}  {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
     return line(width, (text, entry.style), (gain, "good" if entry.verdict == "kept" else entry.style), (f"  {entry.verdict:<8}", verdict))

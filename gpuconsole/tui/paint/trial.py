@@ -6,6 +6,7 @@ from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.trial import Trial
 from gpuconsole.tui.paint import format
 from gpuconsole.tui.paint.cells import Row, line, row_width, spread
+from gpuconsole.tui.paint.facts import shorter
 
 WORDS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
 
@@ -13,7 +14,8 @@ WORDS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "und
 def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
     """The change, how far the trial is, and both intervals on one scale."""
     blocks = f"{trial.blocks} blocks  {format.clock(trial.elapsed_s)}"
-    head = spread(width, [("trial ", "accent"), (describe_changes(trial.changes, before), "title")], [("  ", ""), (blocks, "")])
+    change = shorter(describe_changes(trial.changes, before), width - len(blocks) - 8)
+    head = spread(width, [("trial ", "accent"), (change, "title")], [("  ", ""), (blocks, "")])
     rows = [head]
     predicted, speedup = trial.predicted, trial.speedup
     # Early intervals are wide: the scale is made for what is expected, and they run over its end.
