@@ -52,11 +52,14 @@ def test_data_starved_is_diagnosed_fixed_and_proven(cli: Cli, tmp_path: Path) ->
     jsonschema.validate(snapshot, json_schema())
     assert rules_that_fire(snapshot) == ["input.slow_storage"]
     trial = snapshot["trials"][0]
-    assert trial["changes"] == {"num_workers": 4}
+    workers = trial["changes"]["num_workers"]
+    assert workers >= 2  # as many as hide the latency: more where the model computes faster
     assert (trial["verdict"], trial["kept"]) == ("win", True)
     assert trial["speedup"]["low"] > 1
     assert trial["predicted"]["low"] > 1
-    assert snapshot["runs"][1]["knobs"]["num_workers"] == 4
+    assert snapshot["runs"][1]["knobs"]["num_workers"] == workers
+    rates = [run["summary"]["samples_per_s"]["p50"] for run in snapshot["runs"]]
+    assert rates[1] > rates[0]
     again = cli("diagnose", "s.json")
     assert again.returncode == 0
     assert "input.slow_storage" in again.stdout
