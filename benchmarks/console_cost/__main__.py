@@ -46,7 +46,10 @@ class Screen:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if select.select([self._master], [], [], left)[0]:
-                chunk = os.read(self._master, 1 << 16)
+                try:
+                    chunk = os.read(self._master, 1 << 16)
+                except OSError:  # the program has closed the terminal
+                    return
                 self.bytes += len(chunk)
                 self.seen = (self.seen + chunk)[-200_000:]
                 if self.first_frame_s is None and b"gpuconsole" in self.seen:
