@@ -64,7 +64,8 @@ def main() -> int:
         burner.terminate()
     if args.keep:
         kept = keep(
-            f"scenarios-neighbours-{args.neighbours}", {"duration_s": args.duration, "neighbours": args.neighbours, "results": results}
+            f"scenarios-neighbours-{args.neighbours}" + ("-" + "-".join(args.only) if args.only else ""),
+            {"duration_s": args.duration, "neighbours": args.neighbours, "results": results},
         )
         print(f"kept in {kept}")
     return 0 if right == total else 1
