@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.export.files import write_whole
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
-from gpuconsole.model.snapshot import Environment, Snapshot, encode
+from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
 from gpuconsole.runtime.child import Child
@@ -29,7 +28,7 @@ from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
-from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, prelude
+from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -240,12 +239,7 @@ class Engine:
         return make_snapshot(self.store, self.environment())
 
     def export(self, path: Path | None = None) -> Path:
-        target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.json")
-        try:
-            write_whole(target, encode(self.snapshot()))
-        except OSError as error:
-            raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
-        return target
+        return write_snapshot(self.snapshot(), path)
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         if self._recorder is not None:

@@ -6,15 +6,13 @@ import asyncio
 import time
 from pathlib import Path
 
-from gpuconsole.export.files import write_whole
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.model.snapshot import encode
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.store import Store
-from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view
+from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, write_snapshot
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import read_recording
 
@@ -96,12 +94,7 @@ class Replay:
         raise FrontError(A_RECORDING)
 
     def export(self, path: Path | None = None) -> Path:
-        target = path or Path(f"gpuconsole-replay-{time.strftime('%Y%m%d-%H%M%S')}.json")
-        try:
-            write_whole(target, encode(make_snapshot(self.store, self.store.environment)))
-        except OSError as error:
-            raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
-        return target
+        return write_snapshot(make_snapshot(self.store, self.store.environment), path, "gpuconsole-replay")
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         raise FrontError(A_RECORDING)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.export.files import write_whole
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run, SeriesData
-from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.runtime.front import View
+from gpuconsole.model.snapshot import Environment, Snapshot, encode
+from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.run_record import LIVE_STEPS
 from gpuconsole.runtime.store import Store
 from gpuconsole.wire.events import (
@@ -104,6 +106,16 @@ def make_snapshot(store: Store, environment: Environment) -> Snapshot:
         trials=list(store.trials.values()),
         unavailable={**store.reasons(), **({"gpu": store.no_gpu_reason} if store.no_gpu_reason else {})},
     )
+
+
+def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:
+    """Write `snapshot` whole to `path`, or to a dated file of that stem here; returns where. Raises FrontError."""
+    target = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    try:
+        write_whole(target, encode(snapshot))
+    except OSError as error:
+        raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
+    return target
 
 
 def prelude(store: Store, environment: Environment, last_started: Started | None) -> list[AnyEvent]:

@@ -161,6 +161,7 @@ def test_a_killed_worker_takes_its_loader_processes_along() -> None:
     with RunningWorker("training.vision", knobs) as worker:
         worker.run_until(lambda steps: len(steps) >= 2)
         children = [child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)]
+        assert len(children) >= 2
         os.kill(worker.process.pid, signal.SIGKILL)
         wait_until(lambda: all(gone(pid) for pid in children), 2.0, "loader workers gone within 2 s")
 
