@@ -11,13 +11,15 @@ from typing import Protocol
 
 import msgspec
 
-from gpuconsole.model.device import Device
+from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.process import Process
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
+from gpuconsole.wire.events import SourceState
 
 
 class FrontError(RuntimeError):
@@ -29,7 +31,9 @@ class View(msgspec.Struct, frozen=True):
 
     `latest` and `unavailable` are keyed by series name (`gpu.power_w{device=gpu:0}`). `device` is the one that the
     current run uses (or would). `stage` says what a run is doing before its first step; `probing` names the probe under way.
-    `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock.
+    `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock, and `sampled` says when each of
+    `latest` was taken. `processes_missing` gives, for devices that do not tell their processes, the reason.
+    `sources` says of each source how it keeps its beat, and which one is stuck.
     """
 
     now: float
@@ -52,6 +56,11 @@ class View(msgspec.Struct, frozen=True):
     recording_to: str
     ended: bool
     step_times: tuple[float, ...] = ()
+    sampled: dict[str, float] = {}
+    processes: tuple[Process, ...] = ()
+    processes_missing: dict[str, str] = {}
+    links: tuple[Link, ...] = ()
+    sources: dict[str, SourceState] = {}
 
     @property
     def run(self) -> Run | None:
@@ -95,6 +104,10 @@ class Front(Protocol):
 
     async def revert(self) -> None:
         """Undo the last kept change. Raises FrontError."""
+        ...
+
+    def signal_process(self, process: Process, number: int) -> None:
+        """Send signal `number` to exactly this process, not to a later one with its pid. Raises FrontError."""
         ...
 
     def export(self, path: Path | None = None) -> Path:

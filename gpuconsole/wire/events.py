@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.device import Device
+from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.process import Process
 from gpuconsole.model.run import RunState, Step
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
@@ -57,6 +58,40 @@ class Unavailable(Event, frozen=True):
 class DeviceLost(Event, frozen=True):
     device: str
     reason: str
+
+
+class Topology(Event, frozen=True):
+    """How the GPUs are linked, each pair once."""
+
+    links: list[Link]
+
+
+class Processes(Event, frozen=True):
+    """All processes on all devices; replaces what was said before. `reasons`: devices that do not tell theirs, and why."""
+
+    processes: list[Process]
+    reasons: dict[str, str] = {}
+
+
+class Xid(Event, frozen=True):
+    """The driver reported an error of a device."""
+
+    device: str
+    code: int
+    meaning: str = ""
+
+
+class SourceState(Event, frozen=True):
+    """How a source keeps its beat: `period_s` as it really is. `stuck_s` above 0: it has not answered for so long.
+
+    `detail` says in words what is slow or stuck; `missed` counts rounds that were skipped, since the source began.
+    """
+
+    source: str
+    period_s: float
+    stuck_s: float = 0.0
+    detail: str = ""
+    missed: int = 0
 
 
 # --- from a worker ------------------------------------------------------------------------------------------
@@ -164,7 +199,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Progress | Started | Steps | KnobsSet | ProbeDone | Failed
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | Steps | KnobsSet | ProbeDone | Failed
     | EnvironmentKnown | RunOpened | RunClosed | Found | TrialUpdate | Note
 )  # fmt: skip
 
