@@ -1,0 +1,245 @@
+"""A running dcgm-exporter as a source, for what NVML cannot report.
+
+What it adds, by architecture, as far as the user's counters file lists the fields:
+- Hopper and newer: nothing; DCGM takes its profiling fields from the same GPM counters that we read ourselves.
+- Volta, Turing and Ampere data-centre GPUs: SM activity and occupancy, tensor, fp64, fp32 and fp16 activity, HBM bandwidth,
+  PCIe and NVLink traffic, from DCGM's profiling module (root, and one client of the hardware counters at a time: while
+  Nsight holds them the fields are missing). This is the only way to these numbers there.
+- Pascal and older, and GeForce: no profiling fields; the rest NVML reports too.
+
+dcgm-exporter collects every 30 s unless told otherwise (`-c 1000`: every second). Until it collects again its last numbers
+stand, and rates are over the time between two collections. When they have not changed for too long they are stale: the
+energy counter of a GPU that is being read grows every time.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import threading
+import time
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from urllib.parse import urlsplit, urlunsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuconsole.model.dcgm import FIELDS, DcgmField
+from gpuconsole.model.device import Device
+from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.telemetry.source import Readings, Reasons
+from gpuconsole.wire.events import Sample
+
+NAME = "dcgm"
+TIMEOUT_S = 1.0
+SOCKET_S = 5.0
+STALE_S = 90.0  # three of dcgm-exporter's own periods
+LARGEST_PAGE = 32 << 20
+_PREFIX = "DCGM_FI_"
+_METRICS = (*(field.metric for field in FIELDS), "gpu.hbm_bytes_per_s")
+# What DCGM writes for "no value": blank doubles, and the blank, not-found, not-supported and not-permitted integers.
+_BLANK_DOUBLE = 140737488355328.0
+_BLANK_INT32 = range(0x7FFFFFF0, 0x7FFFFFF4)
+_BLANK_INT64 = float(0x7FFFFFFFFFFFFFF0)
+
+Page = dict[str, dict[str, float]]  # by UUID, by field
+
+
+class _Bad(Exception):
+    """The page cannot be used; the message is the reason."""
+
+
+class DcgmSource:
+    """Reads `url` for the GPUs in `devices`, which are matched by UUID. Every metric that DCGM could give is, after each
+    `read`, in a sample or in `unavailable`; the caller decides which of them it wants."""
+
+    def __init__(self, url: str, devices: list[Device], timeout_s: float = TIMEOUT_S, stale_s: float = STALE_S) -> None:
+        self._url = _with_path(url)
+        self._gpus = [device for device in devices if device.is_gpu]
+        self._timeout_s = timeout_s
+        self._stale_s = stale_s
+        self._scrape: _Scrape | None = None
+        self._page: Page = {}
+        self._page_t = -math.inf
+        self._rates: Page = {}
+        self._reasons: Reasons = {}
+
+    def devices(self) -> list[Device]:
+        """GPUs that another source has named already."""
+        return self._gpus
+
+    def prime(self) -> None:
+        """Asks, and does not wait: the first `read` takes the answer."""
+        self._scrape = _Scrape(self._url)
+
+    def read(self, t: float) -> Readings:
+        try:
+            self._update(self._ask(), t)
+            if t - self._page_t > self._stale_s:
+                raise _Bad(f"dcgm-exporter has given the same numbers for {t - self._page_t:.0f} s")
+        except _Bad as bad:
+            self._reasons = {gpu.id: dict.fromkeys(_METRICS, str(bad)) for gpu in self._gpus}
+            return []
+        readings: Readings = []
+        for gpu in self._gpus:
+            values, self._reasons[gpu.id] = self._look(gpu)
+            readings.append(Sample(t=t, device=gpu.id, values=values))
+        return readings
+
+    def unavailable(self) -> Reasons:
+        return self._reasons
+
+    def _ask(self) -> Page:
+        """The page of now, waiting at most the timeout; an answer that is late is not waited for a second time."""
+        scrape = self._scrape = self._scrape or _Scrape(self._url)
+        if not scrape.done.wait(0 if scrape.waited_for else self._timeout_s):
+            scrape.waited_for = True
+            raise _Bad(f"dcgm-exporter does not answer within {self._timeout_s:g} s")
+        self._scrape = None
+        if scrape.error:
+            raise _Bad(scrape.error)
+        return scrape.page
+
+    def _update(self, page: Page, t: float) -> None:
+        """Take a page in. One that says what the last one said is the same collection, and measures nothing new."""
+        if page == self._page:
+            return
+        elapsed = t - self._page_t
+        self._rates = {}
+        for field in FIELDS:
+            if field.kind == "rate":
+                for uuid, now in page.items():
+                    before = self._page.get(uuid, {}).get(field.field)
+                    if before is not None and field.field in now and now[field.field] >= before:
+                        self._rates.setdefault(uuid, {})[field.field] = (now[field.field] - before) / elapsed
+        self._page, self._page_t = page, t
+
+    def _look(self, gpu: Device) -> tuple[dict[str, float], dict[str, str]]:
+        """A GPU's values in the catalogue's units, and the reasons for those that are missing."""
+        if gpu.is_mig:
+            return {}, dict.fromkeys(_METRICS, "dcgm-exporter does not name MIG slices by UUID")
+        raw = self._page.get(gpu.uuid)
+        if raw is None:
+            return {}, dict.fromkeys(_METRICS, "dcgm-exporter does not report this GPU")
+        values: dict[str, float] = {}
+        reasons: dict[str, str] = {}
+        for field in FIELDS:
+            source = self._rates.get(gpu.uuid, {}) if field.kind == "rate" else raw
+            if field.field not in raw:
+                reasons[field.metric] = f"dcgm-exporter does not report {field.field}: add it to its counters file"
+            elif field.field not in source:
+                reasons[field.metric] = "a rate needs two collections of dcgm-exporter"
+            else:
+                try:
+                    values[field.metric] = _value(field, source[field.field])
+                except _Bad as bad:
+                    reasons[field.metric] = str(bad)
+        _derive(gpu, values, reasons)
+        return values, reasons
+
+
+def _value(field: DcgmField, raw: float) -> float:
+    """In the catalogue's unit; raises _Bad for what DCGM writes when it has no value, and for nonsense."""
+    if raw >= _BLANK_INT64 or raw in _BLANK_INT32 or (field.kind == "gauge" and raw >= _BLANK_DOUBLE):
+        raise _Bad(f"DCGM has no value for {field.field}")
+    value = raw * field.factor
+    is_ratio = CATALOGUE[field.metric].unit == "ratio"
+    # Both ends of a rate are stamped a moment late: a share of time can come out a little over 1.
+    if not 0 <= value < math.inf or (is_ratio and value > (1.5 if field.kind == "rate" else 1.01)):
+        raise _Bad("dcgm-exporter reported an impossible value")
+    return min(value, 1.0) if is_ratio else value
+
+
+def _derive(gpu: Device, values: dict[str, float], reasons: dict[str, str]) -> None:
+    share, peak = values.get("gpu.dram_active_ratio"), gpu.peaks.memory_bytes_per_s
+    if share is None:
+        reasons["gpu.hbm_bytes_per_s"] = reasons["gpu.dram_active_ratio"]
+    elif peak is None:
+        reasons["gpu.hbm_bytes_per_s"] = "no datasheet bandwidth is known for this device"
+    else:
+        values["gpu.hbm_bytes_per_s"] = share * peak
+
+
+class _Scrape:
+    """One request, on a thread of its own: name resolution, a slow server and a page without end hold up nobody."""
+
+    def __init__(self, url: str) -> None:
+        self.page: Page = {}
+        self.error = ""
+        self.done = threading.Event()
+        self.waited_for = False
+        self._url = url
+        threading.Thread(target=self._run, name="dcgm", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.page = parse(_fetch(self._url))
+        except _Bad as bad:
+            self.error = str(bad)
+        finally:
+            self.done.set()
+
+
+def _fetch(url: str) -> str:
+    # No proxy: dcgm-exporter runs here or next door. A redirect may not lead to a file, so only HTTP is spoken.
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+    ):
+        opener.add_handler(handler)
+    try:
+        with opener.open(url, timeout=SOCKET_S) as response:
+            body = _read_all(response)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise _Bad(f"dcgm-exporter answers {_status(error.code)}") from None
+    except urllib.error.URLError as error:
+        raise _Bad(f"dcgm-exporter cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _Bad(f"dcgm-exporter cannot be read: {error or type(error).__name__}") from None
+    return body.decode("utf-8", errors="replace")
+
+
+def _read_all(response: http.client.HTTPResponse) -> bytes:
+    """The body; one that drips or does not end is given up."""
+    body = bytearray()
+    deadline = time.monotonic() + 2 * SOCKET_S
+    while chunk := response.read1(1 << 16):
+        body += chunk
+        if len(body) > LARGEST_PAGE or time.monotonic() > deadline:
+            raise _Bad("dcgm-exporter's page has no end")
+    return bytes(body)
+
+
+def _status(code: int) -> str:
+    try:
+        return f"{code} {HTTPStatus(code).phrase}"
+    except ValueError:
+        return str(code)
+
+
+def parse(text: str) -> Page:
+    """The DCGM fields of whole GPUs in a page of dcgm-exporter; raises _Bad."""
+    # Without the TYPE lines: the parser would rename what they call counters.
+    lines = [line for line in text.split("\n") if line.startswith(_PREFIX)]
+    page: Page = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                if not sample.labels.get("GPU_I_ID") and (uuid := sample.labels.get("UUID")):
+                    # The same GPU stands there once for each pod that shares it, with the same value.
+                    page.setdefault(uuid, {}).setdefault(sample.name, float(sample.value))
+    except Exception as error:  # the parser is made for good pages: for bad ones it raises what it comes across
+        raise _Bad(f"dcgm-exporter's page cannot be understood: {type(error).__name__}") from None
+    if not page:
+        raise _Bad("the page has no DCGM metrics")
+    return page
+
+
+def _with_path(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/metrics"))
