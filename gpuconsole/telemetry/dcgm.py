@@ -31,7 +31,6 @@ from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.telemetry.source import Readings, Reasons
 from gpuconsole.wire.events import Sample
 
-NAME = "dcgm"
 TIMEOUT_S = 1.0
 SOCKET_S = 5.0
 STALE_S = 90.0  # three of dcgm-exporter's own periods
@@ -53,6 +52,8 @@ class _Bad(Exception):
 class DcgmSource:
     """Reads `url` for the GPUs in `devices`, which are matched by UUID. Every metric that DCGM could give is, after each
     `read`, in a sample or in `unavailable`; the caller decides which of them it wants."""
+
+    name = "dcgm"
 
     def __init__(self, url: str, devices: list[Device], timeout_s: float = TIMEOUT_S, stale_s: float = STALE_S) -> None:
         self._url = _with_path(url)
@@ -89,6 +90,12 @@ class DcgmSource:
 
     def unavailable(self) -> Reasons:
         return self._reasons
+
+    def slow(self) -> str:
+        return ""
+
+    def under_way(self) -> str:
+        return "waiting for dcgm-exporter"
 
     def _ask(self) -> Page:
         """The page of now, waiting at most the timeout; an answer that is late is not waited for a second time."""

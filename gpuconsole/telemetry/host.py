@@ -38,6 +38,8 @@ def cpu_device() -> Device:
 class HostSource:
     """`cpu` is the whole host, `cpu:0`, `cpu:1`, ... its cores. Rates are over the time since the last reading."""
 
+    name = "host"
+
     def __init__(self) -> None:
         self._device = cpu_device()
         self._reasons: dict[str, str] = {}
@@ -67,6 +69,12 @@ class HostSource:
 
     def unavailable(self) -> Reasons:
         return {HOST: self._reasons}
+
+    def slow(self) -> str:
+        return ""
+
+    def under_way(self) -> str:
+        return "/proc"
 
     def _rates(self) -> dict[str, float]:
         """Growth per second of every cumulative counter; notes the reasons for those that have none."""

@@ -12,8 +12,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpuconsole.model.device import Device
-from gpuconsole.wire.events import AnyEvent, DeviceLost, Devices, Hello, Sample, Stop, Unavailable, decode_event, encode
+from gpuconsole.model.device import Device, Link
+from gpuconsole.model.process import Process
+from gpuconsole.telemetry.source import NOT_YET
+from gpuconsole.wire.events import (
+    AnyEvent,
+    DeviceLost,
+    Devices,
+    Hello,
+    Processes,
+    Sample,
+    SourceState,
+    Stop,
+    Topology,
+    Unavailable,
+    decode_event,
+    encode,
+)
 
 NO_ANSWER = "the driver does not answer"
 _NOT_STARTED = "the sampler does not start"
@@ -31,9 +46,18 @@ class Look:
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     unavailable: dict[str, dict[str, str]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    sources: dict[str, SourceState] = field(default_factory=dict)
     error: str = ""
     greeted: bool = False
     rounds: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every device has spoken, and rates have had their two readings."""
+        told = self.values.keys() | self.lost.keys() | self.unavailable.keys()
+        return self.rounds >= _ROUNDS and all(device.id in told for device in self.devices) and self.no_gpu != NOT_YET
 
     def take(self, event: AnyEvent) -> None:
         match event:
@@ -49,6 +73,12 @@ class Look:
                 self.rounds += 1
             case Sample():
                 self.values.setdefault(event.device, {}).update(event.values)
+            case Topology():
+                self.links = event.links
+            case Processes():
+                self.processes = event.processes
+            case SourceState():
+                self.sources[event.source] = event
             case DeviceLost():
                 self.lost[event.device] = event.reason
 
@@ -66,9 +96,9 @@ def look(timeout_s: float = 10.0, interval_s: float = 0.3) -> Look:
         try:
             for event in _events(ours, time.monotonic() + timeout_s):
                 seen.take(event)
-                if seen.rounds >= _ROUNDS:
+                if seen.complete:
                     break
-            if seen.rounds < _ROUNDS:
+            if not seen.complete:
                 seen.error = _what_went_wrong(seen, child)
             else:
                 with contextlib.suppress(OSError):  # it may have gone already
@@ -106,6 +136,9 @@ def _what_went_wrong(seen: Look, child: subprocess.Popen[bytes]) -> str:
         code = child.wait(0.2)
         words = child.stderr.read().decode(errors="replace").strip().splitlines() if child.stderr else []
         return f"the sampler ended (exit {code}): {words[-1] if words else 'without a word'}"
+    stuck = [state.detail for state in seen.sources.values() if state.stuck_s]
+    if stuck:
+        return f"{NO_ANSWER} (waiting for {stuck[0]})"
     return NO_ANSWER if seen.greeted else _NOT_STARTED
 
 

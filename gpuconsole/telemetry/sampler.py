@@ -1,8 +1,8 @@
-"""The sampler child: reads every source on a fixed beat and sends what it finds down the wire.
+"""The sampler child: reads every source on a beat of its own and sends what it finds down the wire.
 
-A driver call can hang for seconds; here it holds up nobody but this process, which the console can leave behind.
+A driver call can hang for seconds; here it holds up nobody but one thread of this process, which the console can leave behind.
 
-    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS]
+    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS] [--dcgm URL]
 """
 
 from __future__ import annotations
@@ -14,69 +14,113 @@ import time
 from collections.abc import Sequence
 
 from gpuconsole import __version__
+from gpuconsole.model.device import Device
+from gpuconsole.telemetry.beat import STUCK_S, Beat
 from gpuconsole.telemetry.host import HostSource
-from gpuconsole.telemetry.nvml.library import NoNvml
+from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
-from gpuconsole.telemetry.source import Reasons, Source
+from gpuconsole.telemetry.source import NOT_YET, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
-from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, Stop, Unavailable
+from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, SourceState, Stop
 
-FIRST_GAP_S = 0.15  # long enough for a rate over 10 ms clock ticks to mean something
 LAST_WORDS_S = 0.5
+WATCH_S = 0.5
+OPENING_S = 2.0
+"""How long the list of devices waits for the driver to open; afterwards it comes without GPUs, and once more when they are known."""
+RETRY_S = 10.0
+"""How often a driver that is not there is looked for again."""
+DRIVER_GONE_EXIT = 75
+"""Exit code that asks for a fresh sampler: only a new process can load another driver's library. (EX_TEMPFAIL)"""
 
 
 class Sampler:
-    """Sends one round of samples every `interval_s` until `stop` is set."""
+    """Sends rounds of samples from every source until `stop` is set."""
 
     def __init__(self, channel: ChildChannel, interval_s: float) -> None:
         self._channel = channel
         self._interval_s = interval_s
-        self._sources: list[Source] = []
-        self._told: Reasons = {}
+        self._host = HostSource()
+        self._beats: list[Beat] = []
+        self._told: dict[str, SourceState] = {}
+        self._announced: str | None = None
+        self._opening_since = time.monotonic()
+        self._opened = False
         self._cost = OwnCost()
+        self._gone = ""
         self.stop = threading.Event()
 
-    def run(self) -> None:
+    def run(self) -> int:
+        """Returns the exit code."""
+        self._channel.send(Hello(time.monotonic(), "sampler", os.getpid(), __version__, time.time()))
+        threading.Thread(target=self._open_nvml, name="open", daemon=True).start()
+        self._add(self._host)
+        while not self.stop.wait(WATCH_S):
+            self._watch()
+        return DRIVER_GONE_EXIT if self._gone else 0
+
+    # --- opening --------------------------------------------------------------------------------------------
+
+    def _open_nvml(self) -> None:
+        """Until it works or we end: without a driver the host is all there is."""
+        while not self.stop.is_set():
+            self._opening_since = time.monotonic()
+            try:
+                gpus = NvmlSource(self._interval_s)
+            except NoNvml as why:
+                self._opening_since = 0.0
+                self._announce([], str(why))
+                self.stop.wait(RETRY_S)
+            else:
+                self._opening_since = 0.0
+                self._opened = True
+                self._announce(gpus.devices(), "", gpus.driver)
+                self._add(gpus)
+                return
+
+    def _announce(self, gpus: list[Device], reason: str, driver: str | None = None) -> None:
+        """Say what the devices are, when it is news."""
+        if self._announced != reason:
+            self._announced = reason
+            self._channel.send(Devices(time.monotonic(), gpus + self._host.devices(), driver, reason))
+
+    def _add(self, source: Source) -> None:
+        beat = Beat(source, self._interval_s, self._channel.send, lambda: self._round_done(source), self._driver_gone)
+        self._beats.append(beat)
+        beat.start()
+
+    # --- on the beats' threads ------------------------------------------------------------------------------
+
+    def _round_done(self, source: Source) -> None:
+        """The sampler's own cost ends each round of the GPUs; of the host, where there are none."""
+        if self._announced is not None and self._opened != (source is self._host):
+            self._channel.send(Sample(time.monotonic(), "sampler", {"console.cpu_ratio": self._cost.cpu_ratio()}))
+
+    def _driver_gone(self, reason: str) -> None:
+        self._gone = reason
+        print(reason, flush=True)  # the console keeps a child's last words
+        self.stop.set()
+
+    # --- watching -------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Tell how the sources keep their beat, when it has changed, and every time while one is stuck."""
+        self._channel.flush()
+        states = [beat.state() for beat in list(self._beats)]
         now = time.monotonic()
-        self._channel.send(Hello(t=now, role="sampler", pid=os.getpid(), version=__version__, wall_time=time.time()))
-        self._open_sources()
-        for source in self._sources:
-            source.prime()
-        due = time.monotonic() + min(FIRST_GAP_S, self._interval_s)
-        while not self.stop.wait(max(0.0, due - time.monotonic())):
-            self._tick()
-            due = next_beat(due, self._interval_s, time.monotonic())
+        opening_s = now - self._opening_since if self._opening_since else 0.0
+        if opening_s > OPENING_S:
+            self._announce([], NOT_YET)
+        if opening_s > STUCK_S:
+            states.append(SourceState(now, "nvml", self._interval_s, opening_s, meter.under_way() or "opening the driver"))
+        for state in states:
+            before = self._told.get(state.source)
+            if before is None or state.stuck_s or _without_time(before) != _without_time(state):
+                self._told[state.source] = state
+                self._channel.send(state)
 
-    def _open_sources(self) -> None:
-        """NVML where it works, the host always and last."""
-        driver, reason = None, ""
-        try:
-            gpus = NvmlSource()
-        except NoNvml as why:
-            reason = str(why)
-        else:
-            driver = gpus.driver
-            self._sources.append(gpus)
-        self._sources.append(HostSource())
-        devices = [device for source in self._sources for device in source.devices()]
-        self._channel.send(Devices(t=time.monotonic(), devices=devices, driver=driver, reason=reason))
 
-    def _tick(self) -> None:
-        """One round; the sampler's own cost is its last message."""
-        for source in self._sources:
-            readings = source.read(time.monotonic())
-            self._tell_unavailable(source.unavailable())
-            for event in readings:
-                self._channel.send(event)
-        cost = {"console.cpu_ratio": self._cost.cpu_ratio()}
-        self._channel.send(Sample(t=time.monotonic(), device="sampler", values=cost))
-
-    def _tell_unavailable(self, reasons: Reasons) -> None:
-        """Send each device's list when it has changed; an empty one takes an earlier one back."""
-        for device, now_missing in reasons.items():
-            if self._told.get(device, {}) != now_missing:
-                self._told[device] = dict(now_missing)
-                self._channel.send(Unavailable(t=time.monotonic(), device=device, reasons=self._told[device]))
+def _without_time(state: SourceState) -> tuple[object, ...]:
+    return round(state.period_s, 2), bool(state.stuck_s), state.detail, state.missed
 
 
 class OwnCost:
@@ -91,12 +135,6 @@ class OwnCost:
         ratio = (cpu_s - self._cpu_s) / max(wall_s - self._wall_s, 1e-9)
         self._wall_s, self._cpu_s = wall_s, cpu_s
         return ratio
-
-
-def next_beat(due: float, interval_s: float, now: float) -> float:
-    """The first beat after `now` on the schedule that `due` is part of: late beats are skipped, never made up."""
-    missed = max(0, int((now - due) // interval_s))
-    return due + (missed + 1) * interval_s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,10 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(command, Stop):
             sampler.stop.set()
 
-    # Not sys.exit: the main thread may sit in a driver call that never returns.
     channel.listen(on_command, on_parent_gone=lambda: os._exit(0))
-    sampler.run()
+    code = sampler.run()
     channel.drain(LAST_WORDS_S)
+    os._exit(code)  # not sys.exit: a thread may sit in a driver call that never returns
 
 
 if __name__ == "__main__":

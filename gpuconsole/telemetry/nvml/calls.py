@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from gpuconsole.model.metrics import CATALOGUE
@@ -12,6 +12,7 @@ from gpuconsole.telemetry.nvml.library import ARGUMENT_VERSION_MISMATCH, FUNCTIO
 # Constants of the NVML ABI, by value: an older binding may lack the names.
 _MEMORY_V2 = 0x02000028
 _SENSOR_GPU = 0
+_THRESHOLD_SLOWDOWN = 1
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_TX, _PCIE_RX = 0, 1
 
@@ -27,6 +28,22 @@ _LIMITS = {
     "J": (0.0, 1e15),
     "°C": (-100.0, 300.0),
     "Hz": (0.0, 1e11),
+    "0/1": (0.0, 1.0),
+    "lanes": (0.0, 64.0),
+    "links": (0.0, 64.0),
+    "": (0.0, 1e18),
+}
+
+# nvmlClocksEventReasons by bit.
+CLOCKS_REASONS = {
+    0x01: "gpu.clocks_idle",
+    0x02: "gpu.clocks_app_setting",
+    0x04: "gpu.clocks_power_cap",
+    0x08: "gpu.clocks_hw_slowdown",
+    0x10: "gpu.clocks_sync_boost",
+    0x20: "gpu.clocks_sw_thermal",
+    0x40: "gpu.clocks_hw_thermal",
+    0x80: "gpu.clocks_power_brake",
 }
 
 
@@ -56,37 +73,87 @@ def _fields(factor: float, *names: str) -> Callable[[Any], tuple[float, ...]]:
     return lambda answer: tuple(_number(getattr(answer, name)) * factor for name in names)
 
 
+def _item(position: int, factor: float) -> Callable[[Any], tuple[float, ...]]:
+    return lambda answer: (_number(answer[position]) * factor,)
+
+
+def _memory(answer: Any) -> tuple[float, ...]:
+    """Version 1 of the answer has no `reserved`: the driver's reserve is in `used` there."""
+    return tuple(_number(getattr(answer, name, 0)) for name in ("used", "free", "reserved", "total"))
+
+
+def _bits(mask: int) -> tuple[float, ...]:
+    return tuple(float(bool(mask & bit)) for bit in CLOCKS_REASONS)
+
+
 def _number(raw: float) -> float:
     return math.nan if raw in _NOT_A_VALUE else float(raw)
 
 
-CALLS = (
+def _one(metric: str, factor: float, function: str, *arguments: int) -> Call:
+    return Call((metric,), (Variant(function, arguments),), _scaled(factor))
+
+
+def _first_of_two(metric: str, function: str) -> Call:
+    """Answers [percent, sampling period]."""
+    return Call((metric,), (Variant(function),), _item(0, 0.01))
+
+
+MEMORY = Call(
+    ("gpu.hbm_used_bytes", "gpu.hbm_free_bytes", "gpu.hbm_reserved_bytes", "gpu.hbm_total_bytes"),
+    # Version 2 keeps the driver's own reserve apart from what processes use; version 1 counts it as used.
+    (Variant("nvmlDeviceGetMemoryInfo", (_MEMORY_V2,)), Variant("nvmlDeviceGetMemoryInfo")),
+    _memory,
+)
+
+FAST_CALLS = (
     Call(
         ("gpu.utilization_ratio", "gpu.memory_utilization_ratio"),
         (Variant("nvmlDeviceGetUtilizationRates"),),
         _fields(0.01, "gpu", "memory"),  # percent
     ),
-    Call(
-        ("gpu.hbm_used_bytes", "gpu.hbm_total_bytes"),
-        # Version 2 keeps the driver's own reserve apart from what processes use; version 1 counts it as used.
-        (Variant("nvmlDeviceGetMemoryInfo", (_MEMORY_V2,)), Variant("nvmlDeviceGetMemoryInfo")),
-        _fields(1.0, "used", "total"),
-    ),
-    Call(("gpu.power_w",), (Variant("nvmlDeviceGetPowerUsage"),), _scaled(1e-3)),  # mW
-    Call(("gpu.power_limit_w",), (Variant("nvmlDeviceGetEnforcedPowerLimit"),), _scaled(1e-3)),  # mW
-    Call(("gpu.energy_j",), (Variant("nvmlDeviceGetTotalEnergyConsumption"),), _scaled(1e-3)),  # mJ
+    MEMORY,
+    _one("gpu.power_w", 1e-3, "nvmlDeviceGetPowerUsage"),  # mW
+    _one("gpu.energy_j", 1e-3, "nvmlDeviceGetTotalEnergyConsumption"),  # mJ
     Call(
         ("gpu.temperature_c",),
         # The second is deprecated, and all that drivers before 555 have.
         (Variant("nvmlDeviceGetTemperatureV", (_SENSOR_GPU,)), Variant("nvmlDeviceGetTemperature", (_SENSOR_GPU,))),
         _scaled(1.0),
     ),
-    Call(("gpu.sm_clock_hz",), (Variant("nvmlDeviceGetClockInfo", (_CLOCK_SM,)),), _scaled(1e6)),  # MHz
-    Call(("gpu.memory_clock_hz",), (Variant("nvmlDeviceGetClockInfo", (_CLOCK_MEMORY,)),), _scaled(1e6)),  # MHz
-    # The driver watches the bus for 20 ms in each of these two, so they are asked only where GPM has no answer.
-    Call(("gpu.pcie_rx_bytes_per_s",), (Variant("nvmlDeviceGetPcieThroughput", (_PCIE_RX,)),), _scaled(1e3)),  # KB/s
-    Call(("gpu.pcie_tx_bytes_per_s",), (Variant("nvmlDeviceGetPcieThroughput", (_PCIE_TX,)),), _scaled(1e3)),  # KB/s
+    _one("gpu.sm_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),  # MHz
+    _one("gpu.memory_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),  # MHz
+    Call(
+        tuple(CLOCKS_REASONS.values()),
+        # The second is the old name of the first.
+        (Variant("nvmlDeviceGetCurrentClocksEventReasons"), Variant("nvmlDeviceGetCurrentClocksThrottleReasons")),
+        _bits,
+    ),
+    # The driver watches the bus for 20 ms in each of these two, so they are asked only where nothing else has an answer.
+    _one("gpu.pcie_rx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_RX),  # KB/s
+    _one("gpu.pcie_tx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_TX),  # KB/s
 )
+"""Asked in every round."""
+
+SLOW_CALLS = (
+    _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
+    Call(("gpu.power_limit_max_w",), (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),), _item(1, 1e-3)),  # [least, most] mW
+    _one("gpu.temperature_slowdown_c", 1.0, "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+    _one("gpu.fan_ratio", 0.01, "nvmlDeviceGetFanSpeed"),  # percent
+    _one("gpu.sm_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),  # MHz
+    _one("gpu.memory_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),  # MHz
+    Call(("gpu.bar1_used_bytes", "gpu.bar1_total_bytes"), (Variant("nvmlDeviceGetBAR1MemoryInfo"),), _fields(1.0, "bar1Used", "bar1Total")),
+    _one("gpu.pcie_link_generation", 1.0, "nvmlDeviceGetCurrPcieLinkGeneration"),
+    _one("gpu.pcie_link_generation_max", 1.0, "nvmlDeviceGetMaxPcieLinkGeneration"),
+    _one("gpu.pcie_link_width", 1.0, "nvmlDeviceGetCurrPcieLinkWidth"),
+    _one("gpu.pcie_link_width_max", 1.0, "nvmlDeviceGetMaxPcieLinkWidth"),
+    _one("gpu.pcie_replays", 1.0, "nvmlDeviceGetPcieReplayCounter"),
+    _first_of_two("gpu.encoder_utilization_ratio", "nvmlDeviceGetEncoderUtilization"),
+    _first_of_two("gpu.decoder_utilization_ratio", "nvmlDeviceGetDecoderUtilization"),
+    _first_of_two("gpu.jpeg_utilization_ratio", "nvmlDeviceGetJpgUtilization"),
+    _first_of_two("gpu.optical_flow_utilization_ratio", "nvmlDeviceGetOfaUtilization"),
+)
+"""What changes seldom, or matters little: asked every few seconds."""
 
 
 def ask(question: Call, handle: Any) -> dict[str, float]:
@@ -109,3 +176,37 @@ def _answer(question: Call, variant: Variant, handle: Any) -> dict[str, float]:
 def is_plausible(metric: str, value: float) -> bool:
     low, high = _LIMITS[CATALOGUE[metric].unit]
     return math.isfinite(value) and low <= value <= high
+
+
+class CallReader:
+    """Asks a list of questions of one device; what the device does not support is not asked again."""
+
+    def __init__(self, handle: Any, questions: tuple[Call, ...], may_ask: Callable[[Call], bool] = lambda _: True) -> None:
+        self._handle = handle
+        self._questions = questions
+        self._may_ask = may_ask
+        self._never: dict[str, CallFailed] = {}
+
+    def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
+        """Values, and failures, of the metrics that are not in `have` yet. A question that may not be asked now is in neither.
+
+        Raises CallFailed for a loss only.
+        """
+        values: dict[str, float] = {}
+        failures: dict[str, CallFailed] = {}
+        for question in self._questions:
+            wanted = [name for name in question.metrics if name not in have]
+            if not wanted:
+                continue
+            if wanted[0] in self._never:
+                failures.update(dict.fromkeys(wanted, self._never[wanted[0]]))
+            elif self._may_ask(question):
+                try:
+                    values.update(ask(question, self._handle))
+                except CallFailed as failure:
+                    if failure.is_loss:
+                        raise
+                    failures.update(dict.fromkeys(wanted, failure))
+                    if failure.is_permanent:
+                        self._never.update(dict.fromkeys(wanted, failure))
+        return values, failures

@@ -1,61 +1,122 @@
-"""What is fixed about a GPU: its name, memory and links. A fact that the driver withholds stays empty."""
+"""What is fixed about a GPU: its name, memory, place and modes. A fact that the driver withholds stays empty."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuconsole.model.device import Device
-from gpuconsole.telemetry.nvml.calls import CALLS, ask, is_plausible
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
+from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
+from gpuconsole.telemetry.nvml.library import CallFailed, call
 from gpuconsole.telemetry.peaks import peaks_of
 
 UNKNOWN_NAME = "unknown GPU"
-_MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; an older one refuses the links it does not know
-_INVALID_ARGUMENT = 2
-_MEMORY = next(question for question in CALLS if "gpu.hbm_total_bytes" in question.metrics)
+ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
+_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_MASK_WORDS = 64  # of 64 bits: CPUs up to 4096
+_NODE_SCOPE = 0
 
 
-def describe(index: int, handle: Any, nvlinks: int | None) -> Device:
-    name = str(_fact("nvmlDeviceGetName", handle) or UNKNOWN_NAME)
+def describe(device: str, handle: Any, nvlinks: int | None) -> Device:
+    """`nvlinks`: how many are up, None: unknown."""
+    name = str(fact("nvmlDeviceGetName", handle) or UNKNOWN_NAME)
     return Device(
-        id=f"gpu:{index}",
+        id=device,
         name=name,
-        uuid=str(_fact("nvmlDeviceGetUUID", handle) or ""),
+        uuid=str(fact("nvmlDeviceGetUUID", handle) or ""),
         memory_bytes=_memory_bytes(handle),
         peaks=peaks_of(name),
         pcie=_pcie(handle),
         nvlink=_nvlink_text(nvlinks),
+        facts={label: text for label, text in ((label, read(handle)) for label, read in _FACTS.items()) if text},
     )
 
 
-def count_nvlinks(handle: Any) -> int | None:
-    """The active NVLinks; None when the driver does not say."""
-    active = 0
-    for link in range(_MAX_NVLINKS):
-        try:
-            active += bool(call("nvmlDeviceGetNvLinkState", handle, link))
-        except CallFailed as failure:
-            if failure.code in (NOT_SUPPORTED, _INVALID_ARGUMENT):  # no such link: the one before was the last
-                break
-            return None
-    return active
+def describe_slice(device: str, handle: Any) -> Device:
+    """A MIG slice. Its peaks are unknown: the datasheet's are the whole GPU's."""
+    name = str(fact("nvmlDeviceGetName", handle) or "MIG slice")
+    return Device(device, name, _memory_bytes(handle), str(fact("nvmlDeviceGetUUID", handle) or ""))
 
 
 def is_mig_on(handle: Any) -> bool:
-    modes = _fact("nvmlDeviceGetMigMode", handle)
+    modes = fact("nvmlDeviceGetMigMode", handle)
     return modes is not None and modes[0] == 1
 
 
-def _fact(function: str, handle: Any) -> Any:
+def pci_address(handle: Any) -> str:
+    info = fact("nvmlDeviceGetPciInfo", handle)
+    if info is None:
+        return ""
+    raw = info.busId
+    return (raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)).lower()
+
+
+def fact(function: str, *arguments: Any) -> Any:
+    """The call's answer; None where it fails."""
     try:
-        return call(function, handle)
+        return call(function, *arguments)
     except CallFailed:
         return None
 
 
+def _architecture(handle: Any) -> str:
+    code = fact("nvmlDeviceGetArchitecture", handle)
+    return ARCHITECTURES.get(code, "") if code is not None else ""
+
+
+def _capability(handle: Any) -> str:
+    found = fact("nvmlDeviceGetCudaComputeCapability", handle)
+    return f"{found[0]}.{found[1]}" if found is not None else ""
+
+
+def _mode(function: str, names: dict[int, str]) -> Callable[[Any], str]:
+    def read(handle: Any) -> str:
+        answer = fact(function, handle)
+        code = answer[0] if isinstance(answer, list) else answer
+        return names.get(code, "") if code is not None else ""
+
+    return read
+
+
+def _cpu_affinity(handle: Any) -> str:
+    return _ranges(fact("nvmlDeviceGetCpuAffinity", handle, _MASK_WORDS))
+
+
+def _numa_node(handle: Any) -> str:
+    return _ranges(fact("nvmlDeviceGetMemoryAffinity", handle, _MASK_WORDS, _NODE_SCOPE))
+
+
+def _ranges(mask: Any) -> str:
+    """A bit mask in words of 64 as `0-31,64-95`."""
+    if mask is None:
+        return ""
+    bits = [64 * word + bit for word, value in enumerate(mask) for bit in range(64) if value >> bit & 1]
+    spans: list[list[int]] = []
+    for bit in bits:
+        if spans and bit == spans[-1][1] + 1:
+            spans[-1][1] = bit
+        else:
+            spans.append([bit, bit])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+_ON_OFF = {0: "off", 1: "on"}
+_FACTS: dict[str, Callable[[Any], str]] = {
+    "architecture": _architecture,
+    "compute_capability": _capability,
+    "pci": pci_address,
+    "numa_node": _numa_node,
+    "cpu_affinity": _cpu_affinity,
+    "persistence": _mode("nvmlDeviceGetPersistenceMode", _ON_OFF),
+    "ecc": _mode("nvmlDeviceGetEccMode", _ON_OFF),
+    "mig": _mode("nvmlDeviceGetMigMode", _ON_OFF),
+    "compute_mode": _mode("nvmlDeviceGetComputeMode", _COMPUTE_MODES),
+}
+
+
 def _memory_bytes(handle: Any) -> int:
     try:
-        total = ask(_MEMORY, handle)["gpu.hbm_total_bytes"]
+        total = ask(MEMORY, handle)["gpu.hbm_total_bytes"]
     except CallFailed:
         return 0
     return int(total) if is_plausible("gpu.hbm_total_bytes", total) else 0
@@ -63,8 +124,8 @@ def _memory_bytes(handle: Any) -> int:
 
 def _pcie(handle: Any) -> str:
     """The best the link can do: an idle GPU lowers its current generation to save power."""
-    generation = _fact("nvmlDeviceGetMaxPcieLinkGeneration", handle)
-    width = _fact("nvmlDeviceGetMaxPcieLinkWidth", handle)
+    generation = fact("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    width = fact("nvmlDeviceGetMaxPcieLinkWidth", handle)
     return f"gen{generation} x{width}" if generation and width else ""
 
 

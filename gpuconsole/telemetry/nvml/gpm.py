@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import pynvml
 
-from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, reason_for
+from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call
 
 NEEDS_HOPPER = "GPM needs Hopper or newer"
 FIRST_SAMPLE = "the first of two GPM samples has just been taken"
+MAX_LINKS = 18
 _METRICS_GET_VERSION = 1
 _PERCENT = 0.01
 _MIB = float(1 << 20)
@@ -23,47 +25,96 @@ class GpmMetric(NamedTuple):
 
 
 GPM_METRICS = {
+    "gpu.graphics_active_ratio": GpmMetric(1, _PERCENT),  # GRAPHICS_UTIL
     "gpu.sm_active_ratio": GpmMetric(2, _PERCENT),  # SM_UTIL
     "gpu.sm_occupancy_ratio": GpmMetric(3, _PERCENT),  # SM_OCCUPANCY
+    "gpu.integer_active_ratio": GpmMetric(4, _PERCENT),  # INTEGER_UTIL
     "gpu.tensor_active_ratio": GpmMetric(5, _PERCENT),  # ANY_TENSOR_UTIL
+    "gpu.tensor_dfma_active_ratio": GpmMetric(6, _PERCENT),  # DFMA_TENSOR_UTIL
+    "gpu.tensor_hmma_active_ratio": GpmMetric(7, _PERCENT),  # HMMA_TENSOR_UTIL
+    "gpu.tensor_dmma_active_ratio": GpmMetric(8, _PERCENT),  # DMMA_TENSOR_UTIL
+    "gpu.tensor_imma_active_ratio": GpmMetric(9, _PERCENT),  # IMMA_TENSOR_UTIL
     "gpu.dram_active_ratio": GpmMetric(10, _PERCENT),  # DRAM_BW_UTIL
+    "gpu.fp64_active_ratio": GpmMetric(11, _PERCENT),  # FP64_UTIL
+    "gpu.fp32_active_ratio": GpmMetric(12, _PERCENT),  # FP32_UTIL
+    "gpu.fp16_active_ratio": GpmMetric(13, _PERCENT),  # FP16_UTIL
     "gpu.pcie_tx_bytes_per_s": GpmMetric(20, _MIB),  # PCIE_TX_PER_SEC
     "gpu.pcie_rx_bytes_per_s": GpmMetric(21, _MIB),  # PCIE_RX_PER_SEC
     "gpu.nvlink_rx_bytes_per_s": GpmMetric(60, _MIB),  # NVLINK_TOTAL_RX_PER_SEC
     "gpu.nvlink_tx_bytes_per_s": GpmMetric(61, _MIB),  # NVLINK_TOTAL_TX_PER_SEC
+    "gpu.c2c_tx_bytes_per_s": GpmMetric(100, _MIB),  # C2C_TOTAL_TX_PER_SEC
+    "gpu.c2c_rx_bytes_per_s": GpmMetric(101, _MIB),  # C2C_TOTAL_RX_PER_SEC
 }
 
 
+def link_gpm_metrics(links: int) -> dict[str, GpmMetric]:
+    """Those of single NVLinks, by metric and link: `gpu.link_rx_bytes_per_s/3`."""
+    found = {}
+    for link in range(min(links, MAX_LINKS)):
+        found[f"gpu.link_rx_bytes_per_s/{link}"] = GpmMetric(62 + 2 * link, _MIB)  # NVLINK_L*_RX_PER_SEC
+        found[f"gpu.link_tx_bytes_per_s/{link}"] = GpmMetric(63 + 2 * link, _MIB)  # NVLINK_L*_TX_PER_SEC
+    return found
+
+
 class GpmReader:
-    """The counters of one device: keeps the last sample and reads the averages since then."""
+    """Some counters of one device, or of its MIG slice `instance`: keeps the last sample and reads the averages since then.
 
-    def __init__(self, handle: Any) -> None:
-        """Raises CallFailed when the device, the driver or the binding has no GPM."""
-        if not call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
-            raise CallFailed(3, NEEDS_HOPPER)
-        struct = getattr(pynvml, "c_nvmlGpmMetricsGet_t", None)
-        if struct is None:
-            raise CallFailed(FUNCTION_NOT_FOUND, "the installed nvidia-ml-py lacks GPM")
+    The answer comes as the catalogue's names, or with whatever names `metrics` has.
+    """
+
+    def __init__(self, handle: Any, metrics: dict[str, GpmMetric] = GPM_METRICS, instance: int | None = None) -> None:
         self._handle = handle
-        self._earlier = call("nvmlGpmSampleAlloc")
-        self._later = call("nvmlGpmSampleAlloc")
+        self._instance = instance
+        self._metrics = metrics
+        self._query: Any = None
+        self._earlier: Any = None
+        self._later: Any = None
         self._has_earlier = False
-        self._query = struct()
-        self._query.version = _METRICS_GET_VERSION
-        self._query.numMetrics = len(GPM_METRICS)
-        for slot, metric in enumerate(GPM_METRICS.values()):
-            self._query.metrics[slot].metricId = metric.identifier
+        self._never: CallFailed | None = None
 
-    def read(self) -> tuple[dict[str, float], dict[str, str]]:
-        """Values in catalogue units, unchecked, and the reasons for the others. Raises CallFailed when none can be had.
+    def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
+        """Values in catalogue units, unchecked, and the failures of the others. Raises CallFailed for a loss only.
 
         The first call only takes a sample. A failed sample leaves the earlier one in place, so the next average
         reaches further back.
         """
-        call("nvmlGpmSampleGet", self._handle, self._later)
+        if self._never is not None:
+            return {}, dict.fromkeys(self._metrics, self._never)
+        try:
+            if self._query is None:
+                self._open()
+            return self._averages()
+        except CallFailed as failure:
+            if failure.is_loss:
+                raise
+            if failure.is_permanent:
+                self._never = failure
+            return {}, dict.fromkeys(self._metrics, failure)
+
+    def _open(self) -> None:
+        """Raises CallFailed when the device, the driver or the binding has no GPM."""
+        if self._instance is None and not call("nvmlGpmQueryDeviceSupport", self._handle).isSupportedDevice:
+            raise CallFailed(3, NEEDS_HOPPER)
+        struct = getattr(pynvml, "c_nvmlGpmMetricsGet_t", None)
+        if struct is None:
+            raise CallFailed(FUNCTION_NOT_FOUND, "the installed nvidia-ml-py lacks GPM")
+        self._earlier = call("nvmlGpmSampleAlloc")
+        self._later = call("nvmlGpmSampleAlloc")
+        query = struct()
+        query.version = _METRICS_GET_VERSION
+        query.numMetrics = len(self._metrics)
+        for slot, metric in enumerate(self._metrics.values()):
+            query.metrics[slot].metricId = metric.identifier
+        self._query = query
+
+    def _averages(self) -> tuple[dict[str, float], dict[str, CallFailed]]:
+        if self._instance is None:
+            call("nvmlGpmSampleGet", self._handle, self._later)
+        else:
+            call("nvmlGpmMigSampleGet", self._handle, self._instance, self._later)
         if not self._has_earlier:
             self._keep_later()
-            return {}, dict.fromkeys(GPM_METRICS, FIRST_SAMPLE)
+            return {}, dict.fromkeys(self._metrics, CallFailed(-1, FIRST_SAMPLE))
         self._query.sample1, self._query.sample2 = self._earlier, self._later
         call("nvmlGpmMetricsGet", self._query)
         self._keep_later()
@@ -73,12 +124,14 @@ class GpmReader:
         self._earlier, self._later = self._later, self._earlier
         self._has_earlier = True
 
-    def _split(self) -> tuple[dict[str, float], dict[str, str]]:
-        values, reasons = {}, {}
-        for slot, (name, metric) in enumerate(GPM_METRICS.items()):
-            answer = self._query.metrics[slot]
+    def _split(self) -> tuple[dict[str, float], dict[str, CallFailed]]:
+        values: dict[str, float] = {}
+        failures: dict[str, CallFailed] = {}
+        answers = self._query.metrics
+        for slot, (name, metric) in enumerate(self._metrics.items()):
+            answer = answers[slot]
             if answer.nvmlReturn:  # each metric has a return code of its own
-                reasons[name] = reason_for(answer.nvmlReturn)
+                failures[name] = CallFailed(answer.nvmlReturn)
             else:
                 values[name] = answer.value * metric.factor
-        return values, reasons
+        return values, failures

@@ -1,96 +1,138 @@
-"""One GPU: all its metrics, each as a value or as the reason why there is none."""
+"""One GPU, or a MIG slice of one: all its metrics, each as a value or as the reason why there is none."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from gpuconsole.model.device import Device
-from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.telemetry.nvml.calls import CALLS, GARBAGE, Call, ask, is_plausible
-from gpuconsole.telemetry.nvml.facts import count_nvlinks, describe, is_mig_on
+from gpuconsole.model.gpu_metrics import GPU_METRICS as DECLARED
+from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, is_plausible
+from gpuconsole.telemetry.nvml.facts import describe, describe_slice, fact, is_mig_on
+from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, SLOW_FIELDS, FieldReader
 from gpuconsole.telemetry.nvml.gpm import GPM_METRICS, GpmReader
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed
+from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, meter
+from gpuconsole.telemetry.nvml.links import LinksReader, link_states
 
-GPU_METRICS = tuple(name for name in CATALOGUE if name.startswith("gpu."))
-_NVLINK_METRICS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
+GPU_METRICS = tuple(metric.name for metric in DECLARED)
+SLOW_S = 5.0
+"""How often what changes seldom is read."""
+
+# What the source counts itself, from what the driver tells it of events and processes.
+COUNTED = ("gpu.xid_errors", "gpu.processes")
+
+_NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
 _MIG = "not supported while MIG mode is on"
+_WHOLE_ONLY = "only the whole GPU reports it, not a MIG slice"
+
+
+class _Reader(Protocol):
+    def read(self, have: Any, /) -> tuple[dict[str, float], dict[str, CallFailed]]: ...
 
 
 class Gpu:
     """Reads one device. After a loss it stays lost: only a reset of the GPU brings it back, and that ends our handle."""
 
-    def __init__(self, index: int, handle: Any) -> None:
-        nvlinks = count_nvlinks(handle)
-        self.device: Device = describe(index, handle, nvlinks)
-        self.reasons: dict[str, str] = {}
+    def __init__(self, device: str, handle: Any, may_ask: Callable[[str, Call], bool]) -> None:
+        """`may_ask(device, question)`: whether a slow question has its turn now."""
+        meter.device = device
+        self.handle = handle
         self.loss: str | None = None
-        self._handle = handle
-        self._has_nvlink = nvlinks != 0  # unknown counts as yes: then GPM says
+        self.reasons: dict[str, str] = {}
+        self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self._mig = is_mig_on(handle)
-        self._gpm: GpmReader | None = None
-        self._no_gpm: str | None = None
-        self._never: dict[str, str] = {}
+        try:
+            states = link_states(handle)
+        except CallFailed:  # the first reading will tell
+            states = None
+        self.nvlinks = sum(states) if states is not None else None
+        self.device: Device = describe(device, handle, self.nvlinks)
+        self._fast: tuple[_Reader, ...] = (
+            GpmReader(handle),
+            FieldReader(handle, FAST_FIELDS),
+            CallReader(handle, FAST_CALLS, lambda question: may_ask(device, question)),
+        )
+        self._slow: tuple[_Reader, ...] = (FieldReader(handle, SLOW_FIELDS), CallReader(handle, SLOW_CALLS))
+        self._links = LinksReader(handle, len(states or ()))
+        self._slow_read_t = float("-inf")
 
     def prime(self) -> None:
-        """Take the first GPM sample. What goes wrong here is reported by the first read."""
+        """Take the first of the two readings that rates need. What goes wrong here is reported by the first read."""
+        meter.device = self.device.id
         try:
-            self._read_gpm()
+            for reader in self._fast[:2]:
+                reader.read(())
+            self._links.read()
         except CallFailed as failure:
             self._lose(failure)
 
     def read(self) -> dict[str, float]:
-        """All values that can be had now, in catalogue units; `reasons` then holds the other metrics."""
+        """The values of this round, in catalogue units; `reasons` then holds what cannot be had.
+
+        What is read seldom is in a round now and then; what is neither here nor in `reasons` is as it was.
+        """
         if self.loss is not None:
             return {}
-        self.reasons = {}
+        meter.device = self.device.id
         values: dict[str, float] = {}
         try:
-            self._accept(self._read_gpm(), values)
-            for question in CALLS:
-                self._read_call(question, values)
+            self._read_from(self._fast, values)
+            self._derive(values)
+            if time.monotonic() - self._slow_read_t >= SLOW_S:
+                self._slow_read_t = time.monotonic()
+                self._read_from(self._slow, values)
+                self._read_links(values)
         except CallFailed as failure:
             self._lose(failure)
             return {}
-        self._derive(values)
         return values
 
-    def _read_gpm(self) -> dict[str, float]:
-        """GPM's metrics, unchecked. Raises CallFailed for a loss only."""
-        if self._no_gpm is not None:
-            self.reasons.update(dict.fromkeys(GPM_METRICS, self._no_gpm))
-            return {}
-        try:
-            self._gpm = self._gpm or GpmReader(self._handle)
-            found, reasons = self._gpm.read()
-        except CallFailed as failure:
-            reason = self._refusal(failure)
-            if failure.is_permanent:
-                self._no_gpm = reason
-            found, reasons = {}, dict.fromkeys(GPM_METRICS, reason)
-        if not self._has_nvlink:  # the counters read 0 there, which would look like a link that is idle
-            reasons.update(dict.fromkeys(_NVLINK_METRICS, _NO_NVLINK))
-        self.reasons.update(reasons)
-        return {name: value for name, value in found.items() if name not in reasons}
+    def note(self, failure: CallFailed, *metrics: str) -> None:
+        """Somebody else failed to read these. A loss ends the device."""
+        if failure.is_loss:
+            self._lose(failure)
+        else:
+            self.reasons.update(dict.fromkeys(metrics, self._words(failure)))
 
-    def _read_call(self, question: Call, values: dict[str, float]) -> None:
-        """The metrics of one call, unless GPM has delivered them. Raises CallFailed for a loss only."""
-        wanted = [name for name in question.metrics if name not in values]
-        known = {name: self._never[name] for name in wanted if name in self._never}
-        self.reasons.update(known)
-        if len(known) == len(wanted):
-            return
-        try:
-            self._accept(ask(question, self._handle), values)
-        except CallFailed as failure:
-            reasons = dict.fromkeys(wanted, self._refusal(failure))
-            self.reasons.update(reasons)
-            if failure.is_permanent:
-                self._never.update(reasons)
+    def _read_from(self, readers: tuple[_Reader, ...], values: dict[str, float]) -> None:
+        """Each reader adds what the ones before it could not say. Raises CallFailed for a loss only."""
+        refused: dict[str, CallFailed] = {}
+        impossible: set[str] = set()
+        for reader in readers:
+            found, failures = reader.read(values)
+            refused.update(failures)
+            for name, value in found.items():
+                if is_plausible(name, value):
+                    # Counters read a moment apart can add up to a hair over the whole.
+                    values[name] = min(value, 1.0) if name.endswith("_ratio") else value
+                    self.reasons.pop(name, None)
+                else:
+                    impossible.add(name)
+        if self.nvlinks == 0:  # the counters read 0 there, which would look like a link that is idle
+            for name in _NVLINK_TOTALS:
+                values.pop(name, None)
+                refused[name] = CallFailed(-1, _NO_NVLINK)
+        self.reasons.update({name: self._words(failure) for name, failure in refused.items() if name not in values})
+        self.reasons.update({name: GARBAGE for name in impossible if name not in values})
+
+    def _read_links(self, values: dict[str, float]) -> None:
+        name = "gpu.nvlinks_active"
+        self.links = self._links.read()
+        states = [found.get("gpu.link_up") for found, _ in self.links]
+        if states and None not in states:
+            values[name] = float(sum(state for state in states if state is not None))
+            self.reasons.pop(name, None)
+        elif self.nvlinks is None:
+            self.reasons[name] = "the driver does not say"
+        elif not states:
+            values[name] = 0.0
 
     def _derive(self, values: dict[str, float]) -> None:
         name, source = "gpu.hbm_bytes_per_s", "gpu.dram_active_ratio"
         peak = self.device.peaks.memory_bytes_per_s
+        self.reasons.pop(name, None)
         if source not in values:
             self.reasons[name] = self.reasons[source]
         elif peak is None:
@@ -98,21 +140,62 @@ class Gpu:
         else:
             values[name] = values[source] * peak
 
-    def _accept(self, found: dict[str, float], values: dict[str, float]) -> None:
-        for name, value in found.items():
-            if not is_plausible(name, value):
-                self.reasons[name] = GARBAGE
-                continue
-            # Counters read a moment apart can add up to a hair over the whole.
-            values[name] = min(value, 1.0) if name.endswith("_ratio") else value
-            self.reasons.pop(name, None)
-
-    def _refusal(self, failure: CallFailed) -> str:
-        """The failure in words. Re-raises a loss."""
-        if failure.is_loss:
-            raise failure
+    def _words(self, failure: CallFailed) -> str:
         return _MIG if self._mig and failure.code == NOT_SUPPORTED else str(failure)
 
     def _lose(self, failure: CallFailed) -> None:
         self.loss = str(failure)
         self.reasons = dict.fromkeys(GPU_METRICS, self.loss)
+        self.links = []
+
+
+class MigSlice:
+    """A MIG instance as a device: its memory and its counters. Lost with its GPU."""
+
+    def __init__(self, device: str, handle: Any, whole: Gpu) -> None:
+        meter.device = device
+        instance = fact("nvmlDeviceGetGpuInstanceId", handle)
+        self.device = describe_slice(device, handle)
+        self.whole = whole
+        self.handle = handle
+        self.reasons: dict[str, str] = dict.fromkeys(GPU_METRICS, _WHOLE_ONLY)
+        self._readers: tuple[_Reader, ...] = (CallReader(handle, (MEMORY,)),)
+        if instance is not None:
+            self._readers = (GpmReader(whole.handle, GPM_METRICS, instance), *self._readers)
+
+    def read(self) -> dict[str, float]:
+        """Values; `reasons` holds the rest."""
+        if self.whole.loss is not None:
+            self.reasons = dict.fromkeys(GPU_METRICS, self.whole.loss)
+            return {}
+        meter.device = self.device.id
+        values: dict[str, float] = {}
+        for reader in self._readers:
+            try:
+                found, failures = reader.read(())
+            except CallFailed as failure:
+                self.whole.note(failure)
+                return {}
+            self.reasons.update({name: str(failure) for name, failure in failures.items()})
+            for name, value in found.items():
+                if is_plausible(name, value):
+                    values[name] = min(value, 1.0) if name.endswith("_ratio") else value
+                    self.reasons.pop(name, None)
+                else:
+                    self.reasons[name] = GARBAGE
+        return values
+
+
+def mig_slices(whole: Gpu) -> list[MigSlice]:
+    """The slices of a GPU in MIG mode; empty where there are none or none can be seen."""
+    if not is_mig_on(whole.handle):
+        return []
+    most = fact("nvmlDeviceGetMaxMigDeviceCount", whole.handle) or 0
+    found = []
+    for index in range(most):
+        try:
+            handle = call("nvmlDeviceGetMigDeviceHandleByIndex", whole.handle, index)
+        except CallFailed:  # an index without a slice
+            continue
+        found.append(MigSlice(f"{whole.device.id}/mig:{index}", handle, whole))
+    return found

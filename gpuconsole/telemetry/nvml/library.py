@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from statistics import median
 from typing import Any
 
 import pynvml
 
+UNINITIALIZED = 1
 NOT_SUPPORTED = 3
+NOT_FOUND = 6
+DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
+VERSION_CHANGED = 18
 ARGUMENT_VERSION_MISMATCH = 25
+
+DRIVER_GONE = (UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_CHANGED)
+"""What calls return once the driver was unloaded or replaced under us."""
 
 # nvmlReturn_t in words. The numbers are NVML's ABI, so an older binding that lacks a name still gets its text.
 _REASONS = {
@@ -31,7 +42,7 @@ _REASONS = {
     GPU_IS_LOST: "GPU is lost",
     RESET_REQUIRED: "GPU needs a reset",
     17: "blocked by the operating system or a cgroup",
-    18: "the driver and its library have different versions",
+    VERSION_CHANGED: "the driver and its library have different versions",
     19: "in use by another process",
     20: "the driver is out of memory",
     21: "the driver has no data",
@@ -50,7 +61,7 @@ _START_REASONS = {
     9: "the NVIDIA kernel driver is not loaded",
     12: "no NVIDIA driver: libnvidia-ml.so.1 is missing or cannot be loaded",
     FUNCTION_NOT_FOUND: "the NVIDIA driver is too old: libnvidia-ml.so.1 lacks a call that is needed",
-    18: "the NVIDIA kernel driver and libnvidia-ml.so.1 have different versions: reboot, or reload the driver",
+    VERSION_CHANGED: "the NVIDIA kernel driver and libnvidia-ml.so.1 have different versions: reboot, or reload the driver",
 }
 
 
@@ -76,6 +87,46 @@ class CallFailed(Exception):
         return self.code in (GPU_IS_LOST, RESET_REQUIRED)
 
 
+class Meter:
+    """What calls cost, and the one that is under way: for pacing slow calls, and for naming one that hangs.
+
+    Written by the thread that calls NVML, read by the one that watches it. `suspects_driver`: a call failed as it would with no driver.
+    """
+
+    RECENT = 5
+
+    def __init__(self) -> None:
+        self.device = ""
+        self.current = ""
+        self.since = 0.0
+        self.calls = 0
+        self.suspects_driver = False
+        self._recent: dict[str, deque[float]] = {}
+
+    def begin(self, name: str) -> None:
+        self.current, self.since = name, time.monotonic()
+        self.calls += 1
+
+    def end(self) -> None:
+        self._recent.setdefault(self.current, deque(maxlen=self.RECENT)).append(time.monotonic() - self.since)
+        self.current = ""
+
+    def typical_s(self, name: str) -> float:
+        """The median of the last few: one hiccup makes no call a slow one. 0: never called."""
+        recent = self._recent.get(name)
+        return median(recent) if recent else 0.0
+
+    def typical(self) -> dict[str, float]:
+        return {name: median(recent) for name, recent in self._recent.items()}
+
+    def under_way(self) -> str:
+        """The call that has not returned yet, in words."""
+        return f"{self.current} of {self.device}" if self.current and self.device else self.current
+
+
+meter = Meter()
+
+
 def reason_for(code: int) -> str:
     return _REASONS.get(code, f"NVML error {code}")
 
@@ -85,12 +136,16 @@ def call(name: str, *arguments: Any) -> Any:
     function = getattr(pynvml, name, None)
     if function is None:
         raise CallFailed(FUNCTION_NOT_FOUND, f"the installed nvidia-ml-py lacks {name}")
+    meter.begin(name)
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
+        meter.suspects_driver |= int(error.value) in DRIVER_GONE
         raise CallFailed(int(error.value)) from None
     except UnicodeDecodeError:  # the binding decodes names strictly
         raise CallFailed(999, "the driver's text is not UTF-8") from None
+    finally:
+        meter.end()
 
 
 def start() -> tuple[int, str | None]:

@@ -2,59 +2,169 @@
 
 from __future__ import annotations
 
+import time
+
 from gpuconsole.model.device import Device
+from gpuconsole.model.process import Process
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
-from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu
-from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, start
-from gpuconsole.telemetry.source import Readings, Reasons
-from gpuconsole.wire.events import DeviceLost, Sample
+from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_slices
+from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, meter, start
+from gpuconsole.telemetry.nvml.pace import Pace
+from gpuconsole.telemetry.nvml.processes import processes_of
+from gpuconsole.telemetry.nvml.topology import links_between
+from gpuconsole.telemetry.nvml.xid import XidWatch
+from gpuconsole.telemetry.owners import Owners
+from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
+from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology
+
+PROCESSES_S = 2.0
+CHECK_S = 5.0
+_MIG_PROCESSES = "the driver does not tell the processes of a MIG slice apart here"
 
 
 class NvmlSource:
-    """GPUs in NVML's order. One that cannot be opened is listed all the same, with the reason for every metric."""
+    """GPUs in NVML's order, each followed by its MIG slices. One that cannot be opened is listed all the same, with the reason."""
 
-    def __init__(self) -> None:
+    name = "nvml"
+
+    def __init__(self, interval_s: float = 1.0) -> None:
         """Raises NoNvml, with the reason in one line, when there is no GPU to read."""
-        count, self.driver = start()
-        if count == 0:
+        self._count, self.driver = start()
+        if self._count == 0:
             raise NoNvml("the NVIDIA driver reports no GPU")
+        meter.suspects_driver = False
+        self._pace = Pace(meter, interval_s)
         self._gpus: list[Gpu] = []
         self._closed: dict[str, CallFailed] = {}
         self._told_lost: set[str] = set()
-        for index in range(count):
+        for index in range(self._count):
             self._open(index)
+        self._slices: list[MigSlice] = [one for gpu in self._gpus for one in mig_slices(gpu)]
+        self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
+        self._owners = Owners()
+        self._links_told = False
+        self._link_reasons: Reasons = {}
+        self._processes_t = float("-inf")
+        self._checked_t = time.monotonic()
 
     def _open(self, index: int) -> None:
+        device = f"gpu:{index}"
+        meter.device = device
         try:
-            self._gpus.append(Gpu(index, call("nvmlDeviceGetHandleByIndex", index)))
+            self._gpus.append(Gpu(device, call("nvmlDeviceGetHandleByIndex", index), self._pace.may_ask))
         except CallFailed as failure:
-            self._closed[f"gpu:{index}"] = failure
+            self._closed[device] = failure
 
     def devices(self) -> list[Device]:
-        closed = [Device(id=device, name=UNKNOWN_NAME) for device in self._closed]
-        return sorted([gpu.device for gpu in self._gpus] + closed, key=lambda device: int(device.id.removeprefix("gpu:")))
+        by_id = {gpu.device.id: [gpu.device] for gpu in self._gpus}
+        by_id |= {device: [Device(id=device, name=UNKNOWN_NAME)] for device in self._closed}
+        for one in self._slices:
+            by_id[one.whole.device.id].append(one.device)
+        return [device for index in range(self._count) for device in by_id[f"gpu:{index}"]]
 
     def prime(self) -> None:
         for gpu in self._gpus:
             gpu.prime()
+        for one in self._slices:
+            one.read()
 
     def read(self, t: float) -> Readings:
-        """One sample for each GPU that answers; a DeviceLost once for each that is lost."""
+        """One sample for each GPU that answers, a DeviceLost once for each that is lost, and now and then what else there is to tell.
+
+        Raises DriverGone when the driver has been unloaded or replaced, or the number of GPUs has changed.
+        """
+        self._pace.begin_round()
+        xids = self._xids.read(t)
+        processes = self._processes(t) if t - self._processes_t >= PROCESSES_S else None
         readings: Readings = []
         for gpu in self._gpus:
             values = gpu.read()
-            if values:
-                readings.append(Sample(t=t, device=gpu.device.id, values=values))
+            if gpu.loss is None:
+                self._add_counts(gpu, processes, values)
+                readings.append(Sample(t, gpu.device.id, values))
+                readings += self._links_of(gpu, t)
+        readings += [Sample(t, one.device.id, values) for one in self._slices if (values := one.read())]
+        readings += xids
+        if processes is not None:
+            self._processes_t = t
+            readings.append(processes)
+        if not self._links_told:
+            self._links_told = True
+            readings.append(Topology(t, links_between(self._gpus)))
         readings += [DeviceLost(t=t, device=device, reason=reason) for device, reason in self._losses() if device not in self._told_lost]
         self._told_lost.update(device for device, _ in self._losses())
+        self._check_driver()
         return readings
 
     def unavailable(self) -> Reasons:
-        reasons = {gpu.device.id: gpu.reasons for gpu in self._gpus}
-        closed = {device: dict.fromkeys(GPU_METRICS, str(failure)) for device, failure in self._closed.items()}
-        return reasons | closed
+        reasons: Reasons = {gpu.device.id: gpu.reasons for gpu in self._gpus}
+        reasons |= {one.device.id: one.reasons for one in self._slices}
+        reasons |= {device: dict.fromkeys(GPU_METRICS, str(failure)) for device, failure in self._closed.items()}
+        return reasons | self._link_reasons
+
+    def slow(self) -> str:
+        """Which call is too slow to be made in every round, in words; empty when none is."""
+        return self._pace.words()
+
+    def under_way(self) -> str:
+        """The driver call that has not returned yet."""
+        return meter.under_way()
+
+    def _links_of(self, gpu: Gpu, t: float) -> list[Sample]:
+        """The links that were read in this round."""
+        links, gpu.links = gpu.links, []
+        samples = []
+        for link, (values, reasons) in enumerate(links):
+            device = f"{gpu.device.id}/link:{link}"
+            self._link_reasons[device] = reasons
+            samples.append(Sample(t, device, values))
+        return samples
+
+    def _add_counts(self, gpu: Gpu, processes: Processes | None, values: dict[str, float]) -> None:
+        """The metrics that are counts of what the driver tells: errors and processes."""
+        device = gpu.device.id
+        refusal = self._xids.refusals.get(device)
+        if refusal is None:
+            values["gpu.xid_errors"] = float(self._xids.counts[device])
+        else:
+            gpu.note(refusal, "gpu.xid_errors")
+        if processes is not None and device not in processes.reasons:
+            values["gpu.processes"] = float(sum(process.device == device for process in processes.processes))
+            gpu.reasons.pop("gpu.processes", None)
+
+    def _processes(self, t: float) -> Processes:
+        found: list[Process] = []
+        reasons = {one.device.id: _MIG_PROCESSES for one in self._slices}
+        for gpu in self._gpus:
+            device = gpu.device.id
+            if gpu.loss is not None:
+                reasons[device] = gpu.loss
+                continue
+            meter.device = device
+            try:
+                found += processes_of(device, gpu.handle)
+            except CallFailed as failure:
+                reasons[device] = str(failure)
+                gpu.note(failure, "gpu.processes")
+        return Processes(t, self._owners.complete(found), reasons)
+
+    def _check_driver(self) -> None:
+        """Raises DriverGone. A call that failed as without a driver is reason to look at once, else now and then."""
+        now = time.monotonic()
+        if not meter.suspects_driver and now - self._checked_t < CHECK_S:
+            return
+        self._checked_t, meter.device = now, ""
+        try:
+            count = int(call("nvmlDeviceGetCount"))
+        except CallFailed as failure:
+            raise DriverGone(str(failure)) from None
+        finally:
+            meter.suspects_driver = False
+        if count != self._count:
+            raise DriverGone(f"the number of GPUs went from {self._count} to {count}")
 
     def _losses(self) -> list[tuple[str, str]]:
         opened = [(gpu.device.id, gpu.loss) for gpu in self._gpus if gpu.loss is not None]
         closed = [(device, str(failure)) for device, failure in self._closed.items() if failure.is_loss]
-        return opened + closed
+        slices = [(one.device.id, one.whole.loss) for one in self._slices if one.whole.loss is not None]
+        return opened + closed + slices

@@ -1,0 +1,98 @@
+"""One source on a thread of its own: read on a steady beat, so that a slow or stuck one holds up no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+from gpuconsole.telemetry.source import DriverGone, Reasons, Source
+from gpuconsole.wire.events import Event, SourceState, Unavailable
+
+FIRST_GAP_S = 0.15  # long enough for a rate over 10 ms clock ticks to mean something
+MOST_BUSY = 0.5
+"""Of the time that a source may be read in: above it the period grows."""
+STUCK_S = 2.0
+"""A reading under way for so long counts as stuck. Real drivers have hiccups of some 100 ms."""
+_RECENT = 7
+
+
+class Beat(threading.Thread):
+    """Reads `source` every `interval_s` and sends what it finds; `state` may be asked from another thread.
+
+    `after_round` is called when a round has been sent; `on_gone` gets the reason when the source ends for good.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        interval_s: float,
+        send: Callable[[Event], None],
+        after_round: Callable[[], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        super().__init__(name=f"beat-{source.name}", daemon=True)  # one that sits in a driver call must not keep the process
+        self._source = source
+        self._interval_s = interval_s
+        self._send = send
+        self._after_round = after_round
+        self._on_gone = on_gone
+        self._told: Reasons = {}
+        self._stop_asked = threading.Event()
+        self._began = 0.0
+        self._took: deque[float] = deque(maxlen=_RECENT)
+        self._missed = 0
+
+    def run(self) -> None:
+        self._began = time.monotonic()
+        try:
+            self._source.prime()
+            self._began = 0.0
+            due = time.monotonic() + min(FIRST_GAP_S, self._interval_s)
+            while not self._stop_asked.wait(max(0.0, due - time.monotonic())):
+                self._round()
+                following = next_beat(due, self.period_s(), time.monotonic())
+                self._missed += max(0, round((following - due) / self._interval_s) - 1)
+                due = following
+        except DriverGone as gone:
+            self._on_gone(str(gone))
+
+    def ask_to_stop(self) -> None:
+        self._stop_asked.set()
+
+    def period_s(self) -> float:
+        """The time between two rounds as it really is: longer than asked for when a round takes more than half of that."""
+        return max(self._interval_s, (median(self._took) if self._took else 0.0) / MOST_BUSY)
+
+    def state(self) -> SourceState:
+        """How it goes at this moment."""
+        now, began = time.monotonic(), self._began
+        under_way_s = now - began if began else 0.0
+        if under_way_s >= STUCK_S:
+            return SourceState(now, self._source.name, self.period_s(), under_way_s, self._source.under_way(), self._missed)
+        return SourceState(now, self._source.name, self.period_s(), 0.0, self._source.slow(), self._missed)
+
+    def _round(self) -> None:
+        self._began = t = time.monotonic()
+        readings = self._source.read(t)
+        self._tell_unavailable(self._source.unavailable())
+        for event in readings:
+            self._send(event)
+        self._took.append(time.monotonic() - t)
+        self._began = 0.0
+        self._after_round()
+
+    def _tell_unavailable(self, reasons: Reasons) -> None:
+        """Send each device's list when it has changed; an empty one takes an earlier one back."""
+        for device, now_missing in reasons.items():
+            if self._told.get(device, {}) != now_missing:
+                self._told[device] = dict(now_missing)
+                self._send(Unavailable(t=time.monotonic(), device=device, reasons=self._told[device]))
+
+
+def next_beat(due: float, interval_s: float, now: float) -> float:
+    """The first beat after `now` on the schedule that `due` is part of: late beats are skipped, never made up."""
+    missed = max(0, int((now - due) // interval_s))
+    return due + (missed + 1) * interval_s

@@ -1,0 +1,127 @@
+"""NVML's field values: many numbers in one call, each with a return code and a time of its own.
+
+Counters become rates by the driver's own timestamps, so that a late reading is not taken for a slow device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from typing import Any, NamedTuple
+
+from gpuconsole.telemetry.nvml.library import CallFailed, call
+
+FIRST_READING = "a rate needs two readings"
+WENT_BACK = "the driver's counter went back"
+ALL_LINKS = 0xFFFFFFFF  # scopeId of the NVLink throughput fields: all links together
+_US = 1e-6
+
+# nvmlValueType_t to the member of the union that holds it.
+_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+_NOT_A_VALUE = {"uiVal": 0xFFFFFFFF, "ullVal": 0xFFFFFFFFFFFFFFFF}
+
+
+class Field(NamedTuple):
+    """NVML_FI_* `identifier` by value (ABI). `is_rate`: a counter whose growth per second, times `factor`, is the metric."""
+
+    metric: str
+    identifier: int
+    factor: float = 1.0
+    is_rate: bool = False
+    scope: int = 0
+
+
+FAST_FIELDS = (
+    Field("gpu.power_instant_w", 186, 1e-3),  # POWER_INSTANT, mW
+    # Nanoseconds since the driver was loaded in which clocks were held down.
+    Field("gpu.power_cap_time_ratio", 74, 1e-9, True),  # PERF_POLICY_POWER
+    Field("gpu.thermal_time_ratio", 75, 1e-9, True),  # PERF_POLICY_THERMAL
+    Field("gpu.sync_boost_time_ratio", 76, 1e-9, True),  # PERF_POLICY_SYNC_BOOST
+    Field("gpu.board_limit_time_ratio", 77, 1e-9, True),  # PERF_POLICY_BOARD_LIMIT
+    Field("gpu.reliability_time_ratio", 79, 1e-9, True),  # PERF_POLICY_RELIABILITY
+    Field("gpu.sw_thermal_time_ratio", 269, 1e-9, True),  # CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN
+    Field("gpu.hw_thermal_time_ratio", 270, 1e-9, True),  # CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN
+    Field("gpu.power_brake_time_ratio", 271, 1e-9, True),  # CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
+    # Asked only where GPM has no answer.
+    Field("gpu.pcie_tx_bytes_per_s", 197, 1.0, True),  # PCIE_COUNT_TX_BYTES
+    Field("gpu.pcie_rx_bytes_per_s", 198, 1.0, True),  # PCIE_COUNT_RX_BYTES
+    Field("gpu.nvlink_tx_bytes_per_s", 138, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_TX, KiB
+    Field("gpu.nvlink_rx_bytes_per_s", 139, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_RX, KiB
+)
+
+SLOW_FIELDS = (
+    Field("gpu.memory_temperature_c", 82),  # MEMORY_TEMP
+    Field("gpu.ecc_corrected", 3),  # ECC_SBE_VOL_TOTAL
+    Field("gpu.ecc_uncorrected", 4),  # ECC_DBE_VOL_TOTAL
+    Field("gpu.ecc_corrected_lifetime", 5),  # ECC_SBE_AGG_TOTAL
+    Field("gpu.ecc_uncorrected_lifetime", 6),  # ECC_DBE_AGG_TOTAL
+    Field("gpu.rows_remapped_corrected", 142),  # REMAPPED_COR
+    Field("gpu.rows_remapped_uncorrected", 143),  # REMAPPED_UNC
+    Field("gpu.row_remap_pending", 144),  # REMAPPED_PENDING
+    Field("gpu.row_remap_failed", 145),  # REMAPPED_FAILURE
+)
+
+
+def link_fields(link: int) -> tuple[Field, ...]:
+    return (
+        Field("gpu.link_replays", 161, scope=link),  # NVLINK_ERROR_DL_REPLAY
+        Field("gpu.link_recoveries", 162, scope=link),  # NVLINK_ERROR_DL_RECOVERY
+        Field("gpu.link_crc_errors", 163, scope=link),  # NVLINK_ERROR_DL_CRC
+    )
+
+
+class FieldReader:
+    """One batch of fields of one device; what the device does not support is not asked again."""
+
+    def __init__(self, handle: Any, fields: tuple[Field, ...]) -> None:
+        self._handle = handle
+        self._fields = fields
+        self._never: dict[str, CallFailed] = {}
+        self._before: dict[str, tuple[float, float]] = {}
+
+    def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
+        """Values, and failures, of the metrics that are not in `have` yet. Raises CallFailed for a loss only."""
+        failures = {name: failure for name, failure in self._never.items() if name not in have}
+        wanted = [field for field in self._fields if field.metric not in have and field.metric not in self._never]
+        if not wanted:
+            return {}, failures
+        try:
+            answers = call("nvmlDeviceGetFieldValues", self._handle, [(field.identifier, field.scope) for field in wanted])
+        except CallFailed as failure:
+            if failure.is_loss:
+                raise
+            return {}, failures | {field.metric: failure for field in wanted}
+        values: dict[str, float] = {}
+        for field, answer in zip(wanted, answers, strict=True):
+            try:
+                value = self._value(field, answer)
+                if value is not None:
+                    values[field.metric] = value
+            except CallFailed as failure:
+                if failure.is_loss:
+                    raise
+                failures[field.metric] = failure
+                if failure.is_permanent:
+                    self._never[field.metric] = failure
+        return values, failures
+
+    def _value(self, field: Field, answer: Any) -> float | None:
+        """In catalogue units, unchecked; None: nothing new since the last reading. Raises CallFailed when this field has none."""
+        if answer.nvmlReturn:
+            raise CallFailed(answer.nvmlReturn)
+        member = _MEMBERS.get(answer.valueType, "ullVal")
+        raw = float(getattr(answer.value, member))
+        if raw == _NOT_A_VALUE.get(member):
+            return math.nan
+        if not field.is_rate:
+            return raw * field.factor
+        t = answer.timestamp * _US
+        before = self._before.get(field.metric)
+        if before is not None and t <= before[0]:  # the driver refreshes this counter less often than we ask
+            return None
+        self._before[field.metric] = (t, raw)
+        if before is None:
+            raise CallFailed(-1, FIRST_READING)
+        if raw < before[1]:
+            raise CallFailed(-1, WENT_BACK)
+        return (raw - before[1]) * field.factor / (t - before[0])

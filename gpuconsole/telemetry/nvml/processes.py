@@ -1,0 +1,43 @@
+"""Which processes hold a GPU, as the driver tells it: pid, kind, memory, SM share."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpuconsole.model.process import Process
+from gpuconsole.telemetry.nvml.library import CallFailed, call
+
+_KINDS = {"compute": "nvmlDeviceGetComputeRunningProcesses", "graphics": "nvmlDeviceGetGraphicsRunningProcesses"}
+_LOOK_BACK_S = 5.0
+_PERCENT = 0.01
+
+
+def processes_of(device: str, handle: Any) -> list[Process]:
+    """Each process once, as compute if it is both. Raises CallFailed when the driver does not tell."""
+    shares = _sm_shares(handle)
+    found: dict[int, Process] = {}
+    for kind, function in _KINDS.items():
+        for one in call(function, handle):
+            pid = int(one.pid)
+            memory = one.usedGpuMemory
+            if pid not in found:
+                found[pid] = Process(pid, device, kind, memory_bytes=None if memory is None else int(memory), sm_ratio=shares.get(pid))
+    return list(found.values())
+
+
+def _sm_shares(handle: Any) -> dict[int, float]:
+    """The newest SM share of each process of the last seconds; empty where the driver has none."""
+    since_us = int((time.time() - _LOOK_BACK_S) * 1e6)
+    try:
+        samples = call("nvmlDeviceGetProcessUtilization", handle, since_us)
+    except CallFailed as failure:
+        if failure.is_loss:
+            raise
+        return {}  # NOT_FOUND: nothing ran; else: this device or container does not tell
+    newest: dict[int, tuple[int, float]] = {}
+    for sample in samples:
+        pid, t = int(sample.pid), int(sample.timeStamp)
+        if sample.smUtil <= 100 and t >= newest.get(pid, (0, 0.0))[0]:
+            newest[pid] = (t, sample.smUtil * _PERCENT)
+    return {pid: share for pid, (_, share) in newest.items()}

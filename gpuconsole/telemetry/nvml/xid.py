@@ -1,0 +1,78 @@
+"""XID errors: what the driver reports when something goes wrong on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call
+from gpuconsole.wire.events import Xid
+
+_XID_EVENT = 8  # nvmlEventTypeXidCriticalError
+_MOST_AT_ONCE = 64
+
+# The common ones in words (NVIDIA, "XID Errors": https://docs.nvidia.com/deploy/xid-errors/).
+MEANINGS = {
+    13: "a kernel accessed memory out of bounds or hit another exception",
+    31: "a kernel accessed an unmapped address (page fault)",
+    32: "corrupted commands reached the GPU",
+    38: "the driver's firmware failed",
+    43: "a kernel failed and its process was stopped",
+    45: "work was removed because its process ended or another error came first",
+    48: "an uncorrectable memory error: data was lost",
+    61: "the GPU's internal microcontroller stopped",
+    62: "the GPU's internal microcontroller halted",
+    63: "a faulty memory row or page was replaced",
+    64: "a faulty memory row or page could not be replaced",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many corrected memory errors",
+    94: "an uncorrectable memory error, contained to one process",
+    95: "an uncorrectable memory error that may have hit every process",
+    109: "a context switch timed out",
+    119: "the GPU's system processor does not answer",
+    120: "the GPU's system processor failed",
+    121: "an error of the chip-to-chip link",
+}
+
+
+class XidWatch:
+    """Counts the errors of each device since it was made. `refusals` says why a device cannot be watched."""
+
+    def __init__(self, handles: dict[str, Any]) -> None:
+        """`handles` by device id."""
+        self.counts = dict.fromkeys(handles, 0)
+        self.refusals: dict[str, CallFailed] = {}
+        self._devices = {_address(handle): device for device, handle in handles.items()}
+        self._set: Any = None
+        try:
+            self._set = call("nvmlEventSetCreate")
+        except CallFailed as failure:
+            self.refusals = dict.fromkeys(handles, failure)
+            return
+        for device, handle in handles.items():
+            try:
+                call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, self._set)
+            except CallFailed as failure:
+                self.refusals[device] = failure
+
+    def read(self, t: float) -> list[Xid]:
+        """What has come since the last time, without waiting."""
+        found: list[Xid] = []
+        while self._set is not None and len(self.refusals) < len(self.counts) and len(found) < _MOST_AT_ONCE:
+            try:
+                event = call("nvmlEventSetWait", self._set, 0)
+            except CallFailed as failure:
+                if failure.code != TIMEOUT:
+                    self.refusals = dict.fromkeys(self.counts, failure)
+                break
+            device = self._devices.get(_address(event.device))
+            if device is not None and event.eventType == _XID_EVENT:
+                self.counts[device] += 1
+                found.append(Xid(t, device, int(event.eventData), MEANINGS.get(int(event.eventData), "")))
+        return found
+
+
+def _address(handle: Any) -> int:
+    """What tells two handles apart."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
