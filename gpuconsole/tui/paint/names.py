@@ -1,0 +1,64 @@
+"""Names in fixed columns: of strangers' programs, and of many devices in few words."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+_UNSURE = (
+    (0x1160, 0x11FF), (0x3164, 0x3164), (0xD7B0, 0xD7FF), (0xFFA0, 0xFFA0),  # parts of Hangul syllables, and fillers that show nothing
+    (0x1F1E6, 0x1F1FF), (0x1F3FB, 0x1F3FF),  # flags and skin tones: two make one
+    (0x2630, 0x2637), (0x268A, 0x268F), (0x4DC0, 0x4DFF), (0x1D300, 0x1D37F),  # symbols that became wide in Unicode 16
+)  # fmt: skip
+"""Characters to which terminals give different numbers of cells."""
+
+
+def plain(text: str, right_to_left: bool = False) -> str:
+    """`text` such that no terminal obeys it, hides or reorders a part of it, or counts its cells otherwise than we do.
+
+    Everything else is shown as its escape, line breaks too. Letters that are written from right to left (they would turn around
+    the figures beside them) only stay when asked for, for lines that hold nothing else.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(char, right_to_left) for char in unicodedata.normalize("NFC", text))
+
+
+@lru_cache(maxsize=4096)
+def _shown(char: str, right_to_left: bool) -> str:
+    code = ord(char)
+    if 0x20 <= code < 0x7F:
+        return char
+    kept = unicodedata.category(char)[0] in "LNPS" and not any(low <= code <= high for low, high in _UNSURE)
+    if kept and (right_to_left or unicodedata.bidirectional(char) not in ("R", "AL", "AN")):
+        return char
+    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char)
+    return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def spans(devices: Iterable[str]) -> str:
+    """`gpu:0-3,5` for the ids of devices, in their order."""
+    texts: list[str] = []
+    before = ""
+    for head, low, high in _runs(devices):
+        number = f"{low}-{high}" if high > low else str(low) if low >= 0 else ""
+        texts.append(f"{',' if texts else ''}{number}" if head == before and number else f"{' ' if texts else ''}{head}{number}")
+        before = head
+    return "".join(texts)
+
+
+def _runs(devices: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Consecutive numbers behind the same words; -1: no number."""
+    run: tuple[str, int, int] | None = None
+    for device in devices:
+        head, colon, tail = device.rpartition(":")
+        head, number = (head + colon, int(tail)) if tail.isdecimal() else (device, -1)
+        if run is not None and head == run[0] and number == run[2] + 1 and number > 0:
+            run = (head, run[1], number)
+            continue
+        if run is not None:
+            yield run
+        run = (head, number, number)
+    if run is not None:
+        yield run
