@@ -2,7 +2,7 @@
 
 `needs` is the least that the hardware must be. What a driver, a container or MIG withholds all the same reads `n/a` with its reason.
 Sources: `nvml.gpm` are the hardware counters of Hopper and newer, averaged over the time between two samples; `nvml.field` are NVML's
-field values; `nvml` is a call of its own; `derived` is computed here from the others.
+field values; `nvml` is a call of its own; `derived` is computed here from the others. A sample says where a value came from another source.
 """
 
 from __future__ import annotations
@@ -93,15 +93,37 @@ CLOCKS = (
 )
 
 LINKS = (
-    declare("gpu.pcie_rx_bytes_per_s", "bytes/s", "nvml.gpm, else nvml", "PCIe traffic into the GPU; without GPM over the last 20 ms"),
-    declare("gpu.pcie_tx_bytes_per_s", "bytes/s", "nvml.gpm, else nvml", "PCIe traffic out of the GPU; without GPM over the last 20 ms"),
+    declare(
+        "gpu.pcie_rx_bytes_per_s",
+        "bytes/s",
+        "nvml.gpm",
+        "PCIe traffic into the GPU (without GPM: a byte counter, else the driver's look at the last 20 ms)",
+    ),
+    declare(
+        "gpu.pcie_tx_bytes_per_s",
+        "bytes/s",
+        "nvml.gpm",
+        "PCIe traffic out of the GPU (without GPM: a byte counter, else the driver's look at the last 20 ms)",
+    ),
     _nvml("pcie_link_generation", "", "PCIe generation that the link runs at now: an idle GPU lowers it to save power"),
     _nvml("pcie_link_generation_max", "", "The highest PCIe generation of GPU and slot together"),
     _nvml("pcie_link_width", "lanes", "PCIe lanes in use now"),
     _nvml("pcie_link_width_max", "lanes", "The most PCIe lanes of GPU and slot together"),
     _nvml("pcie_replays", "", "PCIe packets sent again since the driver was loaded: a bad link", counter=True),
-    declare("gpu.nvlink_rx_bytes_per_s", "bytes/s", "nvml.gpm, else nvml.field", "NVLink traffic into the GPU, all links", needs=VOLTA),
-    declare("gpu.nvlink_tx_bytes_per_s", "bytes/s", "nvml.gpm, else nvml.field", "NVLink traffic out of the GPU, all links", needs=VOLTA),
+    declare(
+        "gpu.nvlink_rx_bytes_per_s",
+        "bytes/s",
+        "nvml.gpm",
+        "NVLink traffic into the GPU, all links (without GPM: a byte counter)",
+        needs=VOLTA,
+    ),
+    declare(
+        "gpu.nvlink_tx_bytes_per_s",
+        "bytes/s",
+        "nvml.gpm",
+        "NVLink traffic out of the GPU, all links (without GPM: a byte counter)",
+        needs=VOLTA,
+    ),
     _nvml("nvlinks_active", "links", "NVLinks that are up", VOLTA),
     _gpm("c2c_rx_bytes_per_s", "bytes/s", "Chip-to-chip traffic into the GPU (Grace and GPU in one package)"),
     _gpm("c2c_tx_bytes_per_s", "bytes/s", "Chip-to-chip traffic out of the GPU"),

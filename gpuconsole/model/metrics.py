@@ -36,7 +36,12 @@ _WORKLOAD = (
     declare("workload.tokens_per_j", "tokens/J", "derived", "Tokens per joule that the device drew: tokens/s over its power"),
     declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule that the device drew: samples/s over its power"),
     declare("workload.flops_per_j", "FLOP/s/W", "derived", "Model FLOP/s per watt that the device drew"),
-    declare("workload.cost_per_million_tokens", "per Mtoken", "derived", "Price per hour (--price) over tokens per hour, in millions; its currency"),
+    declare(
+        "workload.cost_per_million_tokens",
+        "per Mtoken",
+        "derived",
+        "Price per hour (--price) over tokens per hour, in millions; its currency",
+    ),
 )
 
 _CONSOLE = (

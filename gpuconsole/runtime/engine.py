@@ -16,16 +16,18 @@ from gpuconsole import __version__
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.process import Process
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
-from gpuconsole.runtime.child import Child
 from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.run_record import RunRecord
+from gpuconsole.runtime.sampling import Sampling
+from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
 from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, prelude, write_snapshot
@@ -40,10 +42,9 @@ from gpuconsole.wire.events import (
     RunOpened,
     TrialUpdate,
 )
-from gpuconsole.wire.recording import RecordingWriter
+from gpuconsole.wire.recording import RecordingWriter, without_command_lines
 
-SAMPLER_RESTARTS = 3
-DEVICES_S = 5.0
+DEVICES_S = 3.0
 NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
 
 
@@ -52,10 +53,8 @@ class Engine:
 
     def __init__(self, interval_s: float = 1.0, device: str | None = None) -> None:
         self.store = Store()
-        self._interval_s = interval_s
         self._wanted_device = device
-        self._sampler: Child | None = None
-        self._sampler_failures = 0
+        self._sampling = Sampling(["--interval", str(interval_s)], self._emit)
         self._spare: WorkerHandle | None = None
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None
@@ -80,7 +79,7 @@ class Engine:
         """Start watching; returns once the devices are known."""
         sweep_scratch()
         self._emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
-        await self._start_sampler()
+        await self._sampling.start()
         self._in_background(watch_self(self._emit))
         self._in_background(self._diagnosing.forever())
         with contextlib.suppress(TimeoutError):
@@ -108,9 +107,7 @@ class Engine:
         workers = [worker for worker in (self._worker, self._spare, self._challenger) if worker is not None]
         for worker in workers:
             worker.kill()
-        if self._sampler is not None and self._sampler.alive:
-            self._sampler.kill()
-            await self._sampler.exited.wait()
+        await self._sampling.close()
         for worker in workers:
             await worker.stop()
         if self._recorder is not None:
@@ -234,6 +231,9 @@ class Engine:
             self._kept.pop()
             self._next(before, worker)
 
+    def signal_process(self, process: Process, number: int) -> None:
+        send_signal(process, number)
+
     def snapshot(self) -> Snapshot:
         self.store.now = max(self.store.now, time.monotonic())
         return make_snapshot(self.store, self.environment())
@@ -265,26 +265,12 @@ class Engine:
             self._devices_known.set()
         if self._recorder is not None:
             try:
-                self._recorder.write(event)
+                self._recorder.write(without_command_lines(event))
             except OSError as error:
                 path, self._recorder = self._recorder.path, None
                 self.store.apply(Note(time.monotonic(), f"recording to {path} ended: {error.strerror}", "error"))
 
     # --- children -------------------------------------------------------------------------------------------
-
-    async def _start_sampler(self) -> None:
-        sampler = Child("gpuconsole.telemetry.sampler", ["--interval", str(self._interval_s)], self._emit, self._sampler_ended)
-        await sampler.start()
-        self._sampler = sampler
-
-    def _sampler_ended(self, code: int) -> None:
-        if self._closing:
-            return
-        words = list(self._sampler.last_words)[-1:] if self._sampler else []
-        self._sampler_failures += 1
-        self._emit(Note(time.monotonic(), f"the sampler ended (exit {code}): {' '.join(words)}", "error"))
-        if self._sampler_failures <= SAMPLER_RESTARTS:
-            self._in_background(self._start_sampler())
 
     async def _launch_worker(self) -> WorkerHandle:
         worker = WorkerHandle(_nobody, self._worker_ended)

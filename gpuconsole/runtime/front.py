@@ -32,7 +32,7 @@ class View(msgspec.Struct, frozen=True):
     `latest` and `unavailable` are keyed by series name (`gpu.power_w{device=gpu:0}`). `device` is the one that the
     current run uses (or would). `stage` says what a run is doing before its first step; `probing` names the probe under way.
     `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock, and `sampled` says when each of
-    `latest` was taken. `processes_missing` gives, for devices that do not tell their processes, the reason.
+    `latest` was taken; `substitutes` names the source of a value that did not come from the catalogued one. `processes_missing` gives, for devices that do not tell their processes, the reason.
     `sources` says of each source how it keeps its beat, and which one is stuck.
     """
 
@@ -57,6 +57,7 @@ class View(msgspec.Struct, frozen=True):
     ended: bool
     step_times: tuple[float, ...] = ()
     sampled: dict[str, float] = {}
+    substitutes: dict[str, str] = {}
     processes: tuple[Process, ...] = ()
     processes_missing: dict[str, str] = {}
     links: tuple[Link, ...] = ()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.process import Process
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import FrontError, View
@@ -91,6 +92,9 @@ class Replay:
         raise FrontError(A_RECORDING)
 
     async def revert(self) -> None:
+        raise FrontError(A_RECORDING)
+
+    def signal_process(self, process: Process, number: int) -> None:
         raise FrontError(A_RECORDING)
 
     def export(self, path: Path | None = None) -> Path:

@@ -6,8 +6,9 @@ import datetime
 from collections import deque
 
 from gpuconsole.diagnosis.account import percentile
-from gpuconsole.model.device import Device
+from gpuconsole.model.device import Device, Link
 from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.model.process import Process
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.series import Series
 from gpuconsole.model.snapshot import Environment
@@ -24,14 +25,18 @@ from gpuconsole.wire.events import (
     KnobsSet,
     Note,
     ProbeDone,
+    Processes,
     Progress,
     RunClosed,
     RunOpened,
     Sample,
+    SourceState,
     Started,
     Steps,
+    Topology,
     TrialUpdate,
     Unavailable,
+    Xid,
 )
 
 NOTES = 20
@@ -52,6 +57,15 @@ class Store:
         self.unavailable: dict[str, dict[str, str]] = {}
         self.lost: dict[str, str] = {}
         self.series: dict[str, Series] = {}
+        self.latest: dict[str, float] = {}
+        self.sampled: dict[str, float] = {}
+        self.substitutes: dict[str, str] = {}
+        self.processes: list[Process] = []
+        self.processes_missing: dict[str, str] = {}
+        self.links: list[Link] = []
+        self.sources: dict[str, SourceState] = {}
+        self._reasons: dict[str, str] | None = None
+        self._by_device: dict[str, dict[str, tuple[str, Series]]] = {}
         self.records: list[RunRecord] = []
         self.trials: dict[str, Trial] = {}
         self.notes: deque[str] = deque(maxlen=NOTES)
@@ -67,15 +81,14 @@ class Store:
         """The current run's."""
         return self.records[-1] if self.records else None
 
-    def latest(self) -> dict[str, float]:
-        return {key: series.last for key, series in self.series.items() if series.last is not None}
-
     def reasons(self) -> dict[str, str]:
-        """Why a series is missing, by its name."""
-        found = {series_key(m, device): reason for device, reasons in self.unavailable.items() for m, reason in reasons.items()}
-        for device, reason in self.lost.items():
-            found |= {series_key(metric, device): f"device lost: {reason}" for metric in CATALOGUE if metric.startswith("gpu.")}
-        return found
+        """Why a series is missing, by its name. Made anew only when it has changed."""
+        if self._reasons is None:
+            found = {series_key(m, device): reason for device, reasons in self.unavailable.items() for m, reason in reasons.items()}
+            for device, reason in self.lost.items():
+                found |= {series_key(metric, device): f"device lost: {reason}" for metric in CATALOGUE if metric.startswith("gpu.")}
+            self._reasons = found
+        return self._reasons
 
     def session_time(self, t: float) -> float:
         return t - (self.t0 if self.t0 is not None else t)
@@ -88,10 +101,8 @@ class Store:
     def memory_used(self, device: str) -> tuple[float, float] | None:
         """Bytes in use and in all on `device`; None where they are not measured."""
         names = ("host.memory_used_bytes", "host.memory_total_bytes") if device == "cpu" else ("gpu.hbm_used_bytes", "gpu.hbm_total_bytes")
-        used, total = (self.series.get(series_key(name, device)) for name in names)
-        if used is None or total is None or not used.last or not total.last:
-            return None
-        return used.last, total.last
+        used, total = (self.latest.get(series_key(name, device)) for name in names)
+        return (used, total) if used and total else None
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -104,21 +115,31 @@ class Store:
                 if not self.wall0:
                     self.wall0 = event.wall_time - self.session_time(event.t)
             case Devices():
-                self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
+                self._set_devices(event)
             case EnvironmentKnown():
                 self.environment = event.environment
             case Sample():
                 for metric, value in event.values.items():
                     self.add_point(metric, event.device, event.t, value)
+                for metric, source in event.sources.items():
+                    self.substitutes[series_key(metric, event.device)] = source
                 if self.record is not None and event.device == self.record.run.device and "gpu.energy_j" in event.values:
                     self.record.note_energy(event.values["gpu.energy_j"])
             case Unavailable():
-                self.unavailable[event.device] = event.reasons
+                self.unavailable[event.device], self._reasons = event.reasons, None
                 for metric in event.reasons:
-                    self.series.pop(series_key(metric, event.device), None)
+                    self._forget(series_key(metric, event.device))
             case DeviceLost():
-                self.lost[event.device] = event.reason
+                self.lost[event.device], self._reasons = event.reason, None
                 self.notes.append(f"{event.device} is lost: {event.reason}")
+            case Topology():
+                self.links = event.links
+            case Processes():
+                self.processes, self.processes_missing = event.processes, event.reasons
+            case Xid():
+                self.notes.append(f"{event.device}: XID {event.code}{f', {event.meaning}' if event.meaning else ''}")
+            case SourceState():
+                self.sources[event.source] = event
             case TrialUpdate():
                 self.trials[event.trial.id] = event.trial
             case Note():
@@ -176,13 +197,38 @@ class Store:
                         candidate.run.findings, candidate.run.signals = event.findings, event.signals
 
     def add_point(self, metric: str, device: str, t: float, value: float) -> None:
-        key = series_key(metric, device)
-        series = self.series.get(key)
-        if series is None:
+        of_device = self._by_device.setdefault(device, {})
+        known = of_device.get(metric)
+        if known is None:
             if metric not in CATALOGUE:
                 return  # a newer sampler's metric: unknown here
-            series = self.series[key] = Series(CATALOGUE[metric].source)
-        series.add(self.session_time(t), value)
+            key = series_key(metric, device)
+            known = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)))
+        key, series = known
+        at = self.session_time(t)
+        series.add(at, value)
+        self.latest[key] = value
+        self.sampled[key] = at
+
+    def _forget(self, key: str) -> None:
+        """There is no present value any more; the history stays."""
+        self.latest.pop(key, None)
+        self.sampled.pop(key, None)
+        self.substitutes.pop(key, None)
+
+    def _set_devices(self, event: Devices) -> None:
+        """A list anew: what was said of GPUs before is of handles that are no more."""
+        self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
+        self.lost.clear()
+        self._reasons = None
+        self.links = []
+        self.processes, self.processes_missing = [], {}
+        known = {device.id for device in event.devices}
+        self.unavailable = {
+            device: reasons for device, reasons in self.unavailable.items() if not device.startswith("gpu") or device in known
+        }
+        for key in [key for key in self.latest if key.startswith("gpu.")]:
+            self._forget(key)
 
     def _add_step_points(self, record: RunRecord, event: Steps) -> None:
         """The workload's own series: one point a second of step time, over the ordinary steps in it."""

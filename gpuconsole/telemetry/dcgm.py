@@ -95,7 +95,7 @@ class DcgmSource:
         return ""
 
     def under_way(self) -> str:
-        return "waiting for dcgm-exporter"
+        return "waiting for dcgm-exporter" if self._scrape is not None else ""
 
     def _ask(self) -> Page:
         """The page of now, waiting at most the timeout; an answer that is late is not waited for a second time."""

@@ -42,10 +42,11 @@ class Devices(Event, frozen=True):
 
 
 class Sample(Event, frozen=True):
-    """One reading of one device; keys are names in the metric catalogue."""
+    """One reading of one device; keys are names in the metric catalogue. `sources`: those that came from another source than catalogued."""
 
     device: str
     values: dict[str, float]
+    sources: dict[str, str] = {}
 
 
 class Unavailable(Event, frozen=True):

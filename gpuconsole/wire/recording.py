@@ -11,7 +11,7 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.wire.events import AnyEvent, Event, Hello, decode_event, encode
+from gpuconsole.wire.events import AnyEvent, Event, Hello, Processes, decode_event, encode
 
 
 class RecordingError(ValueError):
@@ -37,6 +37,13 @@ class RecordingWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def without_command_lines(event: AnyEvent) -> AnyEvent:
+    """What a recording may hold of an event: other people's command lines stay here."""
+    if not isinstance(event, Processes):
+        return event
+    return msgspec.structs.replace(event, processes=[msgspec.structs.replace(one, command="") for one in event.processes])
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:

@@ -181,6 +181,8 @@ def is_plausible(metric: str, value: float) -> bool:
 class CallReader:
     """Asks a list of questions of one device; what the device does not support is not asked again."""
 
+    source = "nvml"
+
     def __init__(self, handle: Any, questions: tuple[Call, ...], may_ask: Callable[[Call], bool] = lambda _: True) -> None:
         self._handle = handle
         self._questions = questions

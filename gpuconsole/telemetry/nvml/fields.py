@@ -73,6 +73,8 @@ def link_fields(link: int) -> tuple[Field, ...]:
 class FieldReader:
     """One batch of fields of one device; what the device does not support is not asked again."""
 
+    source = "nvml.field"
+
     def __init__(self, handle: Any, fields: tuple[Field, ...]) -> None:
         self._handle = handle
         self._fields = fields
@@ -115,7 +117,7 @@ class FieldReader:
             return math.nan
         if not field.is_rate:
             return raw * field.factor
-        t = answer.timestamp * _US
+        t = float(answer.timestamp) * _US
         before = self._before.get(field.metric)
         if before is not None and t <= before[0]:  # the driver refreshes this counter less often than we ask
             return None
@@ -124,4 +126,4 @@ class FieldReader:
             raise CallFailed(-1, FIRST_READING)
         if raw < before[1]:
             raise CallFailed(-1, WENT_BACK)
-        return (raw - before[1]) * field.factor / (t - before[0])
+        return (raw - before[1]) * field.factor / float(t - before[0])

@@ -62,6 +62,8 @@ class GpmReader:
     The answer comes as the catalogue's names, or with whatever names `metrics` has.
     """
 
+    source = "nvml.gpm"
+
     def __init__(self, handle: Any, metrics: dict[str, GpmMetric] = GPM_METRICS, instance: int | None = None) -> None:
         self._handle = handle
         self._instance = instance

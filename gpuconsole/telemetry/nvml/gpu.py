@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gpuconsole.model.device import Device
 from gpuconsole.model.gpu_metrics import GPU_METRICS as DECLARED
+from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, is_plausible
 from gpuconsole.telemetry.nvml.facts import describe, describe_slice, fact, is_mig_on
 from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, SLOW_FIELDS, FieldReader
@@ -29,6 +30,8 @@ _WHOLE_ONLY = "only the whole GPU reports it, not a MIG slice"
 
 
 class _Reader(Protocol):
+    source: str
+
     def read(self, have: Any, /) -> tuple[dict[str, float], dict[str, CallFailed]]: ...
 
 
@@ -42,6 +45,7 @@ class Gpu:
         self.loss: str | None = None
         self.reasons: dict[str, str] = {}
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
+        self.substitutes: dict[str, str] = {}
         self._mig = is_mig_on(handle)
         try:
             states = link_states(handle)
@@ -71,12 +75,14 @@ class Gpu:
     def read(self) -> dict[str, float]:
         """The values of this round, in catalogue units; `reasons` then holds what cannot be had.
 
-        What is read seldom is in a round now and then; what is neither here nor in `reasons` is as it was.
+        What is read seldom is in a round now and then; what is neither here nor in `reasons` is as it was. `substitutes` names
+        the source of what did not come from the catalogued one.
         """
         if self.loss is not None:
             return {}
         meter.device = self.device.id
         values: dict[str, float] = {}
+        self.substitutes = {}
         try:
             self._read_from(self._fast, values)
             self._derive(values)
@@ -108,6 +114,8 @@ class Gpu:
                     # Counters read a moment apart can add up to a hair over the whole.
                     values[name] = min(value, 1.0) if name.endswith("_ratio") else value
                     self.reasons.pop(name, None)
+                    if CATALOGUE[name].source != reader.source:
+                        self.substitutes[name] = reader.source
                 else:
                     impossible.add(name)
         if self.nvlinks == 0:  # the counters read 0 there, which would look like a link that is idle

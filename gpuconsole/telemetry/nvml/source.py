@@ -81,7 +81,7 @@ class NvmlSource:
             values = gpu.read()
             if gpu.loss is None:
                 self._add_counts(gpu, processes, values)
-                readings.append(Sample(t, gpu.device.id, values))
+                readings.append(Sample(t, gpu.device.id, values, gpu.substitutes))
                 readings += self._links_of(gpu, t)
         readings += [Sample(t, one.device.id, values) for one in self._slices if (values := one.read())]
         readings += xids

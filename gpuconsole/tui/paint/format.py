@@ -138,10 +138,14 @@ def quantity(value: float, unit: str) -> str:
         return NA
     if unit == "ratio":
         return f"{digits(value * 100)} %"
+    if unit == "0/1":
+        return "yes" if value else "no"
+    if unit in ("", "lanes", "links") and value == int(value):
+        return f"{grouped(value)} {unit}".strip()
     if unit == "bytes":
         return size_bytes(value).strip()
     if unit == "s":
         return duration(value).strip()
-    if unit in ("bytes/s", "Hz", "FLOP/s", "J", "W"):
+    if unit in ("bytes/s", "Hz", "FLOP/s", "FLOP/s/W", "J", "W"):
         return si(value, "B/s" if unit == "bytes/s" else unit).strip()
     return f"{rate(value, 0)} {unit}".strip()
