@@ -5,21 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import signal
-import socket
-import socketserver
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from gpuconsole import __version__
 from gpuconsole.cli.common import UsageError, interval, seconds
 from gpuconsole.model.text import visible
 from gpuconsole.runtime.child import Child
@@ -42,17 +34,10 @@ DEFAULT_LISTEN = "127.0.0.1:9835"
 SAMPLER = "gpuconsole.telemetry.sampler"
 POLL_S = 0.25
 FIRST_RESTART_S, LAST_RESTART_S = 0.5, 60.0
+STUCK_S = 60.0  # a source that has not come back by then is given a fresh process
 STARTING_S = 60.0  # a driver without persistence mode takes seconds for each GPU to start
 LEAVE_S = 1.0
 GONE_S = 3.0
-REQUEST_S = 10.0
-ABOUT = f"""gpuconsole {__version__} exporter
-
-/metrics   for Prometheus, text or OpenMetrics
-/healthz   200 while samples are fresh
-"""
-
-Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,7 +58,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuconsole.export.prometheus import Board  # 0.1 s that other commands need not wait for
+    # 0.1 s that other commands need not wait for
+    from gpuconsole.export.metrics_server import MetricsServer
+    from gpuconsole.export.prometheus import Board
 
     host, port = parse_address(args.listen)
     token = read_token(args.token_file) if args.token_file else None
@@ -81,15 +68,18 @@ def run(args: argparse.Namespace) -> int:
     if args.dcgm:
         arguments += ["--dcgm", check_url(args.dcgm)]
     board = Board(interval(args))
-    server = open_server(host, port, application(board, token))
-    if token is None and not is_loopback(server.server_name):
+    try:
+        server = MetricsServer(host, port, board, token)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
+    if token is None and not server.is_loopback:
         say("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
-    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-    say(f"serving http://{address_text(server)}/metrics")
+    server.start()
+    say(f"serving http://{server.address}/metrics")
     try:
         asyncio.run(Keeper(board, arguments).run())
     finally:
-        server.server_close()
+        server.close()
     return 0
 
 
@@ -129,99 +119,14 @@ def check_url(url: str) -> str:
     return url
 
 
-def is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-# --- HTTP -----------------------------------------------------------------------------------------------------
-
-
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        # Not HTTPServer's: it asks DNS for the address's name, which can take seconds, and nobody needs it.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up or dawdles is its own affair; anything else is ours."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_S
-
-    def log_message(self, format: str, *args: object) -> None:
-        """A line for every scrape would fill the journal."""
-
-
-def open_server(host: str, port: int, app: Wsgi) -> WSGIServer:
-    """A server that listens already; raises UsageError."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        server_class = type("_Server", (_Server,), {"address_family": family})
-        server: WSGIServer = server_class(address[:2], _Handler)
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"--listen {host}:{port}: {why}") from None
-    server.set_app(app)
-    return server
-
-
-def address_text(server: WSGIServer) -> str:
-    host, port = server.server_name, server.server_port
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def application(board: Board, token: bytes | None) -> Wsgi:
-    """`/metrics`, `/healthz` and `/`, all behind the token where there is one."""
-    from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
-
-    from gpuconsole.export.prometheus import BoardCollector
-
-    registry = CollectorRegistry()
-    registry.register(BoardCollector(board))
-    ProcessCollector(namespace="gpuconsole_exporter", registry=registry)
-    metrics: Wsgi = make_wsgi_app(registry)
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        def answer(status: str, text: str, *headers: tuple[str, str]) -> list[bytes]:
-            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *headers])
-            return [text.encode()]
-
-        if token is not None and not _authorized(environ.get("HTTP_AUTHORIZATION", ""), token):
-            return answer("401 Unauthorized", "a bearer token is needed\n", ("WWW-Authenticate", 'Bearer realm="gpuconsole"'))
-        match environ["PATH_INFO"]:
-            case "/metrics":
-                return metrics(environ, start_response)
-            case "/healthz":
-                reason = board.health()
-                return answer("503 Service Unavailable", f"{reason}\n") if reason else answer("200 OK", "ok\n")
-            case "/":
-                return answer("200 OK", ABOUT)
-            case _:
-                return answer("404 Not Found", "see /\n")
-
-    return app
-
-
-def _authorized(header: str, token: bytes) -> bool:
-    scheme, _, given = header.partition(" ")
-    # Headers come as latin-1. The comparison takes as long for a nearly right token as for a wrong one.
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), token)
-
-
 # --- the sampler ----------------------------------------------------------------------------------------------
 
 
 class Keeper:
-    """Keeps one sampler running: it is started again when it ends or falls silent, at first soon, then ever later.
+    """Keeps one sampler running: it is started again when it ends or is stuck, at first soon, then ever later.
 
-    A sampler that cannot even be killed sits in a driver call; another one would only hang beside it, so there is
-    none before it is gone.
+    One that waits in the kernel cannot be killed, and another would only hang beside it: it is left to itself, and so are
+    the sources of its that still answer.
     """
 
     def __init__(self, board: Board, arguments: list[str]) -> None:
@@ -258,10 +163,11 @@ class Keeper:
         reason = ""
         while child.alive and not self._stop.is_set():
             await self._sleep(POLL_S)
-            limit = STARTING_S if self._board.down else 2 * self._board.stale_s
-            if not reason and time.monotonic() - self._board.heard > limit:
-                reason = f"the sampler has said nothing for {limit:.0f} s"
-                child.kill()
+            if not reason and (reason := self._stuck()):
+                if child.pid and in_kernel(child.pid):
+                    reason = ""
+                else:
+                    child.kill()
         if self._stop.is_set():
             with contextlib.suppress(TimeoutError):  # it sits in the driver; it is killed, and goes when that lets it
                 await asyncio.wait_for(child.stop(Stop(), LEAVE_S), GONE_S)
@@ -270,6 +176,23 @@ class Keeper:
         words = f": {child.last_words[-1]}" if child.last_words else ""
         return f"the sampler ended (exit {codes[0] if codes else '?'}){words}"
 
+    def _stuck(self) -> str:
+        """Why the sampler needs to be ended; empty when it does not."""
+        limit = STARTING_S if self._board.down else 2 * self._board.stale_s
+        if time.monotonic() - self._board.heard > limit:
+            return f"the sampler has said nothing for {limit:.0f} s"
+        source, stuck_s = self._board.longest_stuck()
+        return f"{source} has not answered for {stuck_s:.0f} s" if stuck_s > STUCK_S else ""
+
     async def _sleep(self, seconds_: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds_)
+
+
+def in_kernel(pid: int) -> bool:
+    """Whether a thread of the process waits where no signal reaches it (state D)."""
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # that thread has ended
+            if path.read_bytes().rpartition(b")")[2].split()[:1] == [b"D"]:
+                return True
+    return False

@@ -1,7 +1,8 @@
 """Prometheus: the newest value of every metric of every device, under our own names and, where they mean the same, DCGM's.
 
-A value is exported while it is fresh and not a moment longer: what is old, lost or n/a is absent, with a reason beside it,
-never a zero. `Board` is filled by whoever gets events and read by the HTTP server's threads.
+A value is exported while its source still answers for the device and not a moment longer: what is old, lost or n/a is
+absent, with a reason beside it, never a zero. (What changes seldom is read seldom: a value stands until its source takes it
+back or falls silent.) `Board` is filled by whoever gets events and read by the HTTP server's threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from gpuconsole.wire.events import AnyEvent, DeviceLost, Devices, Hello, Sample,
 
 PREFIX = "gpuconsole_"
 STALE_S, STALE_PERIODS = 5.0, 3
-PCI_FACT = "pci address"
 _UNITS = {"w": "watts", "j": "joules", "c": "celsius", "hz": "hertz", "s": "seconds"}
 _PER = {"s": "second", "j": "joule"}
 
@@ -63,15 +63,15 @@ def exported_names() -> set[str]:
 
 
 class Board:
-    """What the sampler last said, each value with the time at which it was measured. Safe to share between threads."""
+    """What the sampler last said, and when it last said something of each device. Safe to share between threads."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stale_s = max(STALE_S, STALE_PERIODS * interval_s)
         self.clock = clock
+        self._interval_s = interval_s
         self.lock = threading.Lock()
         self.devices: dict[str, Device] = {}
         self.driver = ""
-        self.values: dict[str, dict[str, tuple[float, float]]] = {}
+        self.values: dict[str, dict[str, float]] = {}
         self.sampled: dict[str, float] = {}
         self.unavailable: dict[str, dict[str, str]] = {}
         self.lost: dict[str, tuple[float, str]] = {}
@@ -107,6 +107,11 @@ class Board:
                 case SourceState():
                     self.sources[event.source] = event
 
+    @property
+    def stale_s(self) -> float:
+        """How old the newest sample of a device may be."""
+        return max(STALE_S, STALE_PERIODS * max([self._interval_s, *(state.period_s for state in self.sources.values())]))
+
     def starting(self) -> None:
         """A sampler is about to be started: the silence before it does not count."""
         with self.lock:
@@ -134,6 +139,14 @@ class Board:
                     return f"the newest sample of {device} is {now - t:.0f} s old"
             return ""
 
+    def longest_stuck(self) -> tuple[str, float]:
+        """The source that has not answered for longest, and for how long (0: all do)."""
+        with self.lock:
+            now = self.clock()
+            return max(
+                ((name, self.stuck_s(state, now)) for name, state in self.sources.items()), key=lambda one: one[1], default=("", 0.0)
+            )
+
     # The rest is called with the lock held.
 
     def _sample(self, event: Sample) -> None:
@@ -144,7 +157,7 @@ class Board:
         if event.values:
             self.lost.pop(event.device, None)
         self.sampled[event.device] = event.t
-        self.values.setdefault(event.device, {}).update({metric: (event.t, value) for metric, value in event.values.items()})
+        self.values.setdefault(event.device, {}).update(event.values)
 
     def silence(self, now: float) -> float:
         return now - self.heard
@@ -155,10 +168,10 @@ class Board:
         return state.stuck_s + (now - state.t) if state.stuck_s else 0.0
 
     def fresh(self, now: float) -> dict[str, dict[str, float]]:
-        return {
-            device: {metric: value for metric, (t, value) in values.items() if now - t <= self.stale_s}
-            for device, values in self.values.items()
-        }
+        """The values of devices that are still sampled. Links are read less often than the GPU that they are of."""
+        oldest = now - self.stale_s
+        newest = {device: max(t, self.sampled.get(parent(device), t)) for device, t in self.sampled.items()}
+        return {device: values for device, values in self.values.items() if newest[device] >= oldest}
 
 
 def parent(device: str) -> str:
@@ -223,7 +236,7 @@ class BoardCollector(Collector):
             "modelName": visible(device.name),
             "Hostname": self._hostname,
         }
-        address = next((text for fact, text in device.facts.items() if fact.lower().replace("_", " ") == PCI_FACT), "")
+        address = device.facts.get("pci", "").upper()
         return labels | ({"pci_bus_id": visible(address)} if address else {})
 
     def _devices(self) -> Iterator[Metric]:
