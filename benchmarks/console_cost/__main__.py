@@ -1,123 +1,132 @@
-"""What the console itself costs: one run on screen, 120x40, in a real pty, at 1 Hz sampling.
+"""What gpuconsole costs beside other GPU monitors: all on one fake driver with moving values, 1 s refresh, 120x40, in a pty.
 
-    python -m benchmarks.console_cost [--seconds 20] [--repeats 3] [--keep] [-- RUN ARGUMENTS]
+    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--only NAME...] [--keep]
+    python -m benchmarks.console_cost --install FOLDER [--only NAME...]
 
-Prints CPU share of one core (console and sampler apart), bytes per second to the terminal, time to the first frame (beside
-`python -c 'import textual.app'` in the same run), and memory. The worker's own time is not the console's and is left out.
+Every program once a round, so that drift hits all. Of each: CPU share of one core (all its processes), bytes per second to the
+terminal, seconds to the first frame with a GPU on it, memory, driver calls per second, seconds to quit on `q`. gpuconsole is
+started plainly and watches only; the worker that it keeps ready for a first run is told apart. The fake driver's own time is
+counted with whoever calls it. Peers that are not installed are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import pty
-import select
 import statistics
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
-import time
-from fcntl import ioctl
+from collections.abc import Sequence
+from pathlib import Path
 
-import psutil
-
+from benchmarks.console_cost.install import install_debian, install_python
+from benchmarks.console_cost.measure import Died, Job, Row, measure
+from benchmarks.console_cost.peers import NAMES, OWN, PEERS, own_command
+from benchmarks.console_cost.targets import judge
+from benchmarks.fake_box import FakeBox, build_driver
 from benchmarks.machine import keep
 
-
-class Screen:
-    """The program in a pty whose output is read and counted, never shown."""
-
-    def __init__(self, arguments: list[str], folder: str) -> None:
-        master, slave = pty.openpty()
-        ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        self.begun = time.monotonic()
-        env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONPATH": os.getcwd()}
-        command = [sys.executable, "-m", "gpuconsole", *arguments]
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=env, start_new_session=True)
-        os.close(slave)
-        self._master = master
-        self.bytes = 0
-        self.seen = b""
-        self.first_frame_s: float | None = None
-
-    def read_for(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if select.select([self._master], [], [], left)[0]:
-                try:
-                    chunk = os.read(self._master, 1 << 16)
-                except OSError:  # the program has closed the terminal
-                    return
-                self.bytes += len(chunk)
-                self.seen = (self.seen + chunk)[-200_000:]
-                if self.first_frame_s is None and b"gpuconsole" in self.seen:
-                    self.first_frame_s = time.monotonic() - self.begun
-
-    def read_until(self, word: bytes, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while word not in self.seen:
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit(f"the screen never showed {word!r}; it ended with {self.seen[-500:]!r}")
-            self.read_for(0.2)
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._master, keys)
+PEERS_FOLDER = Path.home() / ".cache" / "gpuconsole-peers"
+COLUMNS = (
+    ("cpu_percent", "CPU %", "{:.1f}"),
+    ("bytes_per_s", "B/s", "{:.0f}"),
+    ("first_frame_s", "first frame s", "{:.2f}"),
+    ("tree_rss_mb", "RSS MB", "{:.0f}"),
+    ("calls_per_s", "NVML calls/s", "{:.0f}"),
+    ("quits_in_s", "quits in s", "{:.2f}"),
+)
+PARTS = ("console", "sampler", "worker")
 
 
-def processes(console: psutil.Process) -> dict[str, psutil.Process]:
-    found = {"console": console}
-    for child in console.children():
-        if any("telemetry.sampler" in word for word in child.cmdline()):
-            found["sampler"] = child
+def install(folder: Path, names: Sequence[str]) -> None:
+    chosen = [peer for peer in PEERS if peer.name in names]
+    folder.mkdir(parents=True, exist_ok=True)
+    for peer in chosen:
+        if peer.by_pip:
+            install_python(folder, peer.name, peer.package)
+    if packages := [peer.package for peer in chosen if not peer.by_pip]:
+        install_debian(folder, packages)
+
+
+def jobs(names: Sequence[str], folder: Path, driver: Path) -> list[Job]:
+    """What is there to be measured; says what is not."""
+    found = [Job(OWN, own_command())] if OWN in names else []
+    for peer in PEERS:
+        command = peer.command(folder, driver) if peer.name in names else None
+        if command is not None:
+            found.append(Job(peer.name, command, peer.word))
+        elif peer.name in names:
+            print(f"{peer.name} is missing: python -m benchmarks.console_cost --install {folder} --only {peer.name}, or {peer.how}")
     return found
 
 
-def cpu_s(process: psutil.Process) -> float:
-    return sum(process.cpu_times()[:2])
+def spread(rows: Sequence[Row], column: str, form: str) -> str:
+    values = [row[column] for row in rows if column in row]
+    if not values:
+        return "-"
+    shown = [form.format(v) for v in (statistics.median(values), min(values), max(values))]
+    return f"{shown[0]} [{shown[1]} {shown[2]}]"
 
 
-def measure(arguments: list[str], seconds: float) -> dict[str, float]:
-    """One start, one steady window."""
-    with tempfile.TemporaryDirectory() as folder:
-        screen = Screen(arguments, folder)
-        screen.read_until(b"backward", 90)
-        screen.read_for(12.0)  # past the probes
-        known = processes(psutil.Process(screen.process.pid))
-        before, bytes_before, begun = {name: cpu_s(p) for name, p in known.items()}, screen.bytes, time.monotonic()
-        screen.read_for(seconds)
-        span = time.monotonic() - begun
-        result = {f"{name}_cpu_percent": 100 * (cpu_s(p) - before[name]) / span for name, p in known.items()}
-        result |= {f"{name}_rss_mb": p.memory_info().rss / 1e6 for name, p in known.items()}
-        result["bytes_per_s"] = (screen.bytes - bytes_before) / span
-        result["first_frame_s"] = screen.first_frame_s or float("nan")
-        pressed = time.monotonic()
-        screen.press(b"q")
-        while screen.process.poll() is None and time.monotonic() - pressed < 10:
-            screen.read_for(0.02)
-        result["quits_in_s"] = time.monotonic() - pressed
-        screen.process.kill()
-    begun = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import textual.app"], check=True)
-    result["import_textual_s"] = time.monotonic() - begun
-    return result
+def print_table(gpus: int, results: dict[tuple[str, int], list[Row]], died: dict[tuple[str, int], str]) -> None:
+    print(f"\n{gpus} GPU{'s' * (gpus > 1)}: median [least most]")
+    print(f"{'':<16}" + "".join(f"{title:>24}" for _, title, _ in COLUMNS))
+    for name in NAMES:
+        rows = results.get((name, gpus), [])
+        if rows:
+            print(f"{name:<16}" + "".join(f"{spread(rows, column, form):>24}" for column, _, form in COLUMNS))
+        if (name, gpus) in died:
+            print(f"{name:<16}  {died[name, gpus]}")
+        if name == OWN and rows:
+            for part in PARTS:
+                label = f"  {part}" if part != "worker" else "  idle worker *"
+                cells = {"cpu_percent": (f"{part}_cpu_percent", "{:.2f}"), "tree_rss_mb": (f"{part}_rss_mb", "{:.0f}")}
+                print(f"{label:<16}" + "".join(f"{spread(rows, *cells[c]) if c in cells else '':>24}" for c, _, _ in COLUMNS))
+    if results.get((OWN, gpus)):
+        print("* kept ready with torch loaded, no workload runs: not in gpuconsole's line")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--peers", type=Path, default=PEERS_FOLDER, metavar="FOLDER", help=f"where peers are installed ({PEERS_FOLDER})")
+    parser.add_argument("--install", type=Path, metavar="FOLDER", help="install the peers there and end")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write the last screen of each program there")
     parser.add_argument("--keep", action="store_true")
-    parser.add_argument("arguments", nargs="*", default=["run", "train-gpt"])
     args = parser.parse_args()
-    rows = [measure(args.arguments, args.seconds) for _ in range(args.repeats)]
-    print(f"{'':<22} {'median':>10} {'min':>10} {'max':>10}   ({args.repeats} runs of {args.seconds:.0f} s, 120x40, 1 Hz)")
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        print(f"{name:<22} {statistics.median(values):>10.2f} {min(values):>10.2f} {max(values):>10.2f}")
+    if args.install is not None:
+        install(args.install.absolute(), args.only)
+        return 0
+    if args.pictures is not None:
+        args.pictures.mkdir(parents=True, exist_ok=True)
+    results: dict[tuple[str, int], list[Row]] = {}
+    died: dict[tuple[str, int], str] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        driver = build_driver(folder / "driver")
+        found = jobs(args.only, args.peers.absolute(), driver)
+        for turn in range(args.repeats):
+            for gpus in args.gpus:
+                with FakeBox(folder / f"box-{gpus}-{turn}", driver, gpus) as box:
+                    for job in found[turn % len(found) :] + found[: turn % len(found)]:
+                        picture = args.pictures / f"{job.name}-{gpus}.txt" if args.pictures else None
+                        try:
+                            row = measure(job, box, folder / f"{job.name}-{gpus}-{turn}", args.seconds, picture)
+                        except Died as why:
+                            died[job.name, gpus] = str(why)
+                        else:
+                            results.setdefault((job.name, gpus), []).append(row)
+                            print(f"round {turn + 1}, {gpus} GPUs, {job.name}: {row['cpu_percent']:.1f} %", file=sys.stderr, flush=True)
+    for gpus in args.gpus:
+        print_table(gpus, results, died)
+    verdicts = judge(results)
+    print("\nTargets", *verdicts, sep="\n")
     if args.keep:
-        print(f"kept in {keep('console-cost', {'arguments': args.arguments, 'seconds': args.seconds, 'runs': rows})}")
+        runs = [{"program": name, "gpus": gpus, "runs": rows} for (name, gpus), rows in results.items()]
+        ends = [{"program": name, "gpus": gpus, "why": why} for (name, gpus), why in died.items()]
+        print(f"kept in {keep('console-cost', {'seconds': args.seconds, 'programs': runs, 'died': ends, 'targets': verdicts})}")
     return 0
 
 

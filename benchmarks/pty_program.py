@@ -1,0 +1,196 @@
+"""A program in a pseudo-terminal whose output is timed and counted, never shown; and what it and its children use."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import pyte
+
+COLUMNS, ROWS = 120, 40
+READ_BYTES = 1 << 16
+# pyte knows none of these; they draw nothing
+_NOT_DRAWN = (
+    b"\x1b[?2026$p",
+    b"\x1b[?2048$p",
+    b"\x1b[>1u",
+    b"\x1b[>25u",
+    b"\x1b[<u",
+    b"\x1b[22;0t",
+    b"\x1b[23;0t",
+    b"\x1b[22;0;0t",
+    b"\x1b[23;0;0t",
+)
+
+_QUESTIONS = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;22c"}
+"""What programs ask a terminal before they begin, and wait for: where the cursor is, and what kind of terminal it is."""
+
+
+class Program:
+    """`command` at 120x40, with the keyboard that `press` types on. Use as a context manager: it is killed at the end.
+
+    `take` is the terminal's line: it reads from a file descriptor that has something, or returns b"" when it has to wait.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, take: Callable[[int], bytes] | None = None
+    ) -> None:
+        self.chunks: list[tuple[float, bytes]] = []
+        self.bytes = 0
+        self.ended = False
+        self._take = take or (lambda file: os.read(file, READ_BYTES))
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+
+        def own_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.begun = time.monotonic()
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=dict(environment), preexec_fn=own_terminal
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in family(self.process.pid):
+            process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def press(self, keys: bytes) -> float:
+        """Type `keys`; returns when."""
+        now = time.monotonic()
+        os.write(self._master, keys)
+        return now
+
+    def read(self, timeout_s: float) -> bool:
+        """Take what is there, waiting up to `timeout_s`. False: nothing came."""
+        if self.ended or not select.select([self._master], [], [], timeout_s)[0]:
+            return False
+        try:
+            chunk = self._take(self._master)
+        except OSError:  # the program has closed the terminal
+            self.ended = True
+            return False
+        if chunk:
+            self.chunks.append((time.monotonic(), chunk))
+            self.bytes += len(chunk)
+            for question, answer in _QUESTIONS.items():
+                if question in chunk:
+                    os.write(self._master, answer)
+        return True
+
+    def read_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.ended and (left := deadline - time.monotonic()) > 0:
+            self.read(left)
+
+    def read_until(self, there: Callable[[], bool], timeout_s: float) -> bool:
+        """Read until `there()`; False when it did not come in time. Looked at after each chunk and every 50 ms."""
+        deadline = time.monotonic() + timeout_s
+        while not there():
+            if self.ended or time.monotonic() > deadline:
+                return False
+            self.read(0.05)
+        return True
+
+    def time_of(self, word: bytes, since: int = 0) -> float | None:
+        """When `word` had come in full, looking from chunk number `since` on."""
+        before = b""
+        for at, chunk in self.chunks[since:]:
+            if word in before + chunk:
+                return at
+            before = (before + chunk)[-len(word) :]
+        return None
+
+    def wait_end(self, timeout_s: float) -> float | None:
+        """Read until the program has ended; how long that took, None if it did not."""
+        begun = time.monotonic()
+        while self.process.poll() is None:
+            if time.monotonic() - begun > timeout_s:
+                return None
+            self.read(0.01) if not self.ended else time.sleep(0.01)
+        return time.monotonic() - begun
+
+    def picture(self) -> str:
+        """What is on the screen now."""
+        replay = Replay()
+        for _, chunk in self.chunks:
+            replay.feed(chunk)
+        return replay.text
+
+
+class Replay:
+    """A terminal emulator that is fed what a program wrote."""
+
+    def __init__(self) -> None:
+        self._screen = pyte.Screen(COLUMNS, ROWS)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def feed(self, chunk: bytes) -> None:
+        for sequence in _NOT_DRAWN:
+            chunk = chunk.replace(sequence, b"")
+        self._stream.feed(chunk)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._screen.display)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all its descendants that live."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """CPU time of `processes`, with that of children they have outlived."""
+    total = 0.0
+    for process in processes:
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def rss_bytes(processes: Sequence[psutil.Process]) -> int:
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def roles(pid: int) -> dict[str, list[psutil.Process]]:
+    """gpuconsole's processes: the console, its sampler, and the warm worker with what it started."""
+    found: dict[str, list[psutil.Process]] = {"console": [], "sampler": [], "worker": []}
+    by_pid: dict[int, str] = {}
+    for process in family(pid):
+        try:
+            words, parent = " ".join(process.cmdline()), process.ppid()
+        except psutil.NoSuchProcess:
+            continue
+        own = "sampler" if "telemetry.sampler" in words else "worker" if "workloads.worker" in words else "console"
+        by_pid[process.pid] = own if own != "console" else by_pid.get(parent, "console")
+        found[by_pid[process.pid]].append(process)
+    return found
