@@ -26,10 +26,29 @@ def add_console_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
     parser.add_argument("--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, else the CPU)")
     parser.add_argument("--record", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="record the session for `gpuconsole replay`")
+    parser.add_argument(
+        "--price", type=price, default=argparse.SUPPRESS, metavar="P", help="what the machine costs per hour, in any currency"
+    )
+    parser.add_argument(
+        "--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a dcgm-exporter's /metrics: SM and tensor activity of GPUs before Hopper"
+    )
+    parser.add_argument("--eco", action="store_true", default=argparse.SUPPRESS, help="fewer screen updates, for a slow line")
 
 
 def interval(args: argparse.Namespace) -> float:
     return getattr(args, "interval", 1.0)
+
+
+def price_per_hour(args: argparse.Namespace) -> float | None:
+    return getattr(args, "price", None)
+
+
+def dcgm(args: argparse.Namespace) -> str | None:
+    """The address of a dcgm-exporter. Raises UsageError when it is none."""
+    url = getattr(args, "dcgm", None)
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise UsageError(f"--dcgm {url}: expected an address like http://localhost:9400/metrics")
+    return url
 
 
 def device(args: argparse.Namespace) -> str | None:
@@ -48,6 +67,17 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0.05 <= value <= 1e7 or math.isnan(value):
         raise argparse.ArgumentTypeError(f"{text} s: allowed are 0.05 s and more")
+    return value
+
+
+def price(text: str) -> float:
+    """A price per hour, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price per hour") from None
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text}: a price per hour is 0 or more")
     return value
 
 

@@ -60,7 +60,11 @@ def _figures(run: Run) -> list[str]:
     if summary.memory_peak_bytes:
         lines.append(f"memory peak  {si(summary.memory_peak_bytes, 'B')}")
     if summary.energy_j:
-        lines.append(f"energy       {summary.energy_j:.0f} J")
+        per_joule = f"   {summary.tokens_per_j:.3g} tokens/J" if summary.tokens_per_j else ""
+        per_watt = f"   {si(summary.flops_per_j, 'FLOP/s')}/W" if summary.flops_per_j else ""
+        lines.append(f"energy       {summary.energy_j:.0f} J{per_joule}{per_watt}")
+    if summary.cost_per_million_tokens is not None:
+        lines.append(f"cost         {summary.cost_per_million_tokens:.4g} per million tokens")
     if summary.overhead_s_per_step is not None:
         lines.append(f"measuring    {summary.overhead_s_per_step * 1e6:.0f} µs per step, self-measured")
     return lines

@@ -18,7 +18,7 @@ class SnapshotError(ValueError):
 
 
 class Environment(msgspec.Struct, omit_defaults=True):
-    """Where a session ran. No environment variables, no command lines."""
+    """Where a session ran. No environment variables, no command lines. `price_per_hour` is what the user says it costs, in any currency."""
 
     host: str = ""
     os: str = ""
@@ -31,6 +31,7 @@ class Environment(msgspec.Struct, omit_defaults=True):
     driver: str | None = None
     devices: list[Device] = []
     calibration: dict[str, float] = {}
+    price_per_hour: float | None = None
 
 
 class Snapshot(msgspec.Struct, kw_only=True):

@@ -51,10 +51,14 @@ NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring 
 class Engine:
     """One session. Everything happens on one event loop; nothing here blocks it."""
 
-    def __init__(self, interval_s: float = 1.0, device: str | None = None) -> None:
+    def __init__(
+        self, interval_s: float = 1.0, device: str | None = None, *, price_per_hour: float | None = None, dcgm: str | None = None
+    ) -> None:
+        """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs."""
         self.store = Store()
+        self._price_per_hour = price_per_hour
         self._wanted_device = device
-        self._sampling = Sampling(["--interval", str(interval_s)], self._emit)
+        self._sampling = Sampling(["--interval", str(interval_s), *(["--dcgm", dcgm] if dcgm else [])], self._emit)
         self._spare: WorkerHandle | None = None
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None
@@ -115,7 +119,7 @@ class Engine:
             self._recorder = None
 
     def environment(self) -> Environment:
-        return fingerprint(self.store.devices, self.store.driver)
+        return msgspec.structs.replace(fingerprint(self.store.devices, self.store.driver), price_per_hour=self._price_per_hour)
 
     def device(self) -> Device:
         """What runs use: the device asked for, else the first GPU, else the CPU."""

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 
 from gpuconsole.diagnosis.account import contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
+from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
@@ -95,6 +96,20 @@ class RunRecord:
             if self._energy_tokens:
                 self.run.summary.tokens_per_j = self._energy_tokens / self.run.summary.energy_j
 
+    def add_cost(self, price_per_hour: float | None) -> None:
+        """What the work cost: from the energy and the price, where they are known; else the reason why not."""
+        summary, missing = self.run.summary, self.run.unavailable
+        if summary.energy_j is None:
+            missing["workload.tokens_per_j"] = missing["workload.flops_per_j"] = NO_POWER
+        elif summary.tokens_per_j and summary.flops_per_s and summary.tokens_per_s:
+            summary.flops_per_j = summary.flops_per_s / summary.tokens_per_s.mean * summary.tokens_per_j
+        if summary.tokens_per_s is None:
+            return
+        if price_per_hour is None:
+            missing["workload.cost_per_million_tokens"] = NO_PRICE
+        else:
+            summary.cost_per_million_tokens = cost_per_million_tokens(summary.tokens_per_s.mean, price_per_hour)
+
     def steady_steps(self, limit: int | None = None, since_s: float | None = None) -> list[Step]:
         """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds."""
         if self.steady_t is None:
@@ -125,7 +140,8 @@ class RunRecord:
         steps = self.steady_steps(limit) or list(self.steps)[-(limit or MAX_STEPS) :]
         old = self.run.summary
         summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
-        summary.memory_peak_bytes, summary.energy_j, summary.tokens_per_j = old.memory_peak_bytes, old.energy_j, old.tokens_per_j
+        for kept in ("memory_peak_bytes", "energy_j", "tokens_per_j", "flops_per_j", "cost_per_million_tokens"):
+            setattr(summary, kept, getattr(old, kept))
         if self._overhead_start is not None and self._seen_steps > self._overhead_start[1]:
             summary.overhead_s_per_step = (self._overhead_s - self._overhead_start[0]) / (self._seen_steps - self._overhead_start[1])
         if self.steps:

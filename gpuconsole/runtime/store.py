@@ -6,6 +6,7 @@ import datetime
 from collections import deque
 
 from gpuconsole.diagnosis.account import percentile
+from gpuconsole.diagnosis.efficiency import cost_per_million_tokens, rates_per_watt
 from gpuconsole.model.device import Device, Link
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.process import Process
@@ -190,6 +191,7 @@ class Store:
             case RunClosed():
                 record.close(event)
                 record.refresh_summary(self.devices)
+                record.add_cost(self.environment.price_per_hour)
                 self.stage = event.state
             case Found():
                 for candidate in self.records:
@@ -238,18 +240,22 @@ class Store:
         steps, self._fresh = self._fresh, []
         self._fresh_since = event.t
         device, wall = record.run.device, sum(step.wall_s for step in steps)
-        samples, tokens = sum(step.samples for step in steps), sum(step.tokens for step in steps)
-        points = {"workload.samples_per_s": samples / wall, "workload.memory_bytes": event.memory_bytes}
+        samples, tokens = sum(step.samples for step in steps) / wall, sum(step.tokens for step in steps) / wall
+        points = {"workload.samples_per_s": samples, "workload.memory_bytes": event.memory_bytes}
         if tokens:
-            points["workload.tokens_per_s"] = tokens / wall
+            points["workload.tokens_per_s"] = tokens
         points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
         if steps[-1].loss is not None:
             points["workload.loss"] = steps[-1].loss
-        flops = record.facts.get("flops_per_sample")
+        flops = record.facts.get("flops_per_sample", 0.0) * samples
         if flops:
-            points["workload.flops_per_s"] = flops * samples / wall
+            points["workload.flops_per_s"] = flops
             peak = record.peak(self.devices)
             if peak:
-                points["workload.mfu_ratio"] = flops * samples / wall / peak[0]
+                points["workload.mfu_ratio"] = flops / peak[0]
+        points |= rates_per_watt(tokens, samples, flops, self.latest.get(series_key("gpu.power_w", device)))
+        price = self.environment.price_per_hour
+        if price is not None and tokens:
+            points["workload.cost_per_million_tokens"] = cost_per_million_tokens(tokens, price)
         for metric, value in points.items():
             self.add_point(metric, device, event.t, value)

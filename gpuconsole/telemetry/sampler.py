@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from gpuconsole import __version__
 from gpuconsole.model.device import Device
 from gpuconsole.telemetry.beat import STUCK_S, Beat
+from gpuconsole.telemetry.fill_in import FillIn, FirstChoice
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
@@ -36,8 +37,10 @@ DRIVER_GONE_EXIT = 75
 class Sampler:
     """Sends rounds of samples from every source until `stop` is set."""
 
-    def __init__(self, channel: ChildChannel, interval_s: float) -> None:
+    def __init__(self, channel: ChildChannel, interval_s: float, dcgm: str = "") -> None:
+        """`dcgm`: the address of a dcgm-exporter, for what NVML cannot report."""
         self._channel = channel
+        self._dcgm = dcgm
         self._interval_s = interval_s
         self._host = HostSource()
         self._beats: list[Beat] = []
@@ -74,8 +77,16 @@ class Sampler:
                 self._opening_since = 0.0
                 self._opened = True
                 self._announce(gpus.devices(), "", gpus.driver)
-                self._add(gpus)
+                first = FirstChoice(gpus)
+                self._add(first)
+                if self._dcgm:
+                    self._add_dcgm(first)
                 return
+
+    def _add_dcgm(self, first: FirstChoice) -> None:
+        from gpuconsole.telemetry.dcgm import DcgmSource  # only who asks for it pays for its imports
+
+        self._add(FillIn(DcgmSource(self._dcgm, first.devices()), first))
 
     def _announce(self, gpus: list[Device], reason: str, driver: str | None = None) -> None:
         """Say what the devices are, when it is news."""
@@ -92,7 +103,8 @@ class Sampler:
 
     def _round_done(self, source: Source) -> None:
         """The sampler's own cost ends each round of the GPUs; of the host, where there are none."""
-        if self._announced is not None and self._opened != (source is self._host):
+        lead = "nvml" if self._opened else "host"
+        if self._announced is not None and source.name == lead:
             self._channel.send(Sample(time.monotonic(), "sampler", {"console.cpu_ratio": self._cost.cpu_ratio()}))
 
     def _driver_gone(self, reason: str) -> None:
@@ -141,12 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="gpuconsole.telemetry.sampler")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the console")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two rounds")
+    parser.add_argument("--dcgm", default="", metavar="URL", help="a dcgm-exporter's /metrics")
     options = parser.parse_args(arguments)
     if options.interval <= 0:
         parser.error("--interval must be above 0")
     die_with_parent()
     channel = ChildChannel(options.fd)
-    sampler = Sampler(channel, options.interval)
+    sampler = Sampler(channel, options.interval, options.dcgm)
 
     def on_command(command: AnyCommand) -> None:
         if isinstance(command, Stop):

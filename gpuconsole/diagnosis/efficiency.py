@@ -1,0 +1,24 @@
+"""What work costs: tokens per joule, model FLOP/s per watt, price per million tokens."""
+
+from __future__ import annotations
+
+SECONDS_PER_HOUR = 3600.0
+NO_PRICE = "no price is known: --price PER_HOUR"
+NO_POWER = "the device reports no power"
+
+
+def rates_per_watt(tokens_per_s: float | None, samples_per_s: float, flops_per_s: float | None, power_w: float | None) -> dict[str, float]:
+    """Work per joule, by metric. Work per second over joules per second; `power_w` must be of the same time. Empty without a power."""
+    if not power_w:
+        return {}
+    found = {"workload.samples_per_j": samples_per_s / power_w}
+    if tokens_per_s:
+        found["workload.tokens_per_j"] = tokens_per_s / power_w
+    if flops_per_s:
+        found["workload.flops_per_j"] = flops_per_s / power_w
+    return found
+
+
+def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float:
+    """In the price's currency. `price_per_hour` is for everything that the run uses, so this is what a million tokens cost at this rate."""
+    return price_per_hour / (tokens_per_s * SECONDS_PER_HOUR) * 1e6

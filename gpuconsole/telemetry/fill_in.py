@@ -1,0 +1,80 @@
+"""Two sources of the same devices: the second fills in what the first cannot report."""
+
+from __future__ import annotations
+
+from gpuconsole.model.device import Device
+from gpuconsole.telemetry.source import Readings, Reasons, Source
+from gpuconsole.wire.events import Sample
+
+
+class FirstChoice:
+    """A source whose gaps are not told while another fills them. Its readings are as they are."""
+
+    def __init__(self, source: Source) -> None:
+        self.name = source.name
+        self.source = source
+        self.covered: dict[str, set[str]] = {}
+
+    def devices(self) -> list[Device]:
+        return self.source.devices()
+
+    def prime(self) -> None:
+        self.source.prime()
+
+    def read(self, t: float) -> Readings:
+        return self.source.read(t)
+
+    def unavailable(self) -> Reasons:
+        covered = self.covered  # another thread puts a new one in its place
+        return {
+            device: {metric: why for metric, why in reasons.items() if metric not in covered.get(device, ())}
+            for device, reasons in self.source.unavailable().items()
+        }
+
+    def slow(self) -> str:
+        return self.source.slow()
+
+    def under_way(self) -> str:
+        return self.source.under_way()
+
+
+class FillIn:
+    """A source that is heard only where `first` has no answer, and then named as the value's source."""
+
+    def __init__(self, source: Source, first: FirstChoice) -> None:
+        self.name = source.name
+        self._source = source
+        self._first = first
+
+    def devices(self) -> list[Device]:
+        return []
+
+    def prime(self) -> None:
+        self._source.prime()
+
+    def read(self, t: float) -> Readings:
+        gaps = self._first.source.unavailable()
+        readings: Readings = []
+        covered: dict[str, set[str]] = {}
+        for reading in self._source.read(t):
+            if not isinstance(reading, Sample):
+                continue
+            values = {metric: value for metric, value in reading.values.items() if metric in gaps.get(reading.device, {})}
+            if values:
+                covered[reading.device] = set(values)
+                readings.append(Sample(t, reading.device, values, dict.fromkeys(values, self.name)))
+        self._first.covered = covered
+        return readings
+
+    def unavailable(self) -> Reasons:
+        """Nothing: what neither source has, the first one tells."""
+        return {}
+
+    def slow(self) -> str:
+        """Why it fills in nothing, where that is so."""
+        if self._first.covered:
+            return self._source.slow()
+        return next((why for reasons in self._source.unavailable().values() for why in reasons.values()), "")
+
+    def under_way(self) -> str:
+        return self._source.under_way()
