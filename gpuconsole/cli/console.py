@@ -40,7 +40,9 @@ def open_console(
             with contextlib.suppress(FrontError):
                 engine.export(snapshot or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.json"))
 
-    code = run_app(engine, scenario=scenario, knobs=knobs or {}, duration=duration, record=recording, on_hangup=save)
+    code = run_app(
+        engine, scenario=scenario, knobs=knobs or {}, duration=duration, record=recording, on_hangup=save, eco=getattr(args, "eco", False)
+    )
     if snapshot is not None:
         engine.export(snapshot)
     return code

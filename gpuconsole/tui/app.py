@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -22,6 +21,8 @@ from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.runtime.front import Front, FrontError
 from gpuconsole.tui.driver import driver_class
+from gpuconsole.tui.driver.screen import Cost
+from gpuconsole.tui.driver.terminal import terminal
 from gpuconsole.tui.opening import Opens, Warms
 from gpuconsole.tui.paint.trial import verdict_line
 from gpuconsole.tui.screens.base import BackScreen
@@ -32,12 +33,12 @@ from gpuconsole.tui.screens.history import HistoryScreen
 from gpuconsole.tui.screens.knobs import KnobsScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
-from gpuconsole.tui.theme import takes_utf8
 from gpuconsole.tui.widgets.zone import Zone
 
 T = TypeVar("T")
 
 
+ECO_S = 2.0
 CLOSE_S = 3.0
 HANG_UP_S = 8.0
 """After a hang-up the terminal may be gone and anything may block: then the process ends all the same."""
@@ -51,6 +52,7 @@ class ConsoleApp(App[int]):
         Binding("q", "quit", "Quit", show=False),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("question_mark", "open('help')", "Help", show=False),
+        Binding("ctrl+l", "redraw", "Draw again", show=False),
     ]
     CSS = """
     Screen { background: ansi_default; }
@@ -68,12 +70,14 @@ class ConsoleApp(App[int]):
         duration: float | None = None,
         record: Path | None = None,
         on_hangup: Callable[[], None] | None = None,
+        eco: bool = False,
     ) -> None:
+        """`eco`: one update in `ECO_S` seconds; keys are answered at once all the same."""
         super().__init__(driver_class=driver_class(), ansi_color=True)
         self.theme = "ansi-dark"
         self.front = front
         self.closed = False
-        self._period = 1.0 / refresh_hz
+        self._period = ECO_S if eco else 1.0 / refresh_hz
         self._scenario = scenario
         self._knobs = knobs or {}
         self._duration = duration
@@ -83,7 +87,7 @@ class ConsoleApp(App[int]):
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
-        Zone.ascii_only = not takes_utf8(getattr(sys.__stderr__, "encoding", None))  # where Textual draws
+        Zone.ascii_only = terminal().ascii_only
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -163,6 +167,17 @@ class ConsoleApp(App[int]):
         if self._on_hangup is not None:
             self._on_hangup()
         self.run_worker(self._leave(128 + number), exit_on_error=False)
+
+    @property
+    def line_cost(self) -> Cost | None:
+        """What the screen has sent to the terminal; None with a driver that does not count."""
+        return getattr(self._driver, "cost", None)
+
+    def action_redraw(self) -> None:
+        """Something else has written to the terminal."""
+        redraw = getattr(self._driver, "redraw", None)
+        if redraw is not None:
+            redraw()
 
     def call_off_watchdog(self) -> None:
         if self._watchdog is not None:
@@ -270,9 +285,10 @@ def run_app(
     duration: float | None = None,
     record: Path | None = None,
     on_hangup: Callable[[], None] | None = None,
+    eco: bool = False,
 ) -> int:
     """Show the console until the user quits. 0: all well, 1: the last run failed, 128 + n: ended by signal n."""
-    app = ConsoleApp(front, refresh_hz, scenario, knobs=knobs, duration=duration, record=record, on_hangup=on_hangup)
+    app = ConsoleApp(front, refresh_hz, scenario, knobs=knobs, duration=duration, record=record, on_hangup=on_hangup, eco=eco)
     return asyncio.run(_show(app))
 
 

@@ -27,8 +27,3 @@ STYLES: dict[str, str] = {
 def style_of(name: str) -> Style:
     """The rich style behind a painter's style name."""
     return Style.parse(STYLES[name]) if STYLES[name] else Style.null()
-
-
-def takes_utf8(encoding: str | None) -> bool:
-    """Whether a terminal written to in `encoding` shows block characters."""
-    return (encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf8sig")

@@ -1,0 +1,61 @@
+"""Text cut into terminal cells: one string per cell, "" where a wide character goes on."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from rich.cells import cell_len
+
+from gpuconsole.tui.paint.cells import to_ascii
+
+_NARROW = " -~\u00a0-\u00ac\u00ae-\u02ff\u0370-\u0482\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff"
+_WIDE = "\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff60"
+is_narrow = re.compile(f"[{_NARROW}]*").fullmatch
+is_steady = re.compile(f"[{_NARROW}{_WIDE}]*").fullmatch
+"""Characters on whose width terminals agree: after others the cursor may be anywhere."""
+
+
+def split(text: str, ascii_only: bool = False) -> tuple[str, list[str]]:
+    """(zero-width characters that belong to the cell before, the cells of the rest)."""
+    if text.isascii() or (is_narrow(text) and not ascii_only):
+        return "", list(text)
+    joined, cells = _split(text)
+    return ("", [_ascii(cell) for cell in cells]) if ascii_only else (joined, list(cells))
+
+
+@lru_cache(2048)
+def _split(text: str) -> tuple[str, tuple[str, ...]]:
+    cells: list[str] = []
+    joined = cluster = ""
+    for char in text:
+        if cluster and (cell_len(char) == 0 or cluster.endswith("\u200d")):
+            cluster += char
+        elif not cluster and cell_len(char) == 0:
+            joined += char
+        else:
+            cells += _cluster(cluster)
+            cluster = char
+    return joined, (*cells, *_cluster(cluster))
+
+
+def _cluster(cluster: str) -> list[str]:
+    return [cluster] + [""] * (cell_len(cluster) - 1) if cluster else []
+
+
+@lru_cache(2048)
+def _ascii(cell: str) -> str:
+    """One ASCII character for any cell."""
+    shown = to_ascii([(cell, "")])[0][0] if cell else "?"
+    return shown if len(shown) == 1 else "?"
+
+
+def clip(cells: list[str], room: int) -> list[str]:
+    """The first `room` cells; a wide character that does not fit whole leaves blanks."""
+    kept = cells[:room]
+    if len(cells) > room and cells[room] == "":
+        for x in range(room - 1, -1, -1):
+            lead, kept[x] = kept[x], " "
+            if lead:
+                break
+    return kept

@@ -1,0 +1,190 @@
+"""The sent screen: what the terminal shows, and the shortest bytes that make it show something else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from gpuconsole.tui.driver.cells import is_narrow, is_steady
+from gpuconsole.tui.driver.looks import PLAIN, Look, change
+
+UNKNOWN = -1
+_BLANKS = re.compile(" {8,}")
+"""From so many on, erasing is shorter than writing blanks."""
+
+Cells = list[str]
+Looks = list[Look]
+
+
+class Sent:
+    """Rows as the terminal shows them; None is a cell that shows who knows what. So is the cursor at `UNKNOWN`."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.resize(width, height)
+
+    def resize(self, width: int, height: int) -> None:
+        """A terminal of another size: nothing is known about it."""
+        self._width, self._height = width, height
+        self.forget()
+
+    def forget(self) -> None:
+        self._chars: list[list[str | None]] = [[None] * self._width for _ in range(self._height)]
+        self._looks: list[list[Look | None]] = [[None] * self._width for _ in range(self._height)]
+        self._look: Look | None = None
+        self._x = self._y = UNKNOWN
+
+    def row(self, y: int, chars: Cells, looks: Looks) -> str:
+        """What makes row `y` show these cells."""
+        shown, shown_looks = self._chars[y], self._looks[y]
+        if chars == shown and looks == shown_looks:
+            return ""
+        different = zip(chars, shown, looks, shown_looks, strict=True)
+        changed = [x for x, (char, old, look, old_look) in enumerate(different) if char != old or look is not old_look]
+        text_ends = _end_of_text(chars, looks)
+        tail = [x for x in changed if x >= text_ends]
+        parts: list[str] = []
+        for start, end in _spans(changed if len(tail) <= 4 else changed[: -len(tail)], chars, looks):
+            for first, stop, look in _pieces(start, end, chars, looks):
+                parts.append(self.go(first, y))
+                parts.append(self._take_on(look))
+                text = "".join(chars[first:stop])
+                if is_narrow(text):
+                    self._narrow(parts, y, first, text)
+                else:
+                    self._any(parts, y, first, chars[first:stop])
+        if len(tail) > 4:
+            parts += (self.go(tail[0], y), self._take_on(None), "\x1b[K")
+        shown[:] = chars
+        shown_looks[:] = looks
+        return "".join(parts)
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        return self._x, self._y
+
+    def go(self, x: int, y: int) -> str:
+        """The shortest way for the cursor."""
+        if (self._x, self._y) == (x, y):
+            return ""
+        best = _absolute(x, y)
+        if self._x != UNKNOWN and y >= self._y:
+            down = _step(y - self._y, "B")
+            best = min(best, down + _along(self._x, x), key=len)
+        self._x, self._y = x, y
+        return best
+
+    def plain(self) -> str:
+        """Leave nothing that would colour what others write."""
+        if self._look is PLAIN:
+            return ""
+        before, self._look = self._look, PLAIN
+        return change(before, PLAIN)
+
+    def _take_on(self, look: Look | None) -> str:
+        before = self._look
+        if look is None:
+            look = PLAIN if before is None or before.inks else before
+        self._look = look
+        return change(before, look)
+
+    def _narrow(self, parts: list[str], y: int, start: int, text: str) -> None:
+        """One character a cell; long blanks are erased rather than written."""
+        at = 0
+        assert self._look is not None
+        for blanks in () if self._look.inks else _BLANKS.finditer(text):
+            self._write(parts, text[at : blanks.start()])
+            at = blanks.end()
+            parts.append(f"\x1b[{at - blanks.start()}X")
+            if at < len(text):
+                parts.append(self.go(start + at, y))
+        self._write(parts, text[at:])
+
+    def _any(self, parts: list[str], y: int, start: int, cells: Cells) -> None:
+        """Cell by cell; after a character on whose width terminals differ, the cursor is placed anew."""
+        for x, cell in enumerate(cells, start):
+            if not cell:
+                continue
+            parts.append(self.go(x, y))
+            parts.append(cell)
+            width = next((n for n, char in enumerate(cells[x - start + 1 :], 1) if char), len(cells) - (x - start))
+            self._x = x + width if is_steady(cell) and x + width < self._width else UNKNOWN
+
+    def _write(self, parts: list[str], text: str) -> None:
+        if text:
+            parts.append(text)
+            self._x += len(text)
+            if self._x >= self._width:  # terminals differ on where the cursor is now
+                self._x = UNKNOWN
+
+
+def _spans(changed: list[int], chars: Cells, looks: Looks) -> Iterator[tuple[int, int]]:
+    """Runs of cells to write, with whole wide characters: gaps that cost no more than the way over them are filled."""
+    if not changed:
+        return
+    start = changed[0]
+    for last, following in pairwise([*changed, len(chars) + 10]):
+        if following == last + 1 or (following < len(chars) and _cheap(last, following, chars, looks)):
+            continue
+        end = last + 1
+        while end < len(chars) and chars[end] == "":
+            end += 1
+        while chars[start] == "":
+            start -= 1
+        yield start, end
+        start = following
+
+
+def _cheap(last: int, following: int, chars: Cells, looks: Looks) -> bool:
+    """Whether to write the unchanged cells between two changed ones rather than move over them."""
+    gap = slice(last + 1, following)
+    text = "".join(chars[gap])
+    if len(text.encode()) > (3 if following == last + 2 else 4) or not is_narrow(text):
+        return False
+    look = looks[last]
+    return all(one is look or (one is PLAIN and char == " " and not look.inks) for char, one in zip(chars[gap], looks[gap], strict=True))
+
+
+def _pieces(start: int, end: int, chars: Cells, looks: Looks) -> Iterator[tuple[int, int, Look | None]]:
+    """Runs that can be written in one look. None: plain blanks, which go with any look that does not show on them."""
+    run = start
+    look: Look | None = None
+    for x in range(start, end):
+        here = None if looks[x] is PLAIN and chars[x] == " " else looks[x]
+        if here is look or (here is None and look is not None and not look.inks):
+            continue
+        if here is not None and look is None and not here.inks:  # the blanks before it take its look
+            look = here
+            continue
+        if x > run:
+            yield run, x, look
+        run, look = x, here
+    yield run, end, look
+
+
+def _end_of_text(chars: Cells, looks: Looks) -> int:
+    """From here on the row is blank."""
+    end = len(chars)
+    while end and chars[end - 1] == " " and looks[end - 1] is PLAIN:
+        end -= 1
+    return end
+
+
+def _step(count: int, direction: str) -> str:
+    return "" if not count else f"\x1b[{direction}" if count == 1 else f"\x1b[{count}{direction}"
+
+
+def _along(x: int, to: int) -> str:
+    """The way along a row."""
+    if to >= x:
+        return _step(to - x, "C")
+    back = "\b" * (x - to)
+    return min(back, _step(x - to, "D"), "\r" + _step(to, "C"), key=len)
+
+
+@lru_cache(8192)
+def _absolute(x: int, y: int) -> str:
+    if x == 0:
+        return "\x1b[H" if y == 0 else f"\x1b[{y + 1}H"
+    return f"\x1b[{y + 1};{x + 1}H"

@@ -1,0 +1,170 @@
+"""The wanted screen: what Textual has written, as cells, and what of it is not for cells.
+
+Textual's updates are regular: cursor moves, SGR, hyperlinks, text and newlines. All else passes through in order; a sequence
+that is not known to leave the cells alone is marked, so that the whole screen is drawn again after it.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from gpuconsole.tui.driver.cells import clip, split
+from gpuconsole.tui.driver.looks import PLAIN, Look, after, linked
+from gpuconsole.tui.driver.terminal import Terminal
+
+_TOKENS = re.compile(
+    r"\x1b\[(?P<sgr>[0-9;]*)m"
+    r"|(?P<text>[^\x00-\x1f\x7f-\x9f]+)"
+    r"|\x1b\[(?P<move>[0-9;]*)H"
+    r"|(?P<newline>\r?\n|\r)"
+    r"|\x1b\]8;(?P<link>[^\x07\x1b]*)(?:\x07|\x1b\\)"
+    r"|\x1b\[\?2026(?P<update>[hl])"
+    r"|\x1b\[\?1049(?P<alternate>[hl])"
+    # modes, queries, keyboard protocols, window reports, titles, clipboard, pointer shape, bell: no cell changes
+    r"|(?P<quiet>\x1b\[[?>=<][0-9;]*\$?[hlpuqnc]|\x1b\[>[0-9;]*m|\x1b\[[0-9;]*(?:[nct]| q)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[=>]|\x07)"
+    r"|(?P<rest>\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)\Z)"
+    r"|(?P<other>\x1b\[[0-?]*[ -/]*[@-~]|\x1b[PX^_].*?\x1b\\|\x1b[ -/]*[0-~]|.)",
+    re.DOTALL,
+)
+LONGEST_SEQUENCE = 1 << 20
+"""What is longer has no end, and is passed on as it is."""
+
+
+class Effect(Enum):
+    """What a sequence that passes through does to the screen."""
+
+    NONE = "none"
+    UNKNOWN = "unknown"
+    ENTER = "enter the alternate screen"
+    LEAVE = "leave it"
+
+
+class Passing(NamedTuple):
+    text: str
+    effect: Effect
+
+
+class Wanted:
+    """A grid of cells. `feed` brings it up to date; `changed` rows and `passing` sequences wait to be taken."""
+
+    def __init__(self, width: int, height: int, terminal: Terminal) -> None:
+        self.width, self.height = width, height
+        self.chars: list[list[str]] = []
+        self.looks: list[list[Look]] = []
+        self.changed: set[int] = set()
+        self.passing: list[Passing] = []
+        self.cursor = (0, 0)
+        self.updates = 0
+        """How many writes have drawn something."""
+        self.updating = False
+        """Between the begin and the end of an update: the screen is half done."""
+        self.synchronized = False
+        """The terminal knows synchronized output."""
+        self._terminal = terminal
+        self._x = self._y = 0
+        self._look = PLAIN
+        self._rest = ""
+        self.resize(width, height)
+
+    def resize(self, width: int, height: int) -> None:
+        """Keep what fits; what is new is blank."""
+        for row in self.chars:
+            row[:] = clip(row, width) + [" "] * (width - len(row))
+        for looks in self.looks:
+            looks[:] = looks[:width] + [PLAIN] * (width - len(looks))
+        del self.chars[height:], self.looks[height:]
+        self.chars += [[" "] * width for _ in range(height - len(self.chars))]
+        self.looks += [[PLAIN] * width for _ in range(height - len(self.looks))]
+        self.width, self.height = width, height
+        self.changed = {y for y in self.changed if y < height}
+
+    def feed(self, data: str) -> None:
+        """Take one write."""
+        if self._rest:
+            data, self._rest = self._rest + data, ""
+        drawn = False
+        for token in _TOKENS.finditer(data):
+            match token.lastgroup:
+                case "text":
+                    self._put(token["text"])
+                    drawn = True
+                case "sgr":
+                    self._look = after(self._look, token["sgr"], self._terminal.colours)
+                case "move":
+                    self._move(token["move"])
+                case "newline":
+                    self._x = 0
+                    self._y += token["newline"].endswith("\n")
+                case "link":
+                    self._look = linked(self._look, token["link"])
+                case "update":
+                    self.synchronized = True
+                    self.updating = token["update"] == "h"
+                case "alternate":
+                    self.passing.append(Passing(token[0], Effect.ENTER if token["alternate"] == "h" else Effect.LEAVE))
+                case "quiet":
+                    self.passing.append(Passing(token[0], Effect.NONE))
+                case "rest" if len(token[0]) < LONGEST_SEQUENCE:
+                    self._rest = token[0]
+                case _:
+                    self.passing.append(Passing(token[0], Effect.UNKNOWN))
+        self.updates += drawn
+        self.cursor = (min(self._x, self.width - 1), min(self._y, self.height - 1))
+
+    @property
+    def blank(self) -> bool:
+        """Nothing is on it: Textual clears a screen before it draws the next one."""
+        return all(row.count(" ") == self.width for row in self.chars) and not any(look.inks for row in self.looks for look in set(row))
+
+    @property
+    def first_row_blank(self) -> bool:
+        return self.chars[0].count(" ") == self.width
+
+    def _move(self, parameters: str) -> None:
+        row, _, column = parameters.partition(";")
+        self._y = max(0, int(row or 1) - 1)
+        self._x = max(0, int(column or 1) - 1)
+
+    def _put(self, text: str) -> None:
+        joined, cells = split(text, self._terminal.ascii_only)
+        x, y = self._x, self._y
+        self._x += len(cells)
+        if y >= self.height:
+            return
+        if joined and 0 < x <= self.width:
+            self._join(y, x - 1, joined)
+        if x >= self.width or not cells:
+            return
+        if x + len(cells) > self.width:
+            cells = clip(cells, self.width - x)
+        self._mend(y, x, x + len(cells))
+        self.chars[y][x : x + len(cells)] = cells
+        look = self._look
+        if look.inks or look is PLAIN or " " not in text:
+            self.looks[y][x : x + len(cells)] = [look] * len(cells)
+        else:  # a blank looks the same in any colour
+            self.looks[y][x : x + len(cells)] = [PLAIN if cell == " " else look for cell in cells]
+        self.changed.add(y)
+
+    def _join(self, y: int, x: int, joined: str) -> None:
+        """Zero-width characters belong to the cell before them."""
+        chars = self.chars[y]
+        while x > 0 and chars[x] == "":
+            x -= 1
+        chars[x] += joined
+        self.changed.add(y)
+
+    def _mend(self, y: int, start: int, end: int) -> None:
+        """Wide characters of which one half is about to be written over become blanks."""
+        chars = self.chars[y]
+        if chars[start] == "":
+            x = start
+            while chars[x] == "":
+                chars[x] = " "
+                x -= 1
+            chars[x] = " "
+        while end < self.width and chars[end] == "":
+            chars[end] = " "
+            end += 1

@@ -1,0 +1,102 @@
+"""The thread that writes to the terminal, and waits for it in place of the app."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+
+from gpuconsole.tui.driver.screen import Screen
+
+CHUNK = 1024
+"""Characters per write: what is still in hand when a newer state, or the end, comes."""
+OPENING_S = 0.25
+"""How long a screen that was cleared may take to be drawn before the cleared one is shown."""
+LAST_WORDS_S = 0.5
+"""How long a terminal may hold up the end."""
+
+
+class Writer:
+    """Takes the place of Textual's writer thread: `write` never blocks, and nothing queues up but the newest state.
+
+    `stop` waits for the last words to go out, within bounds; `start` begins again after it.
+    """
+
+    def __init__(self, fileno: int, screen: Screen, encoding: str = "utf-8") -> None:
+        self._fileno = fileno
+        self._screen = screen
+        self._encoding = encoding
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._gone = False
+
+    def start(self) -> None:
+        self._gone = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="terminal-output", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None
+
+    def write(self, data: str) -> None:
+        with self._wake:
+            self._screen.feed(data)
+            self._wake.notify()
+
+    def resize(self, width: int, height: int) -> None:
+        with self._wake:
+            self._screen.resize(width, height)
+            self._wake.notify()
+
+    def redraw(self) -> None:
+        with self._wake:
+            self._screen.redraw()
+            self._wake.notify()
+
+    def stop(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with self._wake:
+            self._stop.set()
+            self._wake.notify()
+        thread.join(LAST_WORDS_S)
+
+    def _run(self, stop: threading.Event) -> None:
+        while (data := self._next(stop)) is not None:
+            self._send(data)
+
+    def _next(self, stop: threading.Event) -> bytes | None:
+        """Wait until there is something to send; None once stopped and all is out, or another thread has taken over."""
+        with self._wake:
+            held_until = None
+            while not self._screen.pending:
+                if stop.is_set():
+                    return None
+                if not self._screen.opening:
+                    held_until = None
+                    self._wake.wait()
+                    continue
+                held_until = held_until or time.monotonic() + OPENING_S
+                if (patience := held_until - time.monotonic()) > 0:
+                    self._wake.wait(patience)
+                else:
+                    self._screen.open()
+            if stop is not self._stop:
+                return None
+            data = self._screen.take(CHUNK).encode(self._encoding, "replace")
+            self._screen.cost.bytes += len(data)
+            return data
+
+    def _send(self, data: bytes) -> None:
+        while data and not self._gone:
+            try:
+                data = data[os.write(self._fileno, data) :]
+            except BlockingIOError:  # somebody else made it so
+                select.select([], [self._fileno], [], 0.1)
+            except OSError:  # the terminal is gone: SIGHUP says so to the app
+                self._gone = True

@@ -1,0 +1,145 @@
+"""The first picture: what the console will look like, without a number, on screen before anything large is imported.
+
+Plain ANSI, standard library only. The driver takes the alternate screen over; until then `restore` gives the terminal back, and
+so does being killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import termios
+from collections.abc import Mapping
+from typing import Any
+
+from gpuconsole.tui.driver.terminal import terminal
+from gpuconsole.tui.paint.cells import Row, beside, blank, fill, line, panel, spread, to_ascii
+from gpuconsole.tui.paint.layout import Plan, plan
+
+GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
+CPU_TILES = ("cores busy", "run-queue delay", "memory", "model", "disk", "net", "tokens/s", "step")
+MATTER_MOST = (0, 2, 6, 7)
+_SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
+_LEAVE = "\x1b[m\x1b[?1049l\x1b[?25h"
+_ALL_MODES_OFF = "\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h\x1b[<u"
+_DEADLY = (signal.SIGTERM, signal.SIGHUP)
+
+_painted = False
+_handed_over = False
+_found: list[Any] | None = None
+"""The terminal's attributes before we came."""
+
+
+def paint(environ: Mapping[str, str] = os.environ) -> None:
+    """Put the picture on the terminal behind stderr, once."""
+    global _painted, _found
+    if _painted:
+        return
+    try:
+        columns, rows = os.get_terminal_size(2)
+        _found = termios.tcgetattr(0)
+    except (OSError, termios.error):
+        return
+    _painted = True
+    for number in _DEADLY:
+        signal.signal(number, _die)
+    quiet = list(_found)
+    quiet[3] &= ~termios.ECHO  # keys pressed now are for the console
+    with contextlib.suppress(termios.error):
+        termios.tcsetattr(0, termios.TCSANOW, quiet)
+    able = terminal(environ)
+    picture_rows = picture(columns or 80, rows or 24, GPU_TILES if _nvidia() else CPU_TILES)
+    if able.ascii_only:
+        picture_rows = [to_ascii(row) for row in picture_rows]
+    _write(_ENTER + ansi(picture_rows), "ascii" if able.ascii_only else "utf-8")
+
+
+def painted() -> bool:
+    """Whether the alternate screen is on, with the picture."""
+    return _painted and not _handed_over
+
+
+def hand_over() -> list[Any] | None:
+    """From here on the driver gives the terminal back. Returns the attributes that it had at first, None where nothing was painted."""
+    global _handed_over
+    _handed_over = True
+    return _found
+
+
+def restore() -> None:
+    """Give the terminal back, unless the driver has it or has given it back."""
+    global _painted
+    if painted():
+        _painted = False
+        _write(_LEAVE)
+        _reset_attributes()
+
+
+def _die(number: int, frame: object) -> None:
+    """Killed before the app could listen."""
+    _write(_ALL_MODES_OFF + _LEAVE)
+    _reset_attributes()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _reset_attributes() -> None:
+    if _found is not None:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, _found)
+
+
+def _write(text: str, encoding: str = "ascii") -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(encoding, "replace"))
+
+
+def _nvidia() -> bool:
+    """A guess that costs nothing; the console asks the driver."""
+    return sys.platform == "linux" and os.path.exists("/dev/nvidiactl")
+
+
+def picture(width: int, height: int, titles: tuple[str, ...]) -> list[Row]:
+    """The main screen with nothing in it."""
+    layout = plan(width, height)
+    head = [spread(width, [("gpuconsole", "title")], [("starting ", "dim")]), *[blank(width)] * (layout.header - 1)]
+    rows = head + _tiles(layout, titles, width) + panel("where a step goes", [], [], width, layout.phases, layout.boxed)
+    return fill(rows + _lower(layout, width), width, height)
+
+
+def _tiles(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:
+    shown = titles if layout.all_tiles else tuple(titles[n] for n in MATTER_MOST)
+    each = layout.tiles_per_row
+    rows: list[Row] = []
+    for first in range(0, len(shown), each):
+        widths = [width // each] * (each - 1) + [width - width // each * (each - 1)]
+        rows += beside(*[_tile(title, room, layout.tile_height) for title, room in zip(shown[first:], widths, strict=False)])
+    return rows
+
+
+def _tile(title: str, width: int, height: int) -> list[Row]:
+    if height == 1:
+        return [line(width, (title, "dim"))]
+    return panel(title, [], [], width, height, height >= 3)
+
+
+def _lower(layout: Plan, width: int) -> list[Row]:
+    if layout.runs_width:
+        left = panel("Diagnosis", [], [], width - layout.runs_width, layout.diagnosis, layout.boxed)
+        return beside(left, panel("Runs", [], [], layout.runs_width, layout.runs, layout.boxed))
+    runs = panel("Runs", [], [], width, layout.runs, layout.boxed)
+    return panel("Diagnosis", [], [], width, layout.diagnosis, layout.boxed) + runs
+
+
+def ansi(rows: list[Row]) -> str:
+    """Rows for a clear screen: long blanks are skipped."""
+    parts = []
+    for y, row in enumerate(rows, 1):
+        text = "".join(f"{_SGR[style]}{text}\x1b[m" if _SGR[style] else text for text, style in row).rstrip()
+        if text:
+            parts.append(f"\x1b[{y}H" + re.sub(" {6,}", lambda blanks: f"\x1b[{len(blanks[0])}C", text))
+    return "".join(parts)
