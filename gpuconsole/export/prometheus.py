@@ -72,6 +72,7 @@ class Board:
         self.devices: dict[str, Device] = {}
         self.driver = ""
         self.values: dict[str, dict[str, float]] = {}
+        self.filled_in: dict[str, set[str]] = {}
         self.sampled: dict[str, float] = {}
         self.unavailable: dict[str, dict[str, str]] = {}
         self.lost: dict[str, tuple[float, str]] = {}
@@ -91,11 +92,11 @@ class Board:
                     # Not at Hello: until the new sampler knows its devices, what the last one said of a lost GPU stands.
                     self.devices = {device.id: device for device in event.devices}
                     self.driver = event.driver or ""
-                    self.values, self.sampled, self.unavailable, self.lost, self.xids = {}, {}, {}, {}, {}
+                    self.values, self.filled_in, self.sampled, self.unavailable, self.lost, self.xids = {}, {}, {}, {}, {}, {}
                 case Sample():
                     self._sample(event)
                 case Unavailable():
-                    self.unavailable[event.device] = event.reasons
+                    self.unavailable[event.device] = dict(event.reasons)
                     for metric in event.reasons:
                         self.values.get(event.device, {}).pop(metric, None)
                 case DeviceLost():
@@ -158,6 +159,10 @@ class Board:
             self.lost.pop(event.device, None)
         self.sampled[event.device] = event.t
         self.values.setdefault(event.device, {}).update(event.values)
+        # Two sources of one device tell on their own threads: a value may overtake the news that it is no longer missing.
+        for metric in event.values:
+            self.unavailable.get(event.device, {}).pop(metric, None)
+        self.filled_in[event.device] = self.filled_in.get(event.device, set()) - event.values.keys() | event.sources.keys()
 
     def silence(self, now: float) -> float:
         return now - self.heard
@@ -216,7 +221,7 @@ class BoardCollector(Collector):
             # dcgm-exporter's counters have no `_total`, which ours would get if they were typed as counters.
             family = Metric(field.field, f"As DCGM has it. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
             for device, found in gpus:
-                if field.metric in found and (not field.only_with or field.only_with in found):
+                if field.metric in found and (not field.only_with or field.only_with in found.keys() - self._board.filled_in[device.id]):
                     family.add_sample(field.field, self._dcgm_labels(device), _tidy(found[field.metric] / field.factor))
             if family.samples:
                 yield family

@@ -27,7 +27,7 @@ class DcgmField(msgspec.Struct, frozen=True):
     """`metric` is `field` times `factor`; of kind `rate` it is what the field (a counter) grows by in a second, times `factor`.
 
     A rate cannot be turned back into its counter, so it is read but not exported. With `only_with`, it is exported only
-    where that metric has a value too: elsewhere our metric comes from a reader that DCGM does not mean.
+    where that metric has a value of its usual source: elsewhere ours may come from a reading that DCGM does not mean.
     """
 
     field: str
@@ -54,7 +54,7 @@ def _time_share(name: str, metric: str) -> DcgmField:
     return DcgmField(f"DCGM_FI_DEV_{name}", f"gpu.{metric}", NANO, "rate")
 
 
-# Without GPM our PCIe rates are NVML's, over its last 20 ms only.
+# Without GPM our PCIe rates may be NVML's, over its last 20 ms only.
 _GPM = "gpu.sm_active_ratio"
 
 FIELDS = (

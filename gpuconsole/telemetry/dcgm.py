@@ -56,7 +56,7 @@ class DcgmSource:
     name = "dcgm"
 
     def __init__(self, url: str, devices: list[Device], timeout_s: float = TIMEOUT_S, stale_s: float = STALE_S) -> None:
-        self._url = _with_path(url)
+        self._url = url
         self._gpus = [device for device in devices if device.is_gpu]
         self._timeout_s = timeout_s
         self._stale_s = stale_s
@@ -199,7 +199,11 @@ def _fetch(url: str) -> str:
     ):
         opener.add_handler(handler)
     try:
-        with opener.open(url, timeout=SOCKET_S) as response:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            raise ValueError(f"{parts.scheme or url} is no way to get there")
+        address = urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/metrics"))
+        with opener.open(address, timeout=SOCKET_S) as response:
             body = _read_all(response)
     except urllib.error.HTTPError as error:
         error.close()
@@ -245,8 +249,3 @@ def parse(text: str) -> Page:
     if not page:
         raise _Bad("the page has no DCGM metrics")
     return page
-
-
-def _with_path(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/metrics"))
