@@ -23,7 +23,8 @@ FEW = 4
 MOST_MARKS = 64
 """With more GPUs, several share a mark."""
 GROUP = 8
-STALE_S = 5.0
+STALE_S, SLOW_S = 5.0, 30.0
+"""Older figures are pale: at once when a source is stuck; else later, as slow drivers are asked in turns."""
 LOST, MISSING = "x", "·"
 STALE = "dim"
 
@@ -157,9 +158,10 @@ def _gpus(view: View) -> list[_Gpu]:
 
 
 def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
-    """Old figures are shown, but pale."""
+    """A row's figures."""
     kind, latest, sampled, lost = ROWS[row], view.latest, view.sampled, view.lost
-    limit = view.now - max([STALE_S, *(3 * state.period_s for state in view.sources.values())])
+    stuck = any(state.stuck_s for state in view.sources.values())
+    limit = view.now - max([STALE_S if stuck else SLOW_S, *(3 * state.period_s for state in view.sources.values())])
     hot = kind.unit == "°C"
     reading = _Reading([], [], [])
     for gpu in gpus:

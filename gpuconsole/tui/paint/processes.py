@@ -94,7 +94,7 @@ def _tree(found: list[Process]) -> list[Entry]:
     for one in found:
         siblings = children.get(one.parent, [])
         top = not one.parent or one.parent not in here or one.parent == one.pid
-        if top and one.parent > 1 and len(siblings) > 1 and identity(one) not in placed:
+        if top and one.parent > 1 and len({sibling.pid for sibling in siblings}) > 1 and identity(one) not in placed:
             rows.append(Entry(None, 0, one.parent, tuple(siblings)))
             for sibling in siblings:
                 place(sibling, 1)
@@ -159,14 +159,19 @@ def paint_processes(
     return fill(fill(rows, width, height - len(notes)) + notes, width, height)
 
 
-def _heads(columns: tuple[_Column, ...], gap: int, room: int, choice: Choice, width: int) -> Row:
-    """The column that decides the order is marked, with the direction."""
+def order_in_words(choice: Choice) -> str:
+    """`by memory, largest first`."""
     down = ORDERS[choice.sort].down != choice.turned
+    name = {"sm": "SM", "cpu": "CPU"}.get(choice.sort, choice.sort)
+    ends = ("z to a", "a to z") if choice.sort == "name" else ("largest first", "smallest first")
+    return f"by {name}, {ends[0] if down else ends[1]}"
+
+
+def _heads(columns: tuple[_Column, ...], gap: int, room: int, choice: Choice, width: int) -> Row:
+    """The column that decides the order is marked."""
     row: list[Segment] = []
     for one in (*columns, _Column("name", "command", room, "<")):
-        sorted_by = one.name == choice.sort
-        head = one.head.replace(" ", "") + ("v" if down else "^") if sorted_by else one.head
-        row += [(fit(head, one.width, one.align), "heading" if sorted_by else "dim"), (" " * gap, "")]
+        row += [(fit(one.head, one.width, one.align), "heading" if one.name == choice.sort else "dim"), (" " * gap, "")]
     return line(width, *row)
 
 
@@ -178,16 +183,20 @@ def _line(entry: Entry, chosen: bool, columns: tuple[_Column, ...], gap: int, ro
         row += [(fit(text, one.width, one.align), style), (" " * gap, "")]
     indent = "" if not entry.depth else "  " * (min(entry.depth, 8) - 1) + "└ "
     if entry.process is None:
-        row.append((f"parent of {len(entry.children)}, holds no device itself", "dim"))
+        row.append((f"parent of {len({one.pid for one in entry.children})}, on no device", "dim"))
     else:
-        row.append((indent + title(entry.process, room), ""))
+        text = title(entry.process, room)
+        row.append((indent + text, "dim" if text == format.NA else ""))
     painted = line(width, *row)
     return [("".join(text for text, _ in painted), "mark")] if chosen else painted
 
 
 def title(process: Process, room: int) -> str:
-    """The command, else the name, in at most `room` cells."""
-    text = process.command or process.name
+    """The command, without the folder of its program, else the name; in at most `room` cells."""
+    text = process.command[:4096] or process.name
+    if text.startswith("/"):
+        program, blank, rest = text.partition(" ")
+        text = (program.rpartition("/")[2] or program) + blank + rest
     return cut(plain(text[: room + 1]), max(0, room)) if text else format.NA
 
 
@@ -216,14 +225,14 @@ def _text(process: Process, column: str, wall: float | None) -> str:
 
 
 def _sums(entry: Entry, column: str) -> str:
-    """Of a parent: its pid, and what its children use together."""
+    """Of a parent: its pid, and what its children use together. A child on two devices uses its CPU time once."""
     if column == "pid":
         return str(entry.pid)
     if column == "memory":
         return format.size_bytes(sum(one.memory_bytes or 0 for one in entry.children))
-    if column in ("sm", "cpu"):
-        known = [value for one in entry.children if (value := getattr(one, f"{column}_ratio")) is not None]
-        return _percent(sum(known)) if known and column == "cpu" else ""
+    if column == "cpu":
+        known = {one.pid: one.cpu_ratio for one in entry.children if one.cpu_ratio is not None}
+        return _percent(sum(known.values())) if known else ""
     return ""
 
 

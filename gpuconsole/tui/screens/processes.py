@@ -16,14 +16,26 @@ from gpuconsole.runtime.front import Front, FrontError, View
 from gpuconsole.tui.paint.cells import Row, line
 from gpuconsole.tui.paint.page import follow
 from gpuconsole.tui.paint.process import paint_process
-from gpuconsole.tui.paint.processes import Choice, Entry, Id, arrange, identity, paint_processes, question, table_room, title
+from gpuconsole.tui.paint.processes import (
+    Choice,
+    Entry,
+    Id,
+    arrange,
+    identity,
+    order_in_words,
+    paint_processes,
+    question,
+    table_room,
+    title,
+)
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, PageZone, TitleBar
 
-KEYS = (
-    ("up/down", "select"), ("enter", "whole command"), ("m s c p n", "sort"), ("/", "filter"), ("t", "tree"), ("k", "signal"),
-    ("escape", "back"), ("q", "quit"),
+TABLE_KEYS = (
+    ("m s c p n", "sort"), ("enter", "command"), ("/", "filter"), ("t", "tree"), ("k", "signal"), ("escape", "back"), ("q", "quit"),
+    ("up/down", "select"),
 )  # fmt: skip
+PAGE_KEYS = (("up/down pgup/pgdn", "scroll"), ("k", "signal"), ("escape", "back"), ("q", "quit"))
 TITLE_ROOM = 60
 
 
@@ -69,6 +81,7 @@ class ProcessesScreen(BackScreen):
         self._filter = Input(placeholder="part of a name, command, user, container, pid or gpu:N", compact=True)
         self._prompt = DrawnZone(self._paint_prompt)
         self._prompt.id = "prompt"
+        self._table_keys, self._page_keys = KeyBar(TABLE_KEYS), KeyBar(PAGE_KEYS)
 
     def compose(self) -> ComposeResult:
         yield self._heading
@@ -76,10 +89,11 @@ class ProcessesScreen(BackScreen):
         yield self._table
         yield self._page
         yield self._prompt
-        yield KeyBar(KEYS)
+        yield self._table_keys
+        yield self._page_keys
 
     def on_mount(self) -> None:
-        self._filter.display = self._page.display = False
+        self._filter.display = self._page.display = self._page_keys.display = False
         self.show(self.front.view())
 
     # --- what is shown --------------------------------------------------------------------------------------
@@ -103,7 +117,7 @@ class ProcessesScreen(BackScreen):
         of = f" of {len(self._view.processes)}" if len(shown) < len(self._view.processes) else ""
         filtered = f"   filter: {self._choice.needle}" if self._choice.needle and not self._filter.display else ""
         devices = len({one.device for one in shown})
-        return f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'}{filtered}"
+        return f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'}, {order_in_words(self._choice)}{filtered}"
 
     def _wall(self) -> float | None:
         return None if self._view.recording else self._clock()
@@ -170,7 +184,8 @@ class ProcessesScreen(BackScreen):
             self._turn_page(True)
 
     def _turn_page(self, to: bool) -> None:
-        self._page.display, self._table.display = to, not to
+        self._page.display = self._page_keys.display = to
+        self._table.display = self._table_keys.display = not to
         self._page.action_move(-1_000_000)
         self.set_focus(self._page if to else None)
 
