@@ -11,6 +11,7 @@ import argparse
 import os
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 
 from gpuconsole import __version__
@@ -165,6 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(command, Stop):
             sampler.stop.set()
 
+    def on_crash(crash: threading.ExceptHookArgs) -> None:
+        """A source with a mistake in it must not fall silent: end, loudly, and be started again."""
+        traceback.print_exception(crash.exc_type, crash.exc_value, crash.exc_traceback)
+        os._exit(1)
+
+    threading.excepthook = on_crash
     channel.listen(on_command, on_parent_gone=lambda: os._exit(0))
     code = sampler.run()
     channel.drain(LAST_WORDS_S)

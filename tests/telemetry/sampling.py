@@ -8,21 +8,24 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
-from gpuconsole.wire.events import AnyEvent, Command, DeviceLost, Devices, Sample, Unavailable, decode_event, encode
+from gpuconsole.wire.events import AnyEvent, Command, DeviceLost, Devices, Event, Sample, SourceState, Unavailable, decode_event, encode
 
 DEADLINE_S = 15.0
+
+E = TypeVar("E", bound=Event)
 
 
 class SamplerChild:
     """`events` grows while the child lives; `wait` returns once a condition on this object holds."""
 
-    def __init__(self, environment: dict[str, str], interval_s: float = 0.1) -> None:
+    def __init__(self, environment: dict[str, str], interval_s: float = 0.1, *arguments: str) -> None:
         self.events: list[AnyEvent] = []
         self.ended = False
         self._news = threading.Condition()
         self.socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gpuconsole.telemetry.sampler", "--fd", str(theirs.fileno()), "--interval", str(interval_s)]
+        command = [sys.executable, "-m", "gpuconsole.telemetry.sampler", "--fd", str(theirs.fileno()), "--interval", str(interval_s), *arguments]
         with theirs:
             self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -53,9 +56,9 @@ class SamplerChild:
         return self.wait(lambda child: child.round_count >= before + count, f"{count} rounds")
 
     def forget(self) -> None:
-        """Drop what has been said so far, but for the list of devices."""
+        """Drop what has been said so far, but for the list of devices and what they cannot report."""
         with self._news:
-            self.events = [event for event in self.events if isinstance(event, Devices)]
+            self.events = [event for event in self.events if isinstance(event, Devices | Unavailable)]
 
     @property
     def round_count(self) -> int:
@@ -70,12 +73,31 @@ class SamplerChild:
         return [event for event in self.events if isinstance(event, DeviceLost)]
 
     def values(self, device: str) -> dict[str, float]:
-        """The last sample of a device."""
-        return next((event.values for event in reversed(self.events) if isinstance(event, Sample) and event.device == device), {})
+        """What is known of a device: the newest value of each metric that has not become unavailable since."""
+        found: dict[str, float] = {}
+        for event in self.events:
+            match event:
+                case Sample() if event.device == device:
+                    found |= event.values
+                case Unavailable() if event.device == device:
+                    found = {metric: value for metric, value in found.items() if metric not in event.reasons}
+        return found
+
+    def substitutes(self, device: str) -> dict[str, str]:
+        """The source of each value that did not come from the catalogued one, as of the last sample."""
+        return next((event.sources for event in reversed(self.events) if isinstance(event, Sample) and event.device == device), {})
 
     def reasons(self, device: str) -> dict[str, str]:
         """What the device was last said to be unable to report."""
         return next((event.reasons for event in reversed(self.events) if isinstance(event, Unavailable) and event.device == device), {})
+
+    def last(self, kind: type[E]) -> E:
+        """The newest event of a kind."""
+        return next(event for event in reversed(self.events) if isinstance(event, kind))
+
+    def state(self, source: str) -> SourceState | None:
+        """How a source last said it was doing."""
+        return next((event for event in reversed(self.events) if isinstance(event, SourceState) and event.source == source), None)
 
     def _read(self) -> None:
         pending = b""

@@ -11,7 +11,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.telemetry.nvml import library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
 from gpuconsole.telemetry.peaks import peaks_of
-from gpuconsole.telemetry.sampler import next_beat
+from gpuconsole.telemetry.beat import next_beat
 
 
 @pytest.mark.parametrize(

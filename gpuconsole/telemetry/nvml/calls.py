@@ -57,32 +57,33 @@ class Variant(NamedTuple):
 class Call(NamedTuple):
     """One question to the driver, the metrics that its answer holds, and how they are taken from it.
 
-    The variants are tried in order: a driver that lacks the newest gets the next.
+    The variants are tried in order: a driver that lacks the newest gets the next. None: this variant's answer does not have it.
     """
 
     metrics: tuple[str, ...]
     variants: tuple[Variant, ...]
-    convert: Callable[[Any], tuple[float, ...]]
+    convert: Callable[[Any], tuple[float | None, ...]]
 
 
-def _scaled(factor: float) -> Callable[[Any], tuple[float, ...]]:
+def _scaled(factor: float) -> Callable[[Any], tuple[float | None, ...]]:
     return lambda raw: (_number(raw) * factor,)
 
 
-def _fields(factor: float, *names: str) -> Callable[[Any], tuple[float, ...]]:
+def _fields(factor: float, *names: str) -> Callable[[Any], tuple[float | None, ...]]:
     return lambda answer: tuple(_number(getattr(answer, name)) * factor for name in names)
 
 
-def _item(position: int, factor: float) -> Callable[[Any], tuple[float, ...]]:
+def _item(position: int, factor: float) -> Callable[[Any], tuple[float | None, ...]]:
     return lambda answer: (_number(answer[position]) * factor,)
 
 
-def _memory(answer: Any) -> tuple[float, ...]:
+def _memory(answer: Any) -> tuple[float | None, ...]:
     """Version 1 of the answer has no `reserved`: the driver's reserve is in `used` there."""
-    return tuple(_number(getattr(answer, name, 0)) for name in ("used", "free", "reserved", "total"))
+    parts = (getattr(answer, name, None) for name in ("used", "free", "reserved", "total"))
+    return tuple(None if part is None else _number(part) for part in parts)
 
 
-def _bits(mask: int) -> tuple[float, ...]:
+def _bits(mask: int) -> tuple[float | None, ...]:
     return tuple(float(bool(mask & bit)) for bit in CLOCKS_REASONS)
 
 
@@ -170,7 +171,8 @@ def ask(question: Call, handle: Any) -> dict[str, float]:
 
 def _answer(question: Call, variant: Variant, handle: Any) -> dict[str, float]:
     answer = call(variant.function, handle, *variant.arguments)
-    return dict(zip(question.metrics, question.convert(answer), strict=True))
+    pairs = zip(question.metrics, question.convert(answer), strict=True)
+    return {metric: value for metric, value in pairs if value is not None}
 
 
 def is_plausible(metric: str, value: float) -> bool:
@@ -204,7 +206,9 @@ class CallReader:
                 failures.update(dict.fromkeys(wanted, self._never[wanted[0]]))
             elif self._may_ask(question):
                 try:
-                    values.update(ask(question, self._handle))
+                    found = ask(question, self._handle)
+                    values.update(found)
+                    failures.update({name: CallFailed(FUNCTION_NOT_FOUND) for name in wanted if name not in found})
                 except CallFailed as failure:
                     if failure.is_loss:
                         raise

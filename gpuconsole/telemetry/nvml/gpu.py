@@ -47,10 +47,11 @@ class Gpu:
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self.substitutes: dict[str, str] = {}
         self._mig = is_mig_on(handle)
+        states = None
         try:
             states = link_states(handle)
-        except CallFailed:  # the first reading will tell
-            states = None
+        except CallFailed as failure:
+            self._lose(failure)
         self.nvlinks = sum(states) if states is not None else None
         self.device: Device = describe(device, handle, self.nvlinks)
         self._fast: tuple[_Reader, ...] = (
@@ -65,6 +66,8 @@ class Gpu:
     def prime(self) -> None:
         """Take the first of the two readings that rates need. What goes wrong here is reported by the first read."""
         meter.device = self.device.id
+        if self.loss is not None:
+            return
         try:
             for reader in self._fast[:2]:
                 reader.read(())

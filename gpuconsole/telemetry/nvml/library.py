@@ -142,6 +142,8 @@ def call(name: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         meter.suspects_driver |= int(error.value) in DRIVER_GONE
         raise CallFailed(int(error.value)) from None
+    except pynvml.NVMLLibraryMismatchError:  # the binding's own: it knows only a newer version of the call
+        raise CallFailed(FUNCTION_NOT_FOUND) from None
     except UnicodeDecodeError:  # the binding decodes names strictly
         raise CallFailed(999, "the driver's text is not UTF-8") from None
     finally:

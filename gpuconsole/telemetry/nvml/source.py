@@ -81,6 +81,7 @@ class NvmlSource:
             values = gpu.read()
             if gpu.loss is None:
                 self._add_counts(gpu, processes, values)
+            if gpu.loss is None:
                 readings.append(Sample(t, gpu.device.id, values, gpu.substitutes))
                 readings += self._links_of(gpu, t)
         readings += [Sample(t, one.device.id, values) for one in self._slices if (values := one.read())]
@@ -128,7 +129,7 @@ class NvmlSource:
             values["gpu.xid_errors"] = float(self._xids.counts[device])
         else:
             gpu.note(refusal, "gpu.xid_errors")
-        if processes is not None and device not in processes.reasons:
+        if gpu.loss is None and processes is not None and device not in processes.reasons:
             values["gpu.processes"] = float(sum(process.device == device for process in processes.processes))
             gpu.reasons.pop("gpu.processes", None)
 

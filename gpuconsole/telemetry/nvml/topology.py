@@ -14,10 +14,14 @@ from gpuconsole.telemetry.nvml.library import meter
 _LEVELS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _TO_GPU, _TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
 _SWITCH = "switch"
+_MOST_GPUS = 128
+"""No box has more, and pairs grow with the square."""
 
 
 def links_between(gpus: list[Gpu]) -> list[Link]:
     """The best path of each pair: NVLinks where there are any, else the way over PCIe. A pair that the driver is silent about is left out."""
+    if len(gpus) > _MOST_GPUS:
+        return []
     ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
     places = {gpu.device.id: pci_address(gpu.handle) for gpu in gpus}
     found = []
