@@ -74,12 +74,20 @@ class Terminal:
         )
         return True
 
+    def settle(self) -> bool:
+        """Read until nothing comes for a moment: a frame may come in parts. False once the program has closed the terminal."""
+        while self.read(0.0):
+            if not select.select([self._master], [], [], 0.03)[0]:
+                return True
+        return False
+
     def wait_for(self, *words: str, timeout_s: float = 60.0) -> str:
         """Read until all `words` are on the screen at once."""
         deadline = time.monotonic() + timeout_s
-        while not all(word in self.text for word in words):
+        while self.settle() and not all(word in self.text for word in words):
             assert time.monotonic() < deadline, f"never saw {words}; the screen:\n{self.text}"
-            assert self.read() or self.process.poll() is None, f"the program ended without {words}:\n{self.text}"
+            self.read()
+        assert all(word in self.text for word in words), f"the program ended without {words}:\n{self.text}"
         return self.text
 
     def wait_gone(self, *words: str, timeout_s: float = 30.0) -> str:
