@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -108,13 +109,28 @@ class Program:
             self.read(0.05)
         return True
 
-    def time_of(self, word: bytes, since: int = 0) -> float | None:
-        """When `word` had come in full, looking from chunk number `since` on."""
-        before = b""
-        for at, chunk in self.chunks[since:]:
-            if word in before + chunk:
-                return at
-            before = (before + chunk)[-len(word) :]
+    def read_until_shown(self, pattern: str, timeout_s: float) -> bool:
+        """Read until `pattern` is on the screen. Found at once where it comes in one piece, else within a second."""
+        deadline, looked, since = time.monotonic() + timeout_s, time.monotonic(), 0
+        while not self.ended and time.monotonic() < deadline:
+            self.read(0.05)
+            fresh = b"".join(chunk for _, chunk in self.chunks[since:]).decode(errors="replace")
+            since = max(since, len(self.chunks) - 2)
+            if re.search(pattern, fresh):
+                return True
+            if time.monotonic() - looked > 1.0:
+                if re.search(pattern, self.picture()):
+                    return True
+                looked = time.monotonic()
+        return re.search(pattern, self.picture()) is not None
+
+    def first_shown(self, pattern: str) -> float | None:
+        """Seconds from the start until `pattern` was on the screen."""
+        replay = Replay()
+        for at, chunk in self.chunks:
+            replay.feed(chunk)
+            if re.search(pattern, replay.text):
+                return at - self.begun
         return None
 
     def wait_end(self, timeout_s: float) -> float | None:
@@ -145,6 +161,11 @@ class Replay:
         for sequence in _NOT_DRAWN:
             chunk = chunk.replace(sequence, b"")
         self._stream.feed(chunk)
+
+    def row(self, number: int) -> str:
+        """One row of the screen; -1 is the last."""
+        cells = self._screen.buffer[number % ROWS]
+        return "".join(cells[column].data for column in range(COLUMNS)).rstrip()
 
     @property
     def text(self) -> str:
@@ -179,18 +200,3 @@ def rss_bytes(processes: Sequence[psutil.Process]) -> int:
         except psutil.NoSuchProcess:
             continue
     return total
-
-
-def roles(pid: int) -> dict[str, list[psutil.Process]]:
-    """gpuconsole's processes: the console, its sampler, and the warm worker with what it started."""
-    found: dict[str, list[psutil.Process]] = {"console": [], "sampler": [], "worker": []}
-    by_pid: dict[int, str] = {}
-    for process in family(pid):
-        try:
-            words, parent = " ".join(process.cmdline()), process.ppid()
-        except psutil.NoSuchProcess:
-            continue
-        own = "sampler" if "telemetry.sampler" in words else "worker" if "workloads.worker" in words else "console"
-        by_pid[process.pid] = own if own != "console" else by_pid.get(parent, "console")
-        found[by_pid[process.pid]].append(process)
-    return found

@@ -4,7 +4,7 @@
     python -m benchmarks.console_cost --install FOLDER [--only NAME...]
 
 Every program once a round, so that drift hits all. Of each: CPU share of one core (all its processes), bytes per second to the
-terminal, seconds to the first frame with a GPU on it, memory, driver calls per second, seconds to quit on `q`. gpuconsole is
+terminal, seconds to the first frame with a GPU on it, memory, driver calls per second, seconds to quit on `q` (gpustat: Ctrl-C). gpuconsole is
 started plainly and watches only; the worker that it keeps ready for a first run is told apart. The fake driver's own time is
 counted with whoever calls it. Peers that are not installed are left out.
 """
@@ -20,10 +20,11 @@ from pathlib import Path
 
 from benchmarks.console_cost.install import install_debian, install_python
 from benchmarks.console_cost.measure import Died, Job, Row, measure
-from benchmarks.console_cost.peers import NAMES, OWN, PEERS, own_command
+from benchmarks.console_cost.peers import NAMES, OWN, PEERS
 from benchmarks.console_cost.targets import judge
 from benchmarks.fake_box import FakeBox, build_driver
 from benchmarks.machine import keep
+from benchmarks.own_program import own_command
 
 PEERS_FOLDER = Path.home() / ".cache" / "gpuconsole-peers"
 COLUMNS = (
@@ -53,7 +54,7 @@ def jobs(names: Sequence[str], folder: Path, driver: Path) -> list[Job]:
     for peer in PEERS:
         command = peer.command(folder, driver) if peer.name in names else None
         if command is not None:
-            found.append(Job(peer.name, command, peer.word))
+            found.append(Job(peer.name, command, peer.shows, peer.quits_on))
         elif peer.name in names:
             print(f"{peer.name} is missing: python -m benchmarks.console_cost --install {folder} --only {peer.name}, or {peer.how}")
     return found
@@ -69,18 +70,18 @@ def spread(rows: Sequence[Row], column: str, form: str) -> str:
 
 def print_table(gpus: int, results: dict[tuple[str, int], list[Row]], died: dict[tuple[str, int], str]) -> None:
     print(f"\n{gpus} GPU{'s' * (gpus > 1)}: median [least most]")
-    print(f"{'':<16}" + "".join(f"{title:>24}" for _, title, _ in COLUMNS))
+    print(f"{'':<16}" + "".join(f"{title:>21}" for _, title, _ in COLUMNS))
     for name in NAMES:
         rows = results.get((name, gpus), [])
         if rows:
-            print(f"{name:<16}" + "".join(f"{spread(rows, column, form):>24}" for column, _, form in COLUMNS))
+            print(f"{name:<16}" + "".join(f"{spread(rows, column, form):>21}" for column, _, form in COLUMNS))
         if (name, gpus) in died:
             print(f"{name:<16}  {died[name, gpus]}")
         if name == OWN and rows:
             for part in PARTS:
                 label = f"  {part}" if part != "worker" else "  idle worker *"
                 cells = {"cpu_percent": (f"{part}_cpu_percent", "{:.2f}"), "tree_rss_mb": (f"{part}_rss_mb", "{:.0f}")}
-                print(f"{label:<16}" + "".join(f"{spread(rows, *cells[c]) if c in cells else '':>24}" for c, _, _ in COLUMNS))
+                print(f"{label:<16}" + "".join(f"{spread(rows, *cells[c]) if c in cells else '':>21}" for c, _, _ in COLUMNS))
     if results.get((OWN, gpus)):
         print("* kept ready with torch loaded, no workload runs: not in gpuconsole's line")
 

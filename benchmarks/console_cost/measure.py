@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.console_cost.peers import OWN, write_settings
 from benchmarks.fake_box import FakeBox, clean_environment
-from benchmarks.pty_program import Program, cpu_s, family, roles, rss_bytes
+from benchmarks.own_program import own_environment, roles, to_main_screen, wait_for_calm_worker
+from benchmarks.pty_program import Program, cpu_s, family, rss_bytes
 
 FIRST_FRAME_S = 60.0
 SETTLE_S = 4.0
-WARM_S = 60.0
 QUIT_S = 15.0
-MAIN_SCREEN = "gpuconsole"
-"""In the header of the main screen, and on no other."""
 
 Row = dict[str, float]
 
@@ -27,38 +26,35 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What is started, `word` being in its output once a GPU is on its screen."""
+    """What is started, `shows` being on its screen once a GPU is."""
 
     name: str
     command: list[str]
-    word: bytes = b"H200"
+    shows: str = "H200"
+    quits_on: bytes = b"q"
 
 
 def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path | None = None) -> Row:
     """Start `job` on `box` and watch it for `seconds` of steady state. Raises Died."""
     folder.mkdir(parents=True)
     write_settings(folder)
-    environment = {**box.environment(), **clean_environment(folder)}
-    if job.name == OWN:
-        environment["PYTHONPATH"] = os.getcwd()
+    environment = own_environment(box, folder) if job.name == OWN else {**box.environment(), **clean_environment(folder)}
     with Program(job.command, environment=environment, cwd=folder) as program:
-        if not program.read_until(lambda: program.time_of(job.word) is not None, FIRST_FRAME_S):
+        if not program.read_until_shown(job.shows, FIRST_FRAME_S):
             raise Died(_last_words(program))
-        first = program.time_of(job.word)
-        assert first is not None
-        if job.name == OWN:
-            _close_picker(program)
+        if job.name == OWN and not to_main_screen(program):
+            raise Died("the main screen never came")
         program.read_for(SETTLE_S)
         if job.name == OWN:
-            _wait_for_calm_worker(program)
+            wait_for_calm_worker(program)
         row = _window(program, box, seconds)
-        row["first_frame_s"] = first - program.begun
         if picture is not None:
             picture.write_text(program.picture() + "\n")
         if program.ended:
             raise Died(_last_words(program))
-        program.press(b"q")
+        program.press(job.quits_on)
         row["quits_in_s"] = program.wait_end(QUIT_S) or float("nan")
+    row["first_frame_s"] = program.first_shown(job.shows) or float("nan")
     return row
 
 
@@ -80,28 +76,9 @@ def _window(program: Program, box: FakeBox, seconds: float) -> Row:
     return row
 
 
-def _parts(pid: int) -> dict[str, list]:
+def _parts(pid: int) -> dict[str, list[psutil.Process]]:
     found = roles(pid)
     return found if found["sampler"] else {"console": family(pid)}
-
-
-def _close_picker(program: Program) -> None:
-    """From the scenario picker, if it is there, to the monitoring screen. Raises Died."""
-    for _ in range(4):
-        program.read_for(1.0)
-        if MAIN_SCREEN in program.picture():
-            return
-        program.press(b"\x1b")
-    raise Died("the main screen never came")
-
-
-def _wait_for_calm_worker(program: Program) -> None:
-    """The worker that is kept ready imports torch first: wait until it does nothing for two seconds."""
-    deadline, calm = time.monotonic() + WARM_S, 0
-    while calm < 2 and time.monotonic() < deadline and not program.ended:
-        before = cpu_s(roles(program.process.pid)["worker"])
-        program.read_for(1.0)
-        calm = calm + 1 if cpu_s(roles(program.process.pid)["worker"]) - before < 0.02 else 0
 
 
 def _last_words(program: Program) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +13,14 @@ OWN = "gpuconsole"
 
 @dataclass(frozen=True)
 class Peer:
-    """`word` is in its output once a GPU is on its screen; `package` is what pip or apt-get installs."""
+    """`shows` is on its screen once a GPU is; `package` is what pip or apt-get installs."""
 
     name: str
     package: str
     arguments: tuple[str, ...] = ()
     program: str = ""
-    word: bytes = b"H200"
+    shows: str = "H200"
+    quits_on: bytes = b"q"
 
     @property
     def by_pip(self) -> bool:
@@ -48,10 +47,10 @@ class Peer:
 
 
 PEERS = (
-    Peer("nvitop", "nvitop==1.7.2", ("--interval", "1"), word=b"GiB / "),
+    Peer("nvitop", "nvitop==1.7.2", ("--interval", "1"), shows="GiB / "),
     Peer("nvtop", "nvtop", ("-d", "10")),
-    Peer("btop", "btop", word=b"GPU"),
-    Peer("gpustat", "gpustat==1.1.1", ("-i", "1")),
+    Peer("btop", "btop", shows="GPU ?0"),
+    Peer("gpustat", "gpustat==1.1.1", ("-i", "1"), quits_on=b"\x03"),
     Peer("gpu-scope", "gpu-scope==0.2.0", ("-i", "1")),
     Peer("nvhtop-tui", "nvhtop-tui==0.1.1"),
     Peer("dltop", "dltop==0.2.2", ("-i", "1")),
@@ -60,10 +59,6 @@ PEERS = (
     Peer("torchwatch-tui", "torchwatch-tui==0.1.1", ("--demo", "--poll", "1000"), program="torchwatch"),
 )
 NAMES = (OWN, *(peer.name for peer in PEERS))
-
-
-def own_command(arguments: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, "-m", "gpuconsole", *arguments]
 
 
 def write_settings(home: Path) -> None:
