@@ -20,14 +20,25 @@ E = TypeVar("E", bound=Event)
 class SamplerChild:
     """`events` grows while the child lives; `wait` returns once a condition on this object holds."""
 
-    def __init__(self, environment: dict[str, str], interval_s: float = 0.1, *arguments: str) -> None:
+    def __init__(self, environment: dict[str, str], interval_s: float = 0.1, *arguments: str, piped: bool = False) -> None:
         self.events: list[AnyEvent] = []
         self.ended = False
         self._news = threading.Condition()
         self.socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gpuconsole.telemetry.sampler", "--fd", str(theirs.fileno()), "--interval", str(interval_s), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "gpuconsole.telemetry.sampler",
+            "--fd",
+            str(theirs.fileno()),
+            "--interval",
+            str(interval_s),
+            *arguments,
+        ]
         with theirs:
-            self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True, stdout=subprocess.PIPE if piped else None
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

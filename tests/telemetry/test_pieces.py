@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from gpuconsole.model.text import visible
+from gpuconsole.telemetry.beat import next_beat
 from gpuconsole.telemetry.nvml import library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
 from gpuconsole.telemetry.peaks import peaks_of
-from gpuconsole.telemetry.beat import next_beat
 
 
 @pytest.mark.parametrize(

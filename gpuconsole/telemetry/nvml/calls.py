@@ -190,21 +190,27 @@ class CallReader:
         self._questions = questions
         self._may_ask = may_ask
         self._never: dict[str, CallFailed] = {}
+        self.waiting: list[str] = []
+        """Metrics whose question has to wait for its turn, as of the last reading."""
 
     def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
-        """Values, and failures, of the metrics that are not in `have` yet. A question that may not be asked now is in neither.
+        """Values, and failures, of the metrics that are not in `have` yet. Those of a question
+        that may not be asked now are in `waiting`.
 
         Raises CallFailed for a loss only.
         """
         values: dict[str, float] = {}
         failures: dict[str, CallFailed] = {}
+        self.waiting = []
         for question in self._questions:
             wanted = [name for name in question.metrics if name not in have]
             if not wanted:
                 continue
             if wanted[0] in self._never:
                 failures.update(dict.fromkeys(wanted, self._never[wanted[0]]))
-            elif self._may_ask(question):
+            elif not self._may_ask(question):
+                self.waiting += wanted
+            else:
                 try:
                     found = ask(question, self._handle)
                     values.update(found)

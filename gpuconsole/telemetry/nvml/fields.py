@@ -78,6 +78,7 @@ class FieldReader:
     def __init__(self, handle: Any, fields: tuple[Field, ...]) -> None:
         self._handle = handle
         self._fields = fields
+        self.waiting: list[str] = []  # it is never too slow to be asked
         self._never: dict[str, CallFailed] = {}
         self._before: dict[str, tuple[float, float]] = {}
 

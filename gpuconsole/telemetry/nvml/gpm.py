@@ -72,6 +72,7 @@ class GpmReader:
         self._earlier: Any = None
         self._later: Any = None
         self._has_earlier = False
+        self.waiting: list[str] = []  # it is never too slow to be asked
         self._never: CallFailed | None = None
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:

@@ -25,12 +25,14 @@ COUNTED = ("gpu.xid_errors", "gpu.processes")
 
 _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
+_WAITS = "waits for its turn: the driver is slow to answer"
 _MIG = "not supported while MIG mode is on"
 _WHOLE_ONLY = "only the whole GPU reports it, not a MIG slice"
 
 
 class _Reader(Protocol):
     source: str
+    waiting: list[str]
 
     def read(self, have: Any, /) -> tuple[dict[str, float], dict[str, CallFailed]]: ...
 
@@ -46,6 +48,7 @@ class Gpu:
         self.reasons: dict[str, str] = {}
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self.substitutes: dict[str, str] = {}
+        self._seen: set[str] = set()
         self._mig = is_mig_on(handle)
         states = None
         try:
@@ -112,11 +115,16 @@ class Gpu:
         for reader in readers:
             found, failures = reader.read(values)
             refused.update(failures)
+            for name in reader.waiting:  # what it was told before stands
+                refused.pop(name, None)
+                if name not in self._seen:
+                    refused[name] = CallFailed(-1, _WAITS)
             for name, value in found.items():
                 if is_plausible(name, value):
                     # Counters read a moment apart can add up to a hair over the whole.
                     values[name] = min(value, 1.0) if name.endswith("_ratio") else value
                     self.reasons.pop(name, None)
+                    self._seen.add(name)
                     if CATALOGUE[name].source != reader.source:
                         self.substitutes[name] = reader.source
                 else:
