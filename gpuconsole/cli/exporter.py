@@ -18,7 +18,7 @@ from gpuconsole.runtime.child import Child
 from gpuconsole.wire.events import Stop
 
 if TYPE_CHECKING:
-    from gpuconsole.export.prometheus import Board
+    from gpuconsole.export.board import Board
 
 DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under gpuconsole's names and DCGM's.
 
@@ -59,8 +59,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # 0.1 s that other commands need not wait for
+    from gpuconsole.export.board import Board
     from gpuconsole.export.metrics_server import MetricsServer
-    from gpuconsole.export.prometheus import Board
 
     host, port = parse_address(args.listen)
     token = read_token(args.token_file) if args.token_file else None
@@ -134,10 +134,13 @@ class Keeper:
         self._arguments = arguments
         self._stop = asyncio.Event()
 
+    def stop(self) -> None:
+        self._stop.set()
+
     async def run(self) -> None:
-        """Until SIGINT or SIGTERM."""
+        """Until `stop`, SIGINT or SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         wait_s = FIRST_RESTART_S
         while not self._stop.is_set():
             began = time.monotonic()

@@ -15,7 +15,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from gpuconsole import __version__
-from gpuconsole.export.prometheus import Board, BoardCollector
+from gpuconsole.export.board import Board
+from gpuconsole.export.prometheus import BoardCollector
 
 REQUEST_S = 10.0
 ABOUT = f"""gpuconsole {__version__} exporter

@@ -1,31 +1,25 @@
 """Prometheus: the newest value of every metric of every device, under our own names and, where they mean the same, DCGM's.
 
-A value is exported while its source still answers for the device and not a moment longer: what is old, lost or n/a is
-absent, with a reason beside it, never a zero. (What changes seldom is read seldom: a value stands until its source takes it
-back or falls silent.) `Board` is filled by whoever gets events and read by the HTTP server's threads.
+What is old, lost or n/a is absent, with a reason beside it, never a zero.
 """
 
 from __future__ import annotations
 
-import math
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpuconsole import __version__
+from gpuconsole.export.board import USUAL, Board, parent
 from gpuconsole.model.dcgm import FIELDS, XID_FIELD
 from gpuconsole.model.device import Device
 from gpuconsole.model.metric import Metric as Declared
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.text import visible
-from gpuconsole.wire.events import AnyEvent, DeviceLost, Devices, Hello, Sample, SourceState, Unavailable, Xid
 
 PREFIX = "gpuconsole_"
-STALE_S, STALE_PERIODS = 5.0, 3
 _UNITS = {"w": "watts", "j": "joules", "c": "celsius", "hz": "hertz", "s": "seconds"}
 _PER = {"s": "second", "j": "joule"}
 
@@ -60,128 +54,6 @@ EXPORTED_FIELDS = tuple(field for field in FIELDS if field.kind != "rate")
 def exported_names() -> set[str]:
     """Every series name that an exporter may show, but for the figures of its own process."""
     return {*NAMES.values(), *(field.field for field in EXPORTED_FIELDS), XID_FIELD, *OWN}
-
-
-class Board:
-    """What the sampler last said, and when it last said something of each device. Safe to share between threads."""
-
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self._interval_s = interval_s
-        self.lock = threading.Lock()
-        self.devices: dict[str, Device] = {}
-        self.driver = ""
-        self.values: dict[str, dict[str, float]] = {}
-        self.filled_in: dict[str, set[str]] = {}
-        self.sampled: dict[str, float] = {}
-        self.unavailable: dict[str, dict[str, str]] = {}
-        self.lost: dict[str, tuple[float, str]] = {}
-        self.xids: dict[str, int] = {}
-        self.sources: dict[str, SourceState] = {}
-        self.heard = clock()
-        self.down = "no sample has come yet"
-        self.restarts = 0
-
-    def take(self, event: AnyEvent) -> None:
-        with self.lock:
-            self.heard = self.clock()
-            match event:
-                case Hello():
-                    self.sources = {}
-                case Devices():
-                    # Not at Hello: until the new sampler knows its devices, what the last one said of a lost GPU stands.
-                    self.devices = {device.id: device for device in event.devices}
-                    self.driver = event.driver or ""
-                    self.values, self.filled_in, self.sampled, self.unavailable, self.lost, self.xids = {}, {}, {}, {}, {}, {}
-                case Sample():
-                    self._sample(event)
-                case Unavailable():
-                    self.unavailable[event.device] = dict(event.reasons)
-                    for metric in event.reasons:
-                        self.values.get(event.device, {}).pop(metric, None)
-                case DeviceLost():
-                    self.lost[event.device] = (event.t, event.reason)
-                    for device in [one for one in self.values if event.device in (one, parent(one))]:
-                        del self.values[device]
-                case Xid():
-                    self.xids[event.device] = event.code
-                case SourceState():
-                    self.sources[event.source] = event
-
-    @property
-    def stale_s(self) -> float:
-        """How old the newest sample of a device may be."""
-        return max(STALE_S, STALE_PERIODS * max([self._interval_s, *(state.period_s for state in self.sources.values())]))
-
-    def starting(self) -> None:
-        """A sampler is about to be started: the silence before it does not count."""
-        with self.lock:
-            self.heard = self.clock()
-
-    def stopped(self, reason: str) -> None:
-        """The sampler is no more; what it said goes stale by itself."""
-        with self.lock:
-            self.down = reason
-            self.restarts += 1
-
-    def health(self) -> str:
-        """Why samples are not fresh, in one line; empty when they are."""
-        with self.lock:
-            now = self.clock()
-            if self.down:
-                return self.down
-            if (silent := self.silence(now)) > self.stale_s:
-                return f"the sampler has said nothing for {silent:.0f} s"
-            for name, state in self.sources.items():
-                if (stuck := self.stuck_s(state, now)) > self.stale_s:
-                    return f"{name} has not answered for {stuck:.0f} s" + (f": {visible(state.detail)}" if state.detail else "")
-            for device, t in self.sampled.items():
-                if now - t > self.stale_s and device in self.devices and device not in self.lost:
-                    return f"the newest sample of {device} is {now - t:.0f} s old"
-            return ""
-
-    def longest_stuck(self) -> tuple[str, float]:
-        """The source that has not answered for longest, and for how long (0: all do)."""
-        with self.lock:
-            now = self.clock()
-            return max(
-                ((name, self.stuck_s(state, now)) for name, state in self.sources.items()), key=lambda one: one[1], default=("", 0.0)
-            )
-
-    # The rest is called with the lock held.
-
-    def _sample(self, event: Sample) -> None:
-        self.down = ""
-        lost_at, _ = self.lost.get(event.device) or self.lost.get(parent(event.device)) or (-math.inf, "")
-        if event.t <= lost_at:
-            return  # the rest of the round in which the device was lost
-        if event.values:
-            self.lost.pop(event.device, None)
-        self.sampled[event.device] = event.t
-        self.values.setdefault(event.device, {}).update(event.values)
-        # Two sources of one device tell on their own threads: a value may overtake the news that it is no longer missing.
-        for metric in event.values:
-            self.unavailable.get(event.device, {}).pop(metric, None)
-        self.filled_in[event.device] = self.filled_in.get(event.device, set()) - event.values.keys() | event.sources.keys()
-
-    def silence(self, now: float) -> float:
-        return now - self.heard
-
-    @staticmethod
-    def stuck_s(state: SourceState, now: float) -> float:
-        """A source that was stuck when it last said so still is, and longer by now."""
-        return state.stuck_s + (now - state.t) if state.stuck_s else 0.0
-
-    def fresh(self, now: float) -> dict[str, dict[str, float]]:
-        """The values of devices that are still sampled. Links are read less often than the GPU that they are of."""
-        oldest = now - self.stale_s
-        newest = {device: max(t, self.sampled.get(parent(device), t)) for device, t in self.sampled.items()}
-        return {device: values for device, values in self.values.items() if newest[device] >= oldest}
-
-
-def parent(device: str) -> str:
-    """The GPU that a link or a MIG slice is of; any other device is its own."""
-    return device.partition("/")[0]
 
 
 class BoardCollector(Collector):
@@ -221,7 +93,7 @@ class BoardCollector(Collector):
             # dcgm-exporter's counters have no `_total`, which ours would get if they were typed as counters.
             family = Metric(field.field, f"As DCGM has it. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
             for device, found in gpus:
-                if field.metric in found and (not field.only_with or field.only_with in found.keys() - self._board.filled_in[device.id]):
+                if field.metric in found and (not field.only_with or self._board.reader(device.id, field.only_with) == USUAL):
                     family.add_sample(field.field, self._dcgm_labels(device), _tidy(found[field.metric] / field.factor))
             if family.samples:
                 yield family
@@ -270,8 +142,8 @@ class BoardCollector(Collector):
         restarts = CounterMetricFamily("gpuconsole_sampler_restarts", OWN["gpuconsole_sampler_restarts_total"], value=board.restarts)
         age = _own("gpuconsole_sample_age_seconds", "device")
         for device in board.devices:
-            if device in board.sampled:
-                age.add_metric([visible(device)], now - board.sampled[device])
+            if (sampled := board.sampled_at(device)) is not None:
+                age.add_metric([visible(device)], now - sampled)
         stuck = _own("gpuconsole_source_stuck_seconds", "source")
         stuck.add_metric(["sampler"], board.silence(now) if board.silence(now) > board.stale_s else 0)
         period = _own("gpuconsole_source_period_seconds", "source")
