@@ -24,9 +24,8 @@ MOST_MARKS = 64
 """With more GPUs, several share a mark."""
 GROUP = 8
 STALE_S, SLOW_S = 5.0, 30.0
-"""Older figures are pale: at once when a source is stuck; else later, as slow drivers are asked in turns."""
-LOST, MISSING = "x", "·"
-STALE = "dim"
+"""Older figures tell nothing of now: at once when a source is stuck; else later, as slow drivers are asked in turns."""
+LOST, MISSING, OLD = "x", "·", "?"
 
 
 class _Kind(NamedTuple):
@@ -107,23 +106,22 @@ class _Gpu(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """What a row says of a GPU, or of those that share a cell. `share` of the scale: below 0 there is no value, infinite: the GPU is lost."""
+    """What a row says of a GPU; the greatest stands for those that share a cell. `share` is of the scale, or one of the three below."""
 
     share: float
     value: float
-    style: str
+    hot: bool = False
 
 
 class _Reading(NamedTuple):
-    """A row: its GPUs in order, the values there are, and the tops of their scales."""
+    """A row: its GPUs in order, the present values, and the tops of their scales."""
 
     cells: list[_Cell]
     values: list[float]
     tops: list[float]
 
 
-_LOST = _Cell(math.inf, 0.0, "alert")
-_NO_VALUE = _Cell(-1.0, 0.0, "")
+_LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
 
 
 @lru_cache(maxsize=512)
@@ -162,20 +160,21 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
     kind, latest, sampled, lost = ROWS[row], view.latest, view.sampled, view.lost
     stuck = any(state.stuck_s for state in view.sources.values())
     limit = view.now - max([STALE_S if stuck else SLOW_S, *(3 * state.period_s for state in view.sources.values())])
-    hot = kind.unit == "°C"
+    degrees = kind.unit == "°C"
     reading = _Reading([], [], [])
     for gpu in gpus:
         key, top = gpu.keys[row]
         value = latest.get(key)
         if gpu.id in lost or value is None or not math.isfinite(value):
-            reading.cells.append(_LOST if gpu.id in lost else _NO_VALUE)
-            continue
-        full = latest.get(top, kind.full) if top else kind.full
-        share = value / full if full > 0 else 0.0
-        style = STALE if sampled.get(key, limit) < limit else "alert" if hot and share >= 1 else ""
-        reading.cells.append(_Cell(share, value / kind.per, style))
-        reading.values.append(value / kind.per)
-        reading.tops.append(full / kind.per)
+            reading.cells.append(_Cell(_LOST if gpu.id in lost else _MISSING, 0.0))
+        elif sampled.get(key, limit) < limit:
+            reading.cells.append(_Cell(_OLD, value / kind.per))
+        else:
+            full = latest.get(top, kind.full) if top else kind.full
+            share = value / full if full > 0 else 0.0
+            reading.cells.append(_Cell(max(0.0, share), value / kind.per, degrees and share >= 1))
+            reading.values.append(value / kind.per)
+            reading.tops.append(full / kind.per)
     if 0.0 in reading.tops:  # where the scale has no known top, the highest value is
         best = max(reading.values) or 1.0
         return reading._replace(
@@ -189,8 +188,8 @@ def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
     lost = sum(gpu.id in view.lost for gpu in gpus)
     if lost:
         return f"{lost} lost", "alert"
-    stale = sum(any(cell.style is STALE for cell in cells) for cells in zip(*(reading.cells for reading in readings), strict=True))
-    return (f"{stale} stale", "accent") if stale else (f"{len(gpus)} GPUs", "dim")
+    old = sum(any(cell.share == _OLD for cell in cells) for cells in zip(*(reading.cells for reading in readings), strict=True))
+    return (f"{old} old", "accent") if old else (f"{len(gpus)} GPUs", "dim")
 
 
 def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width: int) -> Row:
@@ -224,21 +223,28 @@ def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, 
     figures = bool(grid.figure) and (grid.figure > 3 or max(reading.tops, default=0.0) < 999.5)
     pieces: list[Segment] = []
     for n, cell in enumerate(cells):
-        share, value, style = cell
-        missing, lost = cell is _NO_VALUE, cell is _LOST
-        text = LOST if lost else MISSING if missing else LEVELS[max(1, min(8, round(share * 8)))]
+        text, style = _mark(cell, n == here)
+        text = f"{text * grid.mark if 0 <= cell.share < _LOST else text:<{grid.mark}}"
         if grid.figure:
-            figure = NA if missing else "" if lost or not figures else f"{value:.0f}"
-            text = f"{text if missing or lost else text * grid.mark:<{grid.mark}}{figure:>{grid.figure}}{'':{grid.gap}}"
+            figure = NA if cell.share == _MISSING else "" if cell.share == _LOST or not figures else f"{cell.value:.0f}"
+            pieces += [(text, style), (f"{figure:>{grid.figure}}{'':{grid.gap}}", "" if style == "dim" and cell.share >= 0 else style)]
         elif grid.mark > 1:
-            text = text * grid.mark + " "
-        elif grid.group and n % grid.group == grid.group - 1 and n < len(cells) - 1:
-            text += " "
-        pieces.append((text, "accent" if n == here and not style else style))
+            pieces.append((text + " ", style))
+        else:
+            gap = bool(grid.group) and n % grid.group == grid.group - 1 and n < len(cells) - 1
+            pieces.append((text + " " * gap, style))
     merged = [("".join(text for text, _ in run), style) for style, run in groupby(pieces, key=itemgetter(1))]
     label = kind.label if grid.label > 7 else kind.short
     room = width - grid.label - grid.width(len(cells))
     return line(width, (f"{label:<{grid.label}}", "dim"), *merged, remark or (_spread(reading, kind, grid, room), ""))
+
+
+def _mark(cell: _Cell, current: bool) -> Segment:
+    if cell.share == _LOST:
+        return LOST, "alert"
+    if cell.share < 0:
+        return (MISSING if cell.share == _MISSING else OLD), "dim"
+    return LEVELS[max(1, min(8, round(cell.share * 8)))], "alert" if cell.hot else "accent" if current else "dim"
 
 
 def _spread(reading: _Reading, kind: _Kind, grid: _Grid, room: int) -> str:
