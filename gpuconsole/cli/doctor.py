@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
 from gpuconsole import __version__
 from gpuconsole.cli.common import seconds
+from gpuconsole.model.device import Device
 from gpuconsole.model.text import visible
 from gpuconsole.telemetry.once import Look, look
 
@@ -52,29 +54,37 @@ def run(args: argparse.Namespace) -> int:
 
 def report(seen: Look) -> str:
     sections = {
-        "program": program_rows(),
+        "program": program_rows(seen),
         "GPU": gpu_rows(seen),
+        "topology": topology_rows(seen),
         "kernel": kernel_rows(),
         "terminal": terminal_rows(),
         "reads n/a here": missing_rows(seen),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
-    blocks = [[title, *(f"  {name:<{width}}  {visible(text)}" for name, text in rows)] for title, rows in sections.items()]
+    blocks = [[title, *(f"  {name:<{width}}  {visible(text)}" for name, text in rows)] for title, rows in sections.items() if rows]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def program_rows() -> list[Row]:
-    return [("gpuconsole", __version__), ("python", sys.version.split()[0]), ("torch", torch_text())]
+def program_rows(seen: Look) -> list[Row]:
+    return [("gpuconsole", __version__), ("python", sys.version.split()[0]), ("torch", torch_text(seen.cuda))]
 
 
-def torch_text() -> str:
-    """Torch's version and the CUDA that it was built for, without importing it."""
+def torch_text(driver_cuda: str) -> str:
+    """Torch's version and the CUDA that it was built for, without importing it; and whether the driver can run it."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return INSTALL_TORCH
     cuda = _torch_cuda(Path(str(torch.locate_file("torch/version.py"))))
-    return f"{torch.version}, {f'built for CUDA {cuda}' if cuda else 'CPU only'}"
+    if not cuda:
+        return f"{torch.version}, CPU only" + ("; there is a GPU that it cannot use: install a CUDA build" if driver_cuda else "")
+    text = f"{torch.version}, built for CUDA {cuda}"
+    if not driver_cuda:
+        return text
+    # Within a major version any driver runs any toolkit's programs (CUDA minor version compatibility).
+    fits = int(driver_cuda.split(".")[0]) >= int(cuda.split(".")[0])
+    return f"{text}; the driver runs CUDA {driver_cuda}" + ("" if fits else ": too old for it, update the driver or install an older build")
 
 
 def _torch_cuda(version_file: Path) -> str | None:
@@ -88,7 +98,7 @@ def _torch_cuda(version_file: Path) -> str | None:
 
 
 def gpu_rows(seen: Look) -> list[Row]:
-    rows: list[Row] = [("driver", seen.driver or "unknown")]
+    rows: list[Row] = [("driver", f"{seen.driver or 'unknown'}{f', runs CUDA {seen.cuda}' if seen.cuda else ''}")]
     if seen.error:
         return [*rows, ("NVML", seen.error)]
     if seen.no_gpu:
@@ -98,6 +108,44 @@ def gpu_rows(seen: Look) -> list[Row]:
     for gpu in gpus:
         missing = seen.lost.get(gpu.id) or seen.unavailable.get(gpu.id, {}).get(GPM_METRIC)
         rows.append((gpu.id, f"{gpu.name}; GPM {f'n/a: {missing}' if missing else 'works'}"))
+    rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, seen.values.get(gpu.id, {}))]
+    rows += [(state.source, state.detail) for state in seen.sources.values() if state.detail]
+    return rows
+
+
+def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
+    """What is set or worn in a way that costs speed or data."""
+    found = []
+    if gpu.facts.get("persistence") == "off":
+        found.append("persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)")
+    if gpu.facts.get("ecc") == "off":
+        found.append("ECC is off: memory errors go unnoticed")
+    for now, most, what in (
+        ("gpu.pcie_link_width", "gpu.pcie_link_width_max", "PCIe lanes"),
+        ("gpu.power_limit_w", "gpu.power_limit_max_w", "W of power limit"),
+    ):
+        if now in values and most in values and values[now] < values[most]:
+            found.append(f"{values[now]:.0f} of {values[most]:.0f} {what}")
+    if values.get("gpu.row_remap_failed") or values.get("gpu.ecc_uncorrected"):
+        found.append("uncorrectable memory errors: see nvidia-smi -q -d ECC,ROW_REMAPPER")
+    elif values.get("gpu.row_remap_pending"):
+        found.append("a faulty memory row waits for a reset to be replaced")
+    return found
+
+
+def topology_rows(seen: Look) -> list[Row]:
+    """How many pairs of GPUs are linked by which path, and where the GPUs are."""
+    paths = Counter(link.path for link in seen.links)
+    rows = (
+        [("paths", ", ".join(f"{path} {count} {'pair' if count == 1 else 'pairs'}" for path, count in paths.most_common()))]
+        if paths
+        else []
+    )
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for gpu in seen.devices:
+        if gpu.facts.get("numa_node") or gpu.facts.get("cpu_affinity"):
+            nodes.setdefault((gpu.facts.get("numa_node", "?"), gpu.facts.get("cpu_affinity", "?")), []).append(gpu.id)
+    rows += [(f"NUMA node {node}", f"CPUs {cpus}: {', '.join(gpus)}") for (node, cpus), gpus in nodes.items()]
     return rows
 
 
@@ -125,14 +173,33 @@ def terminal_rows() -> list[Row]:
 
 
 def missing_rows(seen: Look) -> list[Row]:
-    """Every metric without a value, the GPUs that miss it for the same reason on one line."""
-    devices_by_gap: dict[tuple[str, str], list[str]] = {}
+    """Every metric without a value, those that are missing for the same reason together."""
+    by_gap: dict[tuple[str, str], list[str]] = {}
     for device, reasons in seen.unavailable.items():
         for metric, reason in reasons.items():
-            devices_by_gap.setdefault((metric, reason), []).append(device)
-    rows = [(metric, f"{reason} ({', '.join(devices)})") for (metric, reason), devices in devices_by_gap.items()]
+            by_gap.setdefault((metric, reason), []).append(device)
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for (metric, reason), devices in by_gap.items():
+        by_reason.setdefault((reason, folded(devices)), []).append(metric)
+    rows = [(devices, f"{reason}: {', '.join(metrics)}") for (reason, devices), metrics in by_reason.items()]
     if seen.error:
         rows.append(("everything else", seen.error))
     elif seen.no_gpu:
         rows.append(("gpu.*", seen.no_gpu))
     return rows or [("nothing", "every metric has a source")]
+
+
+def folded(devices: list[str]) -> str:
+    """`gpu:0-7`, `gpu:1/link:0-17`: runs of numbers as ranges."""
+    parts: list[list[object]] = []
+    for device in devices:
+        head, _, tail = device.rpartition(":")
+        number = int(tail) if tail.isdigit() else None
+        last = parts[-1] if parts else None
+        if last and number is not None and last[0] == head and last[2] == number - 1:
+            last[2] = number
+        else:
+            parts.append([head, number if number is not None else tail, number])
+    return ", ".join(
+        f"{head}:{low}-{high}" if high is not None and high != low else f"{head}:{low}".lstrip(":") for head, low, high in parts
+    )

@@ -119,7 +119,9 @@ class Engine:
             self._recorder = None
 
     def environment(self) -> Environment:
-        return msgspec.structs.replace(fingerprint(self.store.devices, self.store.driver), price_per_hour=self._price_per_hour)
+        return msgspec.structs.replace(
+            fingerprint(self.store.devices, self.store.driver, self.store.cuda), price_per_hour=self._price_per_hour
+        )
 
     def device(self) -> Device:
         """What runs use: the device asked for, else the first GPU, else the CPU."""

@@ -21,7 +21,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fingerprint(devices: list[Device], driver: str | None) -> Environment:
+def fingerprint(devices: list[Device], driver: str | None, cuda: str = "") -> Environment:
     cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
     return Environment(
         host=platform.node(),
@@ -31,6 +31,7 @@ def fingerprint(devices: list[Device], driver: str | None) -> Environment:
         memory_bytes=psutil.virtual_memory().total,
         python=platform.python_version(),
         torch=torch_version(),
+        cuda=cuda or None,
         driver=driver,
         devices=devices,
     )

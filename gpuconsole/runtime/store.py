@@ -55,6 +55,7 @@ class Store:
         self.devices: list[Device] = []
         self.driver: str | None = None
         self.no_gpu_reason = ""
+        self.cuda = ""
         self.unavailable: dict[str, dict[str, str]] = {}
         self.lost: dict[str, str] = {}
         self.series: dict[str, Series] = {}
@@ -221,6 +222,7 @@ class Store:
     def _set_devices(self, event: Devices) -> None:
         """A list anew: what was said of GPUs before is of handles that are no more."""
         self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
+        self.cuda = event.cuda
         self.lost.clear()
         self._reasons = None
         self.links = []

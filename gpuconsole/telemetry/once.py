@@ -43,7 +43,9 @@ class Look:
     devices: list[Device] = field(default_factory=list)
     driver: str | None = None
     no_gpu: str = ""
+    cuda: str = ""
     values: dict[str, dict[str, float]] = field(default_factory=dict)
+    substitutes: dict[str, dict[str, str]] = field(default_factory=dict)
     unavailable: dict[str, dict[str, str]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Look:
             case Hello():
                 self.greeted = True
             case Devices():
-                self.devices, self.driver, self.no_gpu = event.devices, event.driver, event.reason
+                self.devices, self.driver, self.no_gpu, self.cuda = event.devices, event.driver, event.reason, event.cuda
             case Unavailable():
                 self.unavailable[event.device] = event.reasons
                 for gone in event.reasons:
@@ -73,6 +75,7 @@ class Look:
                 self.rounds += 1
             case Sample():
                 self.values.setdefault(event.device, {}).update(event.values)
+                self.substitutes[event.device] = self.substitutes.get(event.device, {}) | event.sources
             case Topology():
                 self.links = event.links
             case Processes():
@@ -83,8 +86,8 @@ class Look:
                 self.lost[event.device] = event.reason
 
 
-def look(timeout_s: float = 10.0, interval_s: float = 0.3) -> Look:
-    """Start a sampler, wait for two rounds of samples and end it. Never raises for what the driver does.
+def look(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None) -> Look:
+    """Start a sampler (with the address of a dcgm-exporter), wait for two rounds of samples and end it. Never raises for what the driver does.
 
     Raises OSError when this machine cannot start a process.
     """
@@ -92,7 +95,7 @@ def look(timeout_s: float = 10.0, interval_s: float = 0.3) -> Look:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            child = _start(theirs.fileno(), interval_s)
+            child = _start(theirs.fileno(), interval_s, dcgm)
         try:
             for event in _events(ours, time.monotonic() + timeout_s):
                 seen.take(event)
@@ -108,8 +111,9 @@ def look(timeout_s: float = 10.0, interval_s: float = 0.3) -> Look:
     return seen
 
 
-def _start(fd: int, interval_s: float) -> subprocess.Popen[bytes]:
+def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "gpuconsole.telemetry.sampler", "--fd", str(fd), "--interval", str(interval_s)]
+    command += ["--dcgm", dcgm] if dcgm else []
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[fd], start_new_session=True
     )

@@ -77,7 +77,7 @@ class Sampler:
             else:
                 self._opening_since = 0.0
                 self._opened = True
-                self._announce(gpus.devices(), "", gpus.driver)
+                self._announce(gpus.devices(), "", gpus.driver, gpus.cuda)
                 first = FirstChoice(gpus)
                 self._add(first)
                 if self._dcgm:
@@ -89,11 +89,11 @@ class Sampler:
 
         self._add(FillIn(DcgmSource(self._dcgm, first.devices()), first))
 
-    def _announce(self, gpus: list[Device], reason: str, driver: str | None = None) -> None:
+    def _announce(self, gpus: list[Device], reason: str, driver: str | None = None, cuda: str = "") -> None:
         """Say what the devices are, when it is news."""
         if self._announced != reason:
             self._announced = reason
-            self._channel.send(Devices(time.monotonic(), gpus + self._host.devices(), driver, reason))
+            self._channel.send(Devices(time.monotonic(), gpus + self._host.devices(), driver, reason, cuda))
 
     def _add(self, source: Source) -> None:
         beat = Beat(source, self._interval_s, self._channel.send, lambda: self._round_done(source), self._driver_gone)

@@ -34,11 +34,12 @@ class Hello(Event, frozen=True):
 
 
 class Devices(Event, frozen=True):
-    """What there is to watch. `reason` says why there is no GPU, where there is none."""
+    """What there is to watch. `reason` says why there is no GPU, where there is none; `cuda` is the newest CUDA that the driver runs."""
 
     devices: list[Device]
     driver: str | None = None
     reason: str = ""
+    cuda: str = ""
 
 
 class Sample(Event, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 from tests.conftest import Cli
@@ -54,14 +55,61 @@ def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine) -> None:
     done = cli("doctor", env=environment)
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
-    assert "driver 580.159.03" in told
+    assert "driver 580.159.03, runs CUDA 13.0" in told
+    assert "CPU only; there is a GPU that it cannot use" in told
+    assert "paths NV18 1 pair" in told
+    assert "NUMA node 0 CPUs 0-1: gpu:0, gpu:1" in told
     assert "NVML works, 2 GPUs" in told
     assert "gpu:0 NVIDIA H200; GPM works" in told
     assert "gpu:1 NVIDIA H200; GPM n/a: GPM needs Hopper or newer" in told
-    assert "gpu.sm_active_ratio GPM needs Hopper or newer (gpu:1)" in told
+    assert "gpu:1 GPM needs Hopper or newer: gpu.graphics_active_ratio, gpu.sm_active_ratio" in told
+    assert "gpu:1/link:0-17 GPM needs Hopper or newer: gpu.link_rx_bytes_per_s, gpu.link_tx_bytes_per_s" in told
 
 
 def test_doctor_without_a_gpu(cli: Cli, machine: Machine) -> None:
     _, environment = machine("init_error 18")
     told = cli("doctor", env=environment).stdout
     assert "different versions: reboot, or reload the driver; the host CPU is the device" in told
+
+
+def test_doctor_says_what_is_set_or_worn(cli: Cli, machine: Machine) -> None:
+    worn = ["persistence 0", "ecc 0", "pcie_width_now 4", "power_limit_mw 450000", "field 145 1"]
+    _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in worn))
+    told = " ".join(cli("doctor", env=environment).stdout.split())
+    for words in (
+        "persistence mode is off",
+        "ECC is off",
+        "4 of 16 PCIe lanes",
+        "450 of 700 W of power limit",
+        "uncorrectable memory errors",
+    ):
+        assert words in told
+
+
+def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> None:
+    script = ["gpu 0 gpm 62 100", "gpu 0 link_field 0 163 4", "gpu 1 process 4194304 compute 1048576 20"]
+    _, environment = machine("gpus 2", *script)
+    told = cli("devices", env=environment).stdout
+    assert "link:0" in told
+    assert "rx 105 MB/s  tx 0 B/s  replays 0  recoveries 0  CRC errors 4" in told
+    assert "gpu:1 NV18" in told
+    assert "process 4194304" in told
+    assert "1.00 MiB  compute  not visible from here" in told
+    told_json = json.loads(cli("devices", "--json", env=environment).stdout)
+    assert told_json["topology"] == [{"a": "gpu:0", "b": "gpu:1", "path": "NV18"}]
+    assert told_json["devices"][1]["processes"] == [{"pid": 4194304, "memory_bytes": 1048576, "sm_ratio": 0.2}]
+    assert told_json["devices"][0]["links"]["link:0"]["gpu.link_crc_errors"] == 4
+
+
+def test_no_command_line_of_a_process_is_told(cli: Cli, machine: Machine) -> None:
+    _, environment = machine("gpus 1", f"gpu 0 process {os.getpid()} compute 1e9 10")
+    told = cli("devices", "--json", env=environment).stdout
+    process = json.loads(told)["devices"][0]["processes"][0]
+    assert process["name"]
+    assert "command" not in process
+
+
+def test_a_bad_address_of_dcgm_is_one_line(cli: Cli) -> None:
+    done = cli("devices", "--dcgm", "localhost")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "gpuconsole: --dcgm localhost: expected an address like http://localhost:9400/metrics"

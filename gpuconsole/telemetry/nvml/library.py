@@ -165,3 +165,12 @@ def driver_version() -> str | None:
         return str(call("nvmlSystemGetDriverVersion"))
     except CallFailed:
         return None  # a fact to show, not one to fail on
+
+
+def cuda_version() -> str:
+    """The newest CUDA that the driver runs, as `13.0`; empty when it does not say."""
+    try:
+        version = int(call("nvmlSystemGetCudaDriverVersion_v2"))
+    except CallFailed:
+        return ""
+    return f"{version // 1000}.{version % 1000 // 10}"

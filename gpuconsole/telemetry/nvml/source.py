@@ -8,7 +8,7 @@ from gpuconsole.model.device import Device
 from gpuconsole.model.process import Process
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
 from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_slices
-from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, meter, start
+from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.pace import Pace
 from gpuconsole.telemetry.nvml.processes import processes_of
 from gpuconsole.telemetry.nvml.topology import links_between
@@ -30,6 +30,7 @@ class NvmlSource:
     def __init__(self, interval_s: float = 1.0) -> None:
         """Raises NoNvml, with the reason in one line, when there is no GPU to read."""
         self._count, self.driver = start()
+        self.cuda = cuda_version()
         if self._count == 0:
             raise NoNvml("the NVIDIA driver reports no GPU")
         meter.suspects_driver = False

@@ -1,0 +1,48 @@
+"""Writes metrics.md, the table of every metric, from the catalogue:
+
+python docs/make_metrics.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpuconsole.model.metrics import CATALOGUE
+
+PAGE = Path(__file__).with_name("metrics.md")
+HEAD = """# Metrics
+
+Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics.py` and `gpu_metrics.py`; a test keeps it current.
+
+A name ends in its unit where it has one; a ratio is 0 to 1. **source** is the reader that the value comes from on its usual device:
+`nvml.gpm` are the hardware counters of Hopper and newer as averages between two readings, `nvml.field` NVML's field values, `nvml` a call
+of its own, `derived` is computed here. Where a value came from another source (PCIe and NVLink before Hopper, anything from DCGM), the
+device screen and `Sample.sources` name it. **needs** is the least hardware; what a driver, a container or MIG withholds all the same reads
+`n/a` with its reason, never zero.
+
+| metric | unit | kind | source | needs | meaning |
+|---|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    rows = (
+        f"| `{metric.name}` | {metric.unit or '-'} | {metric.kind} | {metric.source} | {metric.needs} | {metric.meaning} |\n"
+        for metric in CATALOGUE.values()
+    )
+    return HEAD + "".join(rows)
+
+
+def main() -> int:
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") == page():
+        return 0
+    print(f"{PAGE.name} is out of date: python docs/make_metrics.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
