@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
+from textual.pilot import Pilot
 
 from gpuconsole.model.device import Device, Link, Peaks
 from gpuconsole.model.gpu_metrics import GPU_METRICS, LINK_METRICS
@@ -13,6 +15,10 @@ from gpuconsole.model.metric import Metric
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.process import Process
 from gpuconsole.runtime.front import View
+from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.paint.cells import Row, cell_width, to_ascii
+from gpuconsole.tui.screens.base import BackScreen
+from gpuconsole.tui.theme import STYLES
 from gpuconsole.wire.events import SourceState
 from tests.tui.fake_front import HOST, HOST_VALUES, FakeFront, gpu_view
 
@@ -147,3 +153,36 @@ class BoxFront(FakeFront):
 
     def signal_process(self, process: Process, number: int) -> None:
         self._call("signal", process.pid, process.started, number)
+
+
+Body = Callable[[ConsoleApp, "Pilot[int]", BoxFront], Awaitable[None]]
+
+
+def on_box(shown: View, screen: Callable[[BoxFront], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxFront:
+    """Run `body` with `screen` on top of an app that shows `shown`."""
+    front = BoxFront(shown)
+
+    async def run() -> None:
+        app = ConsoleApp(front, refresh_hz=20.0)
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await app.push_screen(screen(front))
+            await pilot.pause()
+            await body(app, pilot, front)
+
+    asyncio.run(run())
+    return front
+
+
+def text(rows: list[Row]) -> str:
+    return "\n".join("".join(part for part, _ in row) for row in rows)
+
+
+def assert_exact(rows: list[Row], width: int, height: int | None = None) -> None:
+    """Each row is exactly as wide as asked, also in plain ASCII, in known styles, and holds nothing that a terminal would obey."""
+    assert height is None or len(rows) == height
+    for row in rows:
+        for version in (row, to_ascii(row)):
+            whole = "".join(part for part, _ in version)
+            assert cell_width(whole) == width, (width, whole)
+            assert whole.isprintable(), ascii(whole)
+            assert all(style in STYLES for _, style in version)

@@ -200,7 +200,8 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
     end = room - len(note) - 1 if note and len(note) + 6 <= room else room
     every = GROUP if grid.cell == 1 else 1
     here = current // grid.fold if current >= 0 else -1
-    row: Row = [(f"{count[0]:<{grid.label}}"[: grid.label], count[1])]
+    label = count[0] if len(count[0]) < grid.label else count[0].replace(" ", "")
+    row: Row = [(f"{label:<{grid.label}}"[: grid.label], count[1])]
     at = 0
     for n in sorted({*range(0, cells, every), *([here] if here >= 0 else [])}):
         number = gpus[current if n == here else n * grid.fold].number
@@ -211,7 +212,7 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
             at = start + len(number)
     row.append((f"{note if end < room else '':>{room - at}}", "dim"))
     heads = {_FULL: f"  {'min':>4} {'med':>4} {'max':>4}", _RANGE: "  min-max"}.get(grid.spread, "")
-    return line(width, *(part for part in row if part[0]), (heads, "dim"))
+    return _exactly(width, [*row, (heads, "dim")])
 
 
 def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
@@ -236,7 +237,13 @@ def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, 
     merged = [("".join(text for text, _ in run), style) for style, run in groupby(pieces, key=itemgetter(1))]
     label = kind.label if grid.label > 7 else kind.short
     room = width - grid.label - grid.width(len(cells))
-    return line(width, (f"{label:<{grid.label}}", "dim"), *merged, remark or (_spread(reading, kind, grid, room), ""))
+    return _exactly(width, [(f"{label:<{grid.label}}", "dim"), *merged, remark or (_spread(reading, kind, grid, room), "")])
+
+
+def _exactly(width: int, segments: list[Segment]) -> Row:
+    """What `line` does, without looking at each character: here all are of one cell and harmless."""
+    left = width - sum(len(text) for text, _ in segments)
+    return [part for part in [*segments, (" " * left, "")] if part[0]] if left >= 0 else line(width, *segments)
 
 
 def _mark(cell: _Cell, current: bool) -> Segment:
