@@ -150,21 +150,6 @@ def test_a_worker_killed_in_mid_trial_ends_the_trial() -> None:
     with_engine(play)
 
 
-def test_a_lost_sampler_is_replaced() -> None:
-    async def play(engine: Engine) -> None:
-        assert engine._sampler is not None
-        first = engine._sampler.pid
-        assert first is not None
-        await until(lambda: engine.view().latest)
-        os.kill(first, signal.SIGKILL)
-        await until(lambda: engine._sampler is not None and engine._sampler.pid not in (None, first))
-        count = len(engine.store.series["host.cores_busy{device=cpu}"])
-        await until(lambda: len(engine.store.series["host.cores_busy{device=cpu}"]) > count + 1)
-        assert any("sampler ended" in note for note in engine.view().notes)
-
-    with_engine(play)
-
-
 def test_snapshot_and_recording_tell_the_same_session(tmp_path: Path) -> None:
     recording = tmp_path / "session.jsonl"
 
