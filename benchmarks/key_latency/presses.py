@@ -1,0 +1,128 @@
+"""One session on the main screen: keys pressed at random moments, and when the screen had changed.
+
+`?` opens the help, Escape closes it. Escape is told apart: a terminal sends the same byte at the head of every special key, so
+Textual waits 100 ms whether more follows. All output is kept with the time of its coming and replayed into a terminal emulator
+afterwards: a press is answered when the first and the last row of the screen are the other screen's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.fake_box import FakeBox
+from benchmarks.own_program import own_command, own_environment, to_main_screen, wait_for_calm_worker
+from benchmarks.pty_program import Program, Replay
+
+HELP, ESCAPE = b"?", b"\x1b"
+PATIENCE_S = 10.0
+HEAD = 8
+"""Characters at the head of the first row that do not move."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`line` makes the terminal's line, None being one that is never full. `hiccups` are the driver's, see FakeBox."""
+
+    name: str
+    gpus: int
+    interval_s: float
+    line: Callable[[], Callable[[int], bytes]] | None = None
+    pcie_ms: int = 0
+    hiccups: tuple[int, int] | None = None
+
+
+@dataclass
+class Latencies:
+    """Seconds from key to screen, of presses that were answered."""
+
+    help_s: list[float] = field(default_factory=list)
+    escape_s: list[float] = field(default_factory=list)
+    unanswered: int = 0
+    bytes_per_s: list[float] = field(default_factory=list)
+
+
+Rows = tuple[str, str]
+
+
+def press_keys(condition: Condition, folder: Path, driver: Path, presses: int, into: Latencies) -> None:
+    """Add `presses` presses of each key under `condition` to `into`."""
+    folder.mkdir(parents=True)
+    chance = random.Random(presses)
+    with FakeBox(folder / "box", driver, condition.gpus, pcie_ms=condition.pcie_ms, hiccups=condition.hiccups) as box:
+        arguments = own_command("--interval", str(condition.interval_s))
+        line = condition.line() if condition.line else None
+        with Program(arguments, environment=own_environment(box, folder), cwd=folder, take=line) as program:
+            if not program.read_until_shown(r"H200", 60) or not to_main_screen(program):
+                raise SystemExit(f"{condition.name}: no main screen; the screen:\n{program.picture()}")
+            wait_for_calm_worker(program)
+            main, help_ = _learn(program)
+            sent = program.bytes
+            pressed: list[tuple[float, bytes]] = []
+            begun = program.chunks[-1][0]
+            for _ in range(presses):
+                program.read_for(chance.uniform(0.5, 1.2))
+                _press(program, HELP, help_, pressed)
+                program.read_for(chance.uniform(0.3, 0.6))
+                _press(program, ESCAPE, main, pressed)
+            program.read_for(1.0)
+            into.bytes_per_s.append((program.bytes - sent) / (program.chunks[-1][0] - begun))
+            program.press(b"q")
+            program.wait_end(PATIENCE_S)
+        answers = _answers(program.chunks, pressed, {HELP: help_, ESCAPE: main})
+    for key, seconds in answers:
+        if seconds is None:
+            into.unanswered += 1
+        else:
+            (into.help_s if key == HELP else into.escape_s).append(seconds)
+
+
+def _learn(program: Program) -> tuple[Rows, Rows]:
+    """How the main screen and the help are told: the head of the first row and the whole last row."""
+    found = []
+    for key in (HELP, ESCAPE):
+        program.press(key)
+        program.read_for(4.0)
+        replay = Replay()
+        for _, chunk in program.chunks:
+            replay.feed(chunk)
+        found.append(_rows(replay))
+    help_, main = found
+    if help_[1] == main[1]:
+        raise SystemExit(f"the help never came or never went; the screen:\n{program.picture()}")
+    return main, help_
+
+
+def _rows(replay: Replay) -> Rows:
+    return replay.row(0)[:HEAD], replay.row(-1)
+
+
+def _press(program: Program, key: bytes, wanted: Rows, pressed: list[tuple[float, bytes]]) -> None:
+    """Press, and read until the wanted screen seems to be there: what counts is the replay afterwards."""
+    first = len(program.chunks)
+    word = max(wanted[1].split(), key=len).encode()
+    pressed.append((program.press(key), key))
+    program.read_until(lambda: word in b"".join(chunk for _, chunk in program.chunks[first:]), 2.0)
+
+
+def _answers(
+    chunks: list[tuple[float, bytes]], pressed: list[tuple[float, bytes]], wanted: dict[bytes, Rows]
+) -> list[tuple[bytes, float | None]]:
+    """Of each press, how long until its screen was there; None where the next key was pressed before."""
+    replay, coming = Replay(), iter(chunks)
+    at, chunk = next(coming)
+    answers: list[tuple[bytes, float | None]] = []
+    for number, (when, key) in enumerate(pressed):
+        until = pressed[number + 1][0] if number + 1 < len(pressed) else float("inf")
+        answer = None
+        while at < until and answer is None:
+            replay.feed(chunk)
+            if at >= when and _rows(replay) == wanted[key]:
+                answer = at - when
+            if (following := next(coming, None)) is None:
+                break
+            at, chunk = following
+        answers.append((key, answer))
+    return answers
