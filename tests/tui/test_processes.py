@@ -1,0 +1,394 @@
+"""The table of processes: order, filter, tree, selection, signals, and names that mean harm."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import unicodedata
+
+import msgspec
+import pexpect
+import pyte
+import pytest
+from textual.pilot import Pilot
+
+from gpuconsole.model.process import Process
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.paint.cells import cell_width
+from gpuconsole.tui.paint.names import plain, spans
+from gpuconsole.tui.paint.process import paint_process
+from gpuconsole.tui.paint.processes import ORDERS, Choice, age, arrange, identity, paint_processes, question, title
+from gpuconsole.tui.screens.processes import ProcessesScreen
+from tests.tui.fake_front import view
+from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxFront, assert_exact, box, on_box, text
+from tests.tui.test_app import shows, text_of
+from tests.waiting import until
+
+LONG = "x" * 65_536
+RANK_0 = box(8).processes[0]
+
+
+def hostile(pid: int = 666, command: str = HOSTILE) -> Process:
+    return msgspec.structs.replace(RANK_0, pid=pid, name=HOSTILE, command=command, user=HOSTILE, container=HOSTILE, kind=HOSTILE)
+
+
+def with_processes(*processes: Process, gpus: int = 8) -> View:
+    return msgspec.structs.replace(box(gpus), processes=processes)
+
+
+def screen(front: BoxFront) -> ProcessesScreen:
+    return ProcessesScreen(front, lambda: WALL)
+
+
+def pids(processes: tuple[Process, ...], choice: Choice) -> list[int]:
+    return [entry.pid for entry in arrange(processes, choice)]
+
+
+# --- what is painted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8, 64])
+def test_rows_are_as_wide_as_asked(gpus: int) -> None:
+    shown = box(gpus, lost=(0,), mig=(1,)) if gpus else view(processes=box(1).processes)
+    shown = msgspec.structs.replace(shown, processes=(*shown.processes, hostile(), hostile(667, LONG), hostile(668, HOSTILE * 300)))
+    for width in (8, 23, 40, 59, 71, 80, 97, 120, 200):
+        for choice in (Choice(), Choice(tree=True), Choice(needle="no such thing \x1b[2J")):
+            entries = arrange(shown.processes, choice)
+            for height in (1, 2, 24):
+                assert_exact(paint_processes(shown, entries, identity(RANK_0), 0, choice, width, height, WALL), width, height)
+        for one in shown.processes[:1] + shown.processes[-2:]:
+            assert_exact([question(one, "SIGTERM", width)], width)
+            assert_exact(paint_process(shown, one, width, WALL)[:40], width)
+
+
+@pytest.mark.parametrize(
+    "command", [HOSTILE, "a\nb\tc\rd", "x\u200by\ufeffz", "\u202eevil\u2066", "[/b][red]", "אב 12 גד", "e\u0301" * 9, LONG]
+)
+def test_columns_stay_where_they_are(command: str) -> None:
+    shown = with_processes(RANK_0, hostile(9999, command))
+    for width in (80, 120):
+        head, first, second = text(
+            paint_processes(shown, arrange(shown.processes, Choice(sort="pid")), None, 0, Choice(), width, 3, WALL)
+        ).split("\n")
+        for word, value in (("memory", "90.0 GiB"), ("CPU %", "102"), ("age", "2h01m")):
+            end = head.index(word) + len(word)
+            assert first[:end].endswith(value) and second[:end].endswith(value)
+        assert head.index("command") == first.index("python")
+
+
+def test_a_name_is_shown_with_all_that_is_in_it() -> None:
+    assert plain("a\x1b[2J\x07\x9b\u202e\u200b\n\t\r") == "a\\x1b[2J\\x07\\x9b\\u202e\\u200b\\n\\t\\r"
+    assert plain("模型 é/ünï") == "模型 é/ünï" == plain(unicodedata.normalize("NFD", "模型 é/ünï"))
+    assert plain("אב") == "\\u05d0\\u05d1" and plain("אב", right_to_left=True) == "אב"
+    whole = text(paint_process(box(8), hostile(1, "start " + LONG + " אב \x1b end"), 80, WALL))
+    assert (
+        whole.count("x") > 65_536
+        and "start" in whole
+        and "\\x1b end" in whole
+        and "אב" in whole
+        and "…" not in whole.split("command line")[1]
+    )
+
+
+def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
+    from rich.cells import cell_len
+
+    for start in (*range(0, 0x20000, 64), *range(0xE0000, 0xE0200, 64)):  # ideographs follow, then nothing is assigned
+        shown = [plain(chr(code), right_to_left=True) for code in range(start, start + 64)]
+        whole = "".join(shown)
+        assert whole.isprintable() and cell_width(whole) == cell_len(whole), hex(start)
+        assert all(map(cell_width, shown)), hex(start)
+
+
+def test_what_cannot_be_seen_reads_na() -> None:
+    shown = with_processes(Process(77, "gpu:0"))
+    row = text(paint_processes(shown, arrange(shown.processes, Choice()), None, 0, Choice(), 120, 2, WALL)).split("\n")[1]
+    assert row.count("n/a") == 6  # user, SM, memory, CPU, age, command
+    assert "n/a: it cannot be seen" in text(paint_process(shown, shown.processes[0], 80, WALL))
+    assert "n/a" in text(paint_processes(shown, arrange(shown.processes, Choice()), None, 0, Choice(), 120, 2, None))
+
+
+def test_why_there_is_nothing_to_see() -> None:
+    def said(shown: View, choice: Choice = Choice()) -> str:  # noqa: B008
+        return text(paint_processes(shown, arrange(shown.processes, choice), None, 0, choice, 100, 5, WALL))
+
+    assert "No process holds a GPU." in said(with_processes())
+    assert "No GPU: no NVIDIA driver" in said(view())
+    silent = msgspec.structs.replace(with_processes(), processes_missing={f"gpu:{n}": "not permitted" for n in range(7)})
+    assert "processes of gpu:0-6 n/a: not permitted" in said(silent) and "No process holds gpu:7." in said(silent)
+    assert "No process matches 'zzz'" in said(box(8), Choice(needle="zzz"))
+    assert "processes of gpu:3 n/a: fell off the bus" in said(box(8, lost=(3,)))
+
+
+def test_the_sorted_column_is_marked() -> None:
+    for sort, head in (("memory", "memory"), ("sm", " SM %"), ("cpu", " CPU %"), ("pid", "    pid"), ("name", "command")):
+        shown = box(8)
+        choice = Choice(sort=sort)
+        heads = paint_processes(shown, arrange(shown.processes, choice), None, 0, choice, 120, 3, WALL)[0]
+        assert [part.strip() for part, style in heads if style == "heading"] == [head.strip()]
+
+
+def test_ages() -> None:
+    assert [age(seconds) for seconds in (-5, 0, 59, 60, 3599, 7300, 86400 * 3 + 3600 * 4, 86400 * 400)] == [
+        "0s", "0s", "59s", "1m00s", "59m59s", "2h01m", "3d04h", "400d",
+    ]  # fmt: skip
+
+
+def test_spans() -> None:
+    assert spans(["gpu:0", "gpu:1", "gpu:2", "gpu:5"]) == "gpu:0-2,5"
+    assert spans(["gpu:0/mig:1", "gpu:0/mig:2", "gpu:1/mig:0", "cpu"]) == "gpu:0/mig:1-2 gpu:1/mig:0 cpu"
+    assert spans([]) == ""
+
+
+# --- order --------------------------------------------------------------------------------------------------
+
+
+def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
+    some = (
+        Process(3, "gpu:0", name="b", memory_bytes=5, sm_ratio=0.1, cpu_ratio=0.2),
+        Process(1, "gpu:0", name="A", memory_bytes=9, sm_ratio=0.9, cpu_ratio=0.1),
+        Process(2, "gpu:1"),
+    )
+    assert pids(some, Choice()) == [1, 3, 2]
+    assert pids(some, Choice(turned=True)) == [3, 1, 2]
+    assert [pids(some, Choice(sort=sort)) for sort in ORDERS] == [[1, 3, 2], [1, 3, 2], [3, 1, 2], [1, 2, 3], [1, 3, 2]]
+    assert pids(some, Choice(sort="pid", turned=True)) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("needle", ["TRAIN.PY --config", "ada", "3f9c1ab", "enginecore", "gpu:1", "52011"])
+def test_filter_finds_in_all_that_names_a_process(needle: str) -> None:
+    found = arrange(box(8).processes, Choice(needle=needle))
+    assert 0 < len(found) < len(box(8).processes)
+
+
+def test_filter_takes_nothing_for_a_pattern() -> None:
+    some = (Process(1, "gpu:0", name="a.c"), Process(2, "gpu:0", name="abc"), Process(3, "gpu:0", name="[x"))
+    assert pids(some, Choice(needle="a.c")) == [1]
+    assert pids(some, Choice(needle="[x")) == [3]
+
+
+def test_tree_puts_children_under_their_parents() -> None:
+    some = (
+        Process(10, "gpu:0", parent=1, memory_bytes=1),
+        Process(11, "gpu:0", parent=10, memory_bytes=9),
+        Process(12, "gpu:1", parent=11, memory_bytes=5),
+        Process(20, "gpu:0", parent=99, memory_bytes=7, cpu_ratio=1.0),
+        Process(21, "gpu:1", parent=99, memory_bytes=6, cpu_ratio=1.0),
+        Process(21, "gpu:2", parent=99, memory_bytes=6, cpu_ratio=1.0),
+        Process(30, "gpu:3", parent=31),
+        Process(31, "gpu:3", parent=30),
+    )
+    entries = arrange(some, Choice(tree=True))
+    assert [(entry.pid, entry.depth) for entry in entries] == [
+        (99, 0), (20, 1), (21, 1), (21, 1), (10, 0), (11, 1), (12, 2), (30, 0), (31, 1),
+    ]  # fmt: skip
+    shown = with_processes(*some)
+    parent = text(paint_processes(shown, entries, None, 0, Choice(tree=True), 120, 9, WALL)).split("\n")[1]
+    assert "19.0 B" in parent and " 200 " in parent and "parent of 2" in parent
+
+
+# --- the screen ---------------------------------------------------------------------------------------------
+
+
+def selected(app: ConsoleApp) -> str:
+    shown = app.screen
+    assert isinstance(shown, ProcessesScreen)
+    return next(("".join(part for part, _ in row) for row in shown._table.rows if row[0][1] == "mark"), "")
+
+
+def test_keys_sort_and_turn_around() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        for key, words in (("s", "by SM, largest"), ("s", "by SM, smallest"), ("c", "by CPU, largest"), ("p", "by pid, smallest"),
+                           ("n", "by name, a to z"), ("m", "by memory, largest"), ("m", "by memory, smallest")):  # fmt: skip
+            await pilot.press(key)
+            await shows(app, words)
+
+    on_box(box(8), screen, body)
+
+
+def test_the_selection_holds_on_to_its_process() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("down", "down")
+        assert " 4101 " in selected(app)
+        await pilot.press("p")
+        await until(lambda: " 4101 " in selected(app))
+        one = next(process for process in front.shown.processes if process.pid == 4101)
+        others = tuple(process for process in front.shown.processes if process is not one)
+        front.shown = msgspec.structs.replace(front.shown, processes=(*others, msgspec.structs.replace(one, memory_bytes=1)))
+        await pilot.press("m")
+        await until(lambda: " 4101 " in selected(app))
+        later = msgspec.structs.replace(one, started=one.started + 99)  # the same pid, another process
+        front.shown = msgspec.structs.replace(front.shown, processes=(*others, later))
+        await until(lambda: selected(app) and " 4101 " not in selected(app))
+        front.shown = msgspec.structs.replace(front.shown, processes=())
+        await shows(app, "No process holds a GPU.")
+        await pilot.press("down", "enter", "k", "t", "end", "pageup")
+        assert not front.calls
+
+    on_box(box(8), screen, body)
+
+
+def test_filter_then_escape_clears_it_before_it_leaves() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("slash", *"vllm", "enter")
+        await shows(app, "2 of 12 on 2 devices")
+        await shows(app, "filter: vllm")
+        await pilot.press("escape")
+        await shows(app, "12 on 8 devices")
+        await pilot.press("slash", "q", "k")
+        await shows(app, "No process matches 'qk'")
+        await pilot.press("escape")
+        await shows(app, "12 on 8 devices")
+        await pilot.press("escape")
+        await until(lambda: not isinstance(app.screen, ProcessesScreen))
+
+    on_box(box(8), screen, body, (80, 24))
+
+
+def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
+    long = "python " + " ".join(f"--option-{n} {'v' * 50}" for n in range(200)) + " --last"
+    shown = with_processes(msgspec.structs.replace(RANK_0, command=long))
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("enter")
+        await shows(app, "uid 1000")
+        await pilot.press("end")
+        await shows(app, "--last")
+        await pilot.press("k")
+        await shows(app, "send SIGTERM to 4100")
+        await pilot.press("escape")
+        await shows(app, "nothing was sent")
+        assert "--last" in text_of(app)
+        await pilot.press("escape")
+        await shows(app, "by memory")
+        assert isinstance(app.screen, ProcessesScreen) and not front.calls
+
+    on_box(shown, screen, body, (80, 24))
+
+
+def test_a_signal_is_sent_only_after_a_yes() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        for no in ("n", "enter", "escape", "down", "q", "space"):
+            await pilot.press("k")
+            await shows(app, "send SIGTERM to 4100 python train.py")
+            await pilot.press(no)
+            await shows(app, "nothing was sent")
+        assert not front.calls and isinstance(app.screen, ProcessesScreen)
+        await pilot.press("k", "y")
+        await shows(app, "SIGTERM sent to 4100 python train.py")
+        await pilot.press("k", "K")
+        await shows(app, "send SIGKILL to 4100")
+        await pilot.press("y")
+        await shows(app, "SIGKILL sent to 4100")
+        await pilot.press("K")
+        await shows(app, "send SIGKILL to 4100")
+        await pilot.press("K")
+        await shows(app, "nothing was sent")
+
+    front = on_box(box(8), screen, body, (80, 24))
+    assert front.calls[:2] == [("signal", 4100, RANK_0.started, signal.SIGTERM), ("signal", 4100, RANK_0.started, signal.SIGKILL)]
+
+
+def test_a_refusal_is_one_line() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        front.error = "4100 python belongs to [/b]\x1b[2Jroot: only root may signal it"
+        await pilot.press("k", "y")
+        await shows(app, "4100 python belongs to [/b]\\x1b[2Jroot: only root may signal it")
+
+    on_box(box(8), screen, body)
+
+
+def test_a_process_that_ends_before_the_answer_gets_no_signal() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("k")
+        await shows(app, "send SIGTERM to 4100")
+        front.shown = msgspec.structs.replace(front.shown, processes=front.shown.processes[1:])
+        await shows(app, "4100 has ended: nothing was sent")
+        await pilot.press("y")
+        await pilot.pause()
+
+    assert not [call for call in on_box(box(8), screen, body).calls if call[0] == "signal"]
+
+
+def test_sixty_four_gpus_scroll() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("end")
+        await until(lambda: "Xorg" in selected(app))
+        await pilot.press("home", "pagedown", "pagedown")
+        await pilot.pause()
+        assert selected(app)
+        await pilot.press("t", "end", "up")
+        await pilot.pause()
+        assert selected(app)
+
+    on_box(box(64), screen, body, (80, 24))
+
+
+# --- what reaches the terminal ------------------------------------------------------------------------------
+
+_SCRIPT = """
+import asyncio, msgspec
+from gpuconsole.tui.app import ConsoleApp
+from tests.tui.fake_gpu_box import BoxFront, WALL
+from tests.tui.test_processes import screen, hostile, with_processes, RANK_0
+front = BoxFront(with_processes(RANK_0, hostile(4101), hostile(4102), gpus=1))
+class Shown(ConsoleApp):
+    def on_mount(self):
+        super().on_mount()
+        self.push_screen(screen(front))
+asyncio.run(Shown(front).run_async())
+"""
+
+
+def test_no_byte_of_a_name_reaches_the_terminal_as_it_is() -> None:
+    columns, lines = 120, 30
+    environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLORTERM": "truecolor"}
+    terminal = pyte.Screen(columns, lines)
+    stream = pyte.ByteStream(terminal)
+    raw = b""
+    child = pexpect.spawn(sys.executable, ["-c", _SCRIPT], dimensions=(lines, columns), env=environment, timeout=30)
+
+    def read_until(*words: str) -> None:
+        nonlocal raw
+        deadline = time.monotonic() + 30
+        while not all(word in "\n".join(terminal.display) for word in words):
+            assert time.monotonic() < deadline, "\n".join(terminal.display)
+            try:
+                chunk = child.read_nonblocking(1 << 16, 0.2)
+            except pexpect.TIMEOUT:
+                continue
+            raw += chunk
+            stream.feed(re.sub(rb"\x1b\[[?>=<][0-9;]*(\$p|u)", b"", chunk))
+
+    try:
+        read_until("by memory", "4102", "\\x1b]52;c;cm0=\\x07\\x1b[2J")
+        rows = [row for row in terminal.display if " GiB" in row and " 410" in row]
+        child.send("\x1b[B" + "k")
+        read_until("send SIGTERM to 4101")
+        child.send("n" + "\r")
+        read_until("command line", "uid 1000")
+    finally:
+        child.close(force=True)
+    assert len(rows) == 3
+    assert len({row.index("90.0 GiB") for row in rows}) == 1 and len({row.index("2h01m") for row in rows}) == 1
+    for part in (
+        b"\x1b]52",
+        b"cm0=\x07",
+        "\x9b".encode(),
+        "\u202e".encode(),
+        "\u200b".encode(),
+        "\u2066".encode(),
+        "\u1160".encode(),
+        "\u0f7e".encode(),
+    ):
+        assert part not in raw, part
+
+
+def test_a_title_leaves_out_the_folder_of_the_program() -> None:
+    assert title(RANK_0, 30) == "python train.py --config confi…"[:29] + "…"
+    assert title(Process(1, "gpu:0", name="only a name"), 30) == "only a name"
+    assert title(Process(1, "gpu:0", command="[/b] a/b c"), 30) == "[/b] a/b c"
