@@ -54,6 +54,8 @@ class Board:
                     self._forget()
                     self.devices = {device.id: device for device in event.devices}
                     self.driver, self._named = event.driver or "", event.t
+                    if event.reason:
+                        self.unavailable["gpu"] = {"gpu.*": event.reason}
                 case Sample():
                     self._sample(event)
                 case Unavailable():

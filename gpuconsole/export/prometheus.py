@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -17,9 +18,10 @@ from gpuconsole.model.dcgm import FIELDS, XID_FIELD
 from gpuconsole.model.device import Device
 from gpuconsole.model.metric import Metric as Declared
 from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.model.text import visible
+from gpuconsole.model.text import visible as _visible
 
 PREFIX = "gpuconsole_"
+visible = lru_cache(4096)(_visible)  # the same few names stand in thousands of labels
 _UNITS = {"w": "watts", "j": "joules", "c": "celsius", "hz": "hertz", "s": "seconds"}
 _PER = {"s": "second", "j": "joule"}
 
