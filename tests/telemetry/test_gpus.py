@@ -12,94 +12,11 @@ from gpuconsole.model.device import Link
 from gpuconsole.model.gpu_metrics import GPU_METRICS as DECLARED
 from gpuconsole.model.gpu_metrics import LINK_METRICS
 from gpuconsole.wire.events import DeviceLost, Hello, Processes, Stop, Topology, Unavailable, Xid
+from tests.fakes.nvml.scripted import MIB, SCRIPT, SCRIPTED
 from tests.telemetry.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 
 GPU_METRICS = {metric.name for metric in DECLARED}
-MIB = 1 << 20
-
-# What the fake machine is told, and what must come of it, to the unit. Every metric of a GPU is here.
-SCRIPTED = {
-    "gpu.graphics_active_ratio": ("gpm 1 91", 0.91),
-    "gpu.sm_active_ratio": ("gpm 2 78.5", 0.785),
-    "gpu.sm_occupancy_ratio": ("gpm 3 25", 0.25),
-    "gpu.integer_active_ratio": ("gpm 4 7", 0.07),
-    "gpu.tensor_active_ratio": ("gpm 5 31", 0.31),
-    "gpu.tensor_dfma_active_ratio": ("gpm 6 2", 0.02),
-    "gpu.tensor_hmma_active_ratio": ("gpm 7 30", 0.30),
-    "gpu.tensor_dmma_active_ratio": ("gpm 8 3", 0.03),
-    "gpu.tensor_imma_active_ratio": ("gpm 9 1", 0.01),
-    "gpu.dram_active_ratio": ("gpm 10 42", 0.42),
-    "gpu.hbm_bytes_per_s": ("", 0.42 * 4.8e12),
-    "gpu.fp64_active_ratio": ("gpm 11 4", 0.04),
-    "gpu.fp32_active_ratio": ("gpm 12 11", 0.11),
-    "gpu.fp16_active_ratio": ("gpm 13 5", 0.05),
-    "gpu.pcie_tx_bytes_per_s": ("gpm 20 290", 290 * MIB),
-    "gpu.pcie_rx_bytes_per_s": ("gpm 21 11500", 11500 * MIB),
-    "gpu.nvlink_rx_bytes_per_s": ("gpm 60 1024", 1024 * MIB),
-    "gpu.nvlink_tx_bytes_per_s": ("gpm 61 2048", 2048 * MIB),
-    "gpu.c2c_tx_bytes_per_s": ("gpm 100 10", 10 * MIB),
-    "gpu.c2c_rx_bytes_per_s": ("gpm 101 20", 20 * MIB),
-    "gpu.utilization_ratio": ("utilization_pct 97", 0.97),
-    "gpu.memory_utilization_ratio": ("memory_utilization_pct 40", 0.40),
-    "gpu.encoder_utilization_ratio": ("encoder_pct 12", 0.12),
-    "gpu.decoder_utilization_ratio": ("decoder_pct 13", 0.13),
-    "gpu.jpeg_utilization_ratio": ("jpeg_pct 14", 0.14),
-    "gpu.optical_flow_utilization_ratio": ("ofa_pct 15", 0.15),
-    "gpu.hbm_used_bytes": ("memory_used_bytes 60000000000", 60e9),  # without the driver's reserve
-    "gpu.hbm_free_bytes": ("", 150754820096 - 60e9 - 600e6),
-    "gpu.hbm_reserved_bytes": ("memory_reserved_bytes 600000000", 600e6),
-    "gpu.hbm_total_bytes": ("memory_total_bytes 150754820096", 150754820096),
-    "gpu.bar1_used_bytes": ("bar1_used_bytes 1000000", 1e6),
-    "gpu.bar1_total_bytes": ("bar1_total_bytes 274877906944", 274877906944),
-    "gpu.power_w": ("power_mw 351000", 351),
-    "gpu.power_instant_w": ("field 186 349000", 349),
-    "gpu.power_limit_w": ("power_limit_mw 650000", 650),
-    "gpu.power_limit_max_w": ("power_limit_max_mw 700000", 700),
-    "gpu.energy_j": ("energy_mj 5000000", 5000),
-    "gpu.temperature_c": ("temperature_c 61", 61),
-    "gpu.temperature_slowdown_c": ("slowdown_c 90", 90),
-    "gpu.memory_temperature_c": ("field 82 74", 74),
-    "gpu.fan_ratio": ("fan_pct 35", 0.35),
-    "gpu.sm_clock_hz": ("sm_clock_mhz 1755", 1.755e9),
-    "gpu.sm_clock_max_hz": ("sm_clock_max_mhz 1980", 1.98e9),
-    "gpu.memory_clock_hz": ("memory_clock_mhz 3201", 3.201e9),
-    "gpu.memory_clock_max_hz": ("memory_clock_max_mhz 3202", 3.202e9),
-    "gpu.clocks_idle": ("clocks_reasons 166", 0),  # 0b1010_0110
-    "gpu.clocks_app_setting": ("", 1),
-    "gpu.clocks_power_cap": ("", 1),
-    "gpu.clocks_hw_slowdown": ("", 0),
-    "gpu.clocks_sync_boost": ("", 0),
-    "gpu.clocks_sw_thermal": ("", 1),
-    "gpu.clocks_hw_thermal": ("", 0),
-    "gpu.clocks_power_brake": ("", 1),
-    "gpu.power_cap_time_ratio": ("field_per_s 74 120000000", 0.12),  # ns a second
-    "gpu.thermal_time_ratio": ("field_per_s 75 50000000", 0.05),
-    "gpu.sync_boost_time_ratio": ("field_per_s 76 10000000", 0.01),
-    "gpu.board_limit_time_ratio": ("field_per_s 77 20000000", 0.02),
-    "gpu.reliability_time_ratio": ("field_per_s 79 30000000", 0.03),
-    "gpu.sw_thermal_time_ratio": ("field_per_s 269 40000000", 0.04),
-    "gpu.hw_thermal_time_ratio": ("field_per_s 270 60000000", 0.06),
-    "gpu.power_brake_time_ratio": ("field_per_s 271 70000000", 0.07),
-    "gpu.pcie_link_generation": ("pcie_gen_now 1", 1),
-    "gpu.pcie_link_generation_max": ("pcie_gen 5", 5),
-    "gpu.pcie_link_width": ("pcie_width_now 8", 8),
-    "gpu.pcie_link_width_max": ("pcie_width 16", 16),
-    "gpu.pcie_replays": ("pcie_replays 17", 17),
-    "gpu.nvlinks_active": ("nvlinks 16", 16),
-    "gpu.ecc_corrected": ("field 3 5", 5),
-    "gpu.ecc_uncorrected": ("field 4 1", 1),
-    "gpu.ecc_corrected_lifetime": ("field 5 50", 50),
-    "gpu.ecc_uncorrected_lifetime": ("field 6 2", 2),
-    "gpu.rows_remapped_corrected": ("field 142 3", 3),
-    "gpu.rows_remapped_uncorrected": ("field 143 4", 4),
-    "gpu.row_remap_pending": ("field 144 1", 1),
-    "gpu.row_remap_failed": ("field 145 0", 0),
-    "gpu.xid_errors": ("xid 79", 0),
-    "gpu.processes": ("process 4242 compute 1e9 40", 1),
-}
-SCRIPT = [f"gpu * {line}" for line, _ in SCRIPTED.values() if line]
-
 GPM_ONLY = {metric.name for metric in DECLARED if metric.source == "nvml.gpm"} - {
     f"gpu.{link}_{way}_bytes_per_s" for link in ("pcie", "nvlink") for way in ("rx", "tx")
 }
