@@ -93,8 +93,8 @@ class DeviceScreen(BackScreen):
                 [line(width, f"No metric of {self._place} has {self._needle!r} in its name or meaning; escape shows all.")], width, height
             )
         names = [item.name for item in self._items]
-        self._at = names.index(self._selected) if self._selected in names else min(self._at, len(names) - 1)
         first = next((n for n, item in enumerate(self._items) if item.metric), 0)
+        self._at = names.index(self._selected) if self._selected in names else first
         if not self._selected:
             self._select(first)
         self._offset = follow(self._offset, self._at, height, len(self._items))

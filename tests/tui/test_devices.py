@@ -1,0 +1,242 @@
+"""The device screen: all metrics of one device, with units, sources and ages, or the reason why there is none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+
+from gpuconsole.model.device import Device
+from gpuconsole.model.gpu_metrics import GPU_METRICS
+from gpuconsole.model.metrics import series_key
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.paint.cells import Row
+from gpuconsole.tui.paint.devices import by_device, device_items, paint_devices, paint_item, paint_metric, paint_places, places, split_key
+from gpuconsole.tui.screens.device import DeviceScreen
+from tests.tui.fake_front import FakeFront, cpu_view, gpu_view, view
+from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text
+from tests.tui.test_app import shows, text_of
+from tests.waiting import until
+
+BOX = box(8, lost=(3,), stuck=(5,), mig=(6,))
+WHOLE = 250
+"""Columns in which nothing is cut."""
+
+
+def row_of(shown: View, metric: str, place: str = "gpu:0", width: int = WHOLE) -> Row:
+    item = next(item for item in device_items(shown, place, "", width) if item.name == metric)
+    return paint_item(shown, item, width, False)
+
+
+@pytest.mark.parametrize("shown", [BOX, box(64), gpu_view(), cpu_view(), view(devices=())], ids=["8", "64", "gpu", "cpu", "none"])
+def test_rows_are_as_wide_as_asked(shown: View) -> None:
+    front = FakeFront(shown)
+    some = [name for name in places(shown) if name in ("gpu:0", "gpu:3", "gpu:5", "gpu:6/mig:2", "cpu", "console")]
+    for width in (8, 23, 40, 59, 80, 97, 120, 200):
+        for place in some:
+            assert_exact([paint_places(shown, place, width)], width)
+            for needle in ("", "hbm", "nothing has this"):
+                items = device_items(shown, place, needle, width)
+                assert_exact([paint_item(shown, item, width, n % 9 == 0) for n, item in enumerate(items)], width)
+            for height in (0, 1, 2, 4):
+                item = next((item for item in items if item.metric), None)
+                assert_exact(
+                    paint_metric(shown, item, lambda key, columns: front.history(key, columns, 60.0), width, height), width, height
+                )
+
+
+def test_every_metric_is_there_once_with_its_unit_or_its_reason() -> None:
+    rows = text(paint_devices(BOX, WHOLE)).split("\n")
+    for metric in GPU_METRICS:
+        mine = [row for row in rows if row.split()[:1] == [metric.name]]
+        assert len(mine) == 1, metric.name
+        key = series_key(metric.name, "gpu:0")
+        assert BOX.unavailable.get(key, metric.meaning) in mine[0]
+        assert ("n/a" in mine[0]) == (key in BOX.unavailable)
+    order = [
+        row for row in rows if row.strip() in ("activity", "memory", "power and clocks", "what holds the clocks down", "links", "health")
+    ]
+    assert [row.strip() for row in order] == ["activity", "memory", "power and clocks", "what holds the clocks down", "links", "health"]
+
+
+def test_numbers_and_units_stand_in_columns() -> None:
+    rows = text(paint_devices(BOX, 80)).split("\n")
+    ends = {row.index(unit) for row in rows for name, unit in (("gpu.power_w", " W "), ("gpu.hbm_used", " GiB"), ("gpu.sm_clock_hz", " GHz"), ("gpu.sm_active", " % "))
+            if row.strip().startswith(name)}  # fmt: skip
+    assert len(ends) == 1
+
+
+def test_ages_are_told_when_they_matter() -> None:
+    assert "1m01s" in text([row_of(BOX, "gpu.power_w", "gpu:5")])
+    assert "1m01s" not in text([row_of(BOX, "gpu.power_w")])
+    item = next(item for item in device_items(BOX, "gpu:5", "", 80) if item.name == "gpu.power_w")
+    assert "1m01s ago" in text(paint_metric(BOX, item, lambda key, columns: [None] * columns, 80, 4))
+
+
+def test_the_source_is_the_one_that_the_value_came_from() -> None:
+    key = series_key("gpu.sm_active_ratio", "gpu:0")
+    assert "nvml.gpm" in text([row_of(BOX, "gpu.sm_active_ratio")])
+    assert "dcgm" in text([row_of(msgspec.structs.replace(BOX, substitutes={key: "dcgm"}), "gpu.sm_active_ratio")])
+
+
+def test_red_is_for_what_needs_action() -> None:
+    shown = msgspec.structs.replace(
+        BOX, latest={**BOX.latest, series_key("gpu.ecc_uncorrected", "gpu:0"): 2.0, series_key("gpu.link_up", "gpu:0/link:4"): 0.0}
+    )
+    assert ("alert" in [style for _, style in row_of(shown, "gpu.ecc_uncorrected")]) and "alert" not in [
+        style for _, style in row_of(BOX, "gpu.ecc_uncorrected")
+    ]
+    red = [row for row in paint_devices(shown, 120) if any(style == "alert" for _, style in row)]
+    assert any("4" in part and "no" in text([row]) for row in red for part, _ in row[:1])
+
+
+def test_trouble_comes_first() -> None:
+    assert "gpu:3 is lost: fell off the bus" in text(paint_devices(BOX, 120, "gpu:3")[:1])
+    assert "source nvml has not answered for 1m01s: gpu:5: nvmlDeviceGetPowerUsage" in text(paint_devices(BOX, 120)[:1])
+    assert "no GPU: no NVIDIA driver" in text(paint_devices(view(), 120)[:1])
+    lost = text(paint_devices(BOX, 120, "gpu:3"))
+    assert "device lost: fell off the bus" in lost and " % " not in lost
+
+
+def test_tables_of_links_and_cores() -> None:
+    whole = text(paint_devices(BOX, 120))
+    assert sum(row.split()[1:2] == ["yes"] and row.split()[0].isdecimal() for row in whole.split("\n")) == 18
+    host = text(paint_devices(BOX, 120, "cpu"))
+    assert "cores 0-15" in host and "cores 80-95" in host
+    assert "NVLink " not in host
+
+
+def test_facts_and_sources_are_told() -> None:
+    whole = text(paint_devices(BOX, 120))
+    for expected in (
+        "PCI address",
+        "00000000:17:00.0",
+        "NUMA node",
+        "0-95",
+        "bf16 989 TFLOP/s",
+        "stuck for 1m01s",
+        "3 rounds missed",
+        "read every 1 s",
+    ):
+        assert expected in whole, expected
+
+
+def test_places_in_order_and_the_chosen_one_in_sight() -> None:
+    assert places(BOX) == [*(f"gpu:{n}" for n in range(7)), *(f"gpu:6/mig:{n}" for n in range(7)), "gpu:7", "cpu", "console"]
+    assert "console.cpu_ratio" in text(paint_devices(BOX, 120, "console")) and "sampler" in text(paint_devices(BOX, 120, "console"))
+    for width in (40, 80, 120):
+        for place in places(box(64)):
+            row = (
+                paint_places(box(64), place, width)
+                if place in ("gpu:0", "gpu:31", "gpu:63", "cpu", "console")
+                else [(f" {place} ", "mark")]
+            )
+            assert (f" {place} ", "mark") in row
+
+
+def test_filter_is_by_name_or_meaning() -> None:
+    found = [item.metric.name for item in device_items(BOX, "gpu:0", "Throttle heat", 120) if item.metric]
+    assert not found
+    found = [item.metric.name for item in device_items(BOX, "gpu:0", "heat CLOCKS", 120) if item.metric]
+    assert "gpu.hw_thermal_time_ratio" in found and "gpu.power_w" not in found
+    assert text(paint_devices(BOX, 120, "gpu:0", "sm_active")).split()[:2] == ["activity", "gpu.sm_active_ratio"]
+
+
+def test_only_the_chosen_device_is_looked_at() -> None:
+    class Watched(dict[str, float]):
+        asked: set[str] = set()
+
+        def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+            self.asked.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key: object) -> bool:
+            self.asked.add(str(key))
+            return super().__contains__(key)
+
+        def __iter__(self) -> object:  # type: ignore[override]
+            raise AssertionError("all series were walked through")
+
+    shown = msgspec.structs.replace(box(64), latest=Watched(box(64).latest))
+    paint_devices(shown, 120, "gpu:7")
+    others = {split_key(key)[1] for key in Watched.asked} - {"console", "sampler"}
+    assert {device.partition("/")[0] for device in others} == {"gpu:7"}
+
+
+def test_every_series_of_every_device_apart() -> None:
+    table = by_device(BOX)
+    assert table["gpu:0"]["gpu.power_limit_w"] == (700.0, "")
+    assert table["gpu:0"]["gpu.fan_ratio"] == (None, "this GPU has no fan")
+    assert split_key("gpu.power_w{device=gpu:0/mig:1}") == ("gpu.power_w", "gpu:0/mig:1")
+
+
+def test_names_that_mean_harm() -> None:
+    hostile = Device("gpu:0", HOSTILE, 1, HOSTILE, pcie=HOSTILE, nvlink=HOSTILE, facts={HOSTILE: HOSTILE, "pci": HOSTILE})
+    shown = msgspec.structs.replace(
+        BOX, devices=(hostile,), lost={"gpu:0": HOSTILE}, unavailable={series_key("gpu.power_w", "gpu:0"): HOSTILE}
+    )
+    assert_exact(paint_devices(shown, 100), 100)
+
+
+# --- the screen ---------------------------------------------------------------------------------------------
+
+
+def test_left_and_right_pick_the_device_and_keep_the_metric() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await shows(app, "gpu.sm_active_ratio: Share of time")
+        await pilot.press("down", "down", "right", "tab")
+        await shows(app, " gpu:2 ")
+        await shows(app, "gpu.tensor_active_ratio: Share of peak")
+        await pilot.press("shift+tab", "left", "left")
+        await shows(app, "console.cpu_ratio: ")
+        await pilot.press("right", "right", "right", "right")
+        await shows(app, "lost: fell off the bus")
+        await pilot.press("escape")
+        await until(lambda: not isinstance(app.screen, DeviceScreen))
+
+    on_box(BOX, DeviceScreen, body)
+
+
+def test_filter_then_escape_clears_it_before_it_leaves() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("slash", *"ecc corrected", "enter")
+        await shows(app, "filter: ecc corrected")
+        assert "gpu.sm_active_ratio" not in text_of(app) and "gpu.ecc_corrected_lifetime" in text_of(app)
+        await pilot.press("right")
+        await shows(app, "filter: ecc corrected")
+        await pilot.press("slash", *"zzz")
+        await shows(app, "escape shows all")
+        await pilot.press("escape")
+        await shows(app, "gpu.sm_active_ratio")
+        assert isinstance(app.screen, DeviceScreen)
+        await pilot.press("escape")
+        await until(lambda: not isinstance(app.screen, DeviceScreen))
+
+    on_box(box(8), DeviceScreen, body, (80, 24))
+
+
+def test_everything_can_be_scrolled_to() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await shows(app, "source nvml has not answered")
+        await pilot.press("end")
+        await shows(app, "stuck for 1m01s")
+        await pilot.press("pageup", "home")
+        await shows(app, "source nvml has not answered")
+        await shows(app, "gpu.sm_active_ratio")
+
+    for size in ((120, 40), (80, 24), (60, 16)):
+        on_box(BOX, DeviceScreen, body, size)
+
+
+def test_a_device_that_goes_is_left() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+        await pilot.press("right")
+        await shows(app, " gpu:1 ")
+        front.shown = cpu_view()
+        await shows(app, "host.cores_busy")
+        front.shown = view(devices=())
+        await pilot.press("right", "end", "pageup", "home", "slash", "x", "escape")
+        await pilot.pause()
+
+    on_box(box(8), DeviceScreen, body)
