@@ -131,7 +131,6 @@ def test_dcgm_names_only_where_they_mean_the_same() -> None:
         "UUID": "GPU-1",
         "pci_bus_id": "00000000:3B:00.0",
         "device": "nvidia0",
-        "modelName": "NVIDIA H200",
         "Hostname": "box",
     }
     assert world.shows("DCGM_FI_DEV_GPU_UTIL") == [(labels, 57)]
