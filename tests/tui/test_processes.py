@@ -140,7 +140,8 @@ def test_ages() -> None:
 
 def test_spans() -> None:
     assert spans(["gpu:0", "gpu:1", "gpu:2", "gpu:5"]) == "gpu:0-2,5"
-    assert spans(["gpu:0/mig:1", "gpu:0/mig:2", "gpu:1/mig:0", "cpu"]) == "gpu:0/mig:1-2 gpu:1/mig:0 cpu"
+    assert spans(["gpu:10", "gpu:9", "gpu:40", "gpu:1"]) == "gpu:1,9-10,40"
+    assert spans(["gpu:0/mig:1", "gpu:0/mig:2", "gpu:1/mig:0", "cpu"]) == "cpu gpu:0/mig:1-2 gpu:1/mig:0"
     assert spans([]) == ""
 
 
@@ -280,7 +281,7 @@ def test_a_signal_is_sent_only_after_a_yes() -> None:
         assert not front.calls and isinstance(app.screen, ProcessesScreen)
         await pilot.press("k", "y")
         await shows(app, "SIGTERM sent to 4100 python train.py")
-        await pilot.press("k", "K")
+        await pilot.press("k", "left_shift", "K")  # some terminals tell of the shift key by itself
         await shows(app, "send SIGKILL to 4100")
         await pilot.press("y")
         await shows(app, "SIGKILL sent to 4100")

@@ -38,22 +38,26 @@ def _shown(char: str, right_to_left: bool) -> str:
 
 
 def spans(devices: Iterable[str]) -> str:
-    """`gpu:0-3,5` for the ids of devices, in their order."""
+    """`gpu:0-3,5` for the ids of devices, sorted as people count."""
     texts: list[str] = []
     before = ""
-    for head, low, high in _runs(devices):
+    for head, low, high in _runs(sorted(_parts(device) for device in devices)):
         number = f"{low}-{high}" if high > low else str(low) if low >= 0 else ""
         texts.append(f"{',' if texts else ''}{number}" if head == before and number else f"{' ' if texts else ''}{head}{number}")
         before = head
     return "".join(texts)
 
 
-def _runs(devices: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Consecutive numbers behind the same words; -1: no number."""
+def _parts(device: str) -> tuple[str, int]:
+    """`gpu:` and 3; -1: no number."""
+    head, colon, tail = device.rpartition(":")
+    return (head + colon, int(tail)) if tail.isdecimal() else (device, -1)
+
+
+def _runs(parts: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
+    """Consecutive numbers behind the same words."""
     run: tuple[str, int, int] | None = None
-    for device in devices:
-        head, colon, tail = device.rpartition(":")
-        head, number = (head + colon, int(tail)) if tail.isdecimal() else (device, -1)
+    for head, number in parts:
         if run is not None and head == run[0] and number == run[2] + 1 and number > 0:
             run = (head, run[1], number)
             continue

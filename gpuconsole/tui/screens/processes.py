@@ -36,6 +36,8 @@ TABLE_KEYS = (
     ("up/down", "select"),
 )  # fmt: skip
 PAGE_KEYS = (("up/down pgup/pgdn", "scroll"), ("k", "signal"), ("escape", "back"), ("q", "quit"))
+MODIFIERS = ("_shift", "_control", "_alt", "_super", "_hyper", "_meta", "_lock")
+"""Keys that some terminals report by themselves: no answer yet."""
 TITLE_ROOM = 60
 
 
@@ -114,6 +116,8 @@ class ProcessesScreen(BackScreen):
 
     def _summary(self) -> str:
         shown = [one.process for one in self._entries if one.process]
+        if not self._view.processes:
+            return ""
         of = f" of {len(self._view.processes)}" if len(shown) < len(self._view.processes) else ""
         filtered = f"   filter: {self._choice.needle}" if self._choice.needle and not self._filter.display else ""
         devices = len({one.device for one in shown})
@@ -218,6 +222,8 @@ class ProcessesScreen(BackScreen):
             return
         event.stop()
         event.prevent_default()
+        if event.key.endswith(MODIFIERS):
+            return
         name, process = self._asked
         if event.character == "K" and name != "SIGKILL":
             self.action_ask("SIGKILL")
