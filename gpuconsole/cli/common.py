@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -45,9 +46,16 @@ def price_per_hour(args: argparse.Namespace) -> float | None:
 
 def dcgm(args: argparse.Namespace) -> str | None:
     """The address of a dcgm-exporter. Raises UsageError when it is none."""
-    url = getattr(args, "dcgm", None)
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise UsageError(f"--dcgm {url}: expected an address like http://localhost:9400/metrics")
+    url: str | None = getattr(args, "dcgm", None)
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"--dcgm {url}: must be an address such as http://127.0.0.1:9400/metrics")
     return url
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from gpuconsole.cli.common import UsageError, interval, seconds
+from gpuconsole.cli.common import UsageError, dcgm, interval, seconds
 from gpuconsole.model.text import visible
-from gpuconsole.runtime.child import Child
-from gpuconsole.wire.events import Stop
+from gpuconsole.runtime.sampling import Sampling
+from gpuconsole.wire.events import AnyEvent, Note
 
 if TYPE_CHECKING:
     from gpuconsole.export.board import Board
@@ -31,13 +28,6 @@ EXAMPLES = """examples:
   gpuconsole exporter --dcgm http://127.0.0.1:9400/metrics     what NVML cannot tell (before Hopper), from dcgm-exporter
 """
 DEFAULT_LISTEN = "127.0.0.1:9835"
-SAMPLER = "gpuconsole.telemetry.sampler"
-POLL_S = 0.25
-FIRST_RESTART_S, LAST_RESTART_S = 0.5, 60.0
-STUCK_S = 60.0  # a source that has not come back by then is given a fresh process
-STARTING_S = 60.0  # a driver without persistence mode takes seconds for each GPU to start
-LEAVE_S = 1.0
-GONE_S = 3.0
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     host, port = parse_address(args.listen)
     token = read_token(args.token_file) if args.token_file else None
-    arguments = ["--interval", str(interval(args))]
-    if args.dcgm:
-        arguments += ["--dcgm", check_url(args.dcgm)]
+    address = dcgm(args)
     board = Board(interval(args))
     try:
         server = MetricsServer(host, port, board, token)
@@ -77,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     server.start()
     say(f"serving http://{server.address}/metrics")
     try:
-        asyncio.run(Keeper(board, arguments).run())
+        asyncio.run(keep_reading(board, interval(args), address))
     finally:
         server.close()
     return 0
@@ -108,94 +96,26 @@ def read_token(path: Path) -> bytes:
     return token
 
 
-def check_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise UsageError(f"--dcgm {url}: must be an address such as http://127.0.0.1:9400/metrics")
-    return url
-
-
 # --- the sampler ----------------------------------------------------------------------------------------------
 
 
-class Keeper:
-    """Keeps one sampler running: it is started again when it ends or is stuck, at first soon, then ever later.
+async def keep_reading(board: Board, interval_s: float, dcgm_url: str | None) -> None:
+    """Feed the board until SIGINT or SIGTERM."""
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
 
-    One that waits in the kernel cannot be killed, and another would only hang beside it: it is left to itself, and so are
-    the sources of its that still answer.
-    """
+    def take(event: AnyEvent) -> None:
+        if isinstance(event, Note):  # of the sampler's own life
+            board.stopped(event.text)
+            say(event.text)
+        else:
+            board.take(event)
 
-    def __init__(self, board: Board, arguments: list[str]) -> None:
-        self._board = board
-        self._arguments = arguments
-        self._stop = asyncio.Event()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    async def run(self) -> None:
-        """Until `stop`, SIGINT or SIGTERM."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self.stop)
-        wait_s = FIRST_RESTART_S
-        while not self._stop.is_set():
-            began = time.monotonic()
-            reason = await self._one_life()
-            if self._stop.is_set():
-                return
-            if time.monotonic() - began > LAST_RESTART_S:
-                wait_s = FIRST_RESTART_S
-            self._board.stopped(reason)
-            say(f"{reason}; starting it again in {wait_s:g} s")
-            await self._sleep(wait_s)
-            wait_s = min(2 * wait_s, LAST_RESTART_S)
-
-    async def _one_life(self) -> str:
-        """Start a sampler and wait for its end, or make it end; returns why."""
-        codes: list[int] = []
-        child = Child(SAMPLER, self._arguments, self._board.take, codes.append)
-        self._board.starting()
-        try:
-            await child.start()
-        except OSError as error:
-            return f"the sampler does not start: {error}"
-        reason = ""
-        while child.alive and not self._stop.is_set():
-            await self._sleep(POLL_S)
-            if not reason and (reason := self._stuck()):
-                if child.pid and in_kernel(child.pid):
-                    reason = ""
-                else:
-                    child.kill()
-        if self._stop.is_set():
-            with contextlib.suppress(TimeoutError):  # it sits in the driver; it is killed, and goes when that lets it
-                await asyncio.wait_for(child.stop(Stop(), LEAVE_S), GONE_S)
-        if reason:
-            return reason
-        words = f": {child.last_words[-1]}" if child.last_words else ""
-        return f"the sampler ended (exit {codes[0] if codes else '?'}){words}"
-
-    def _stuck(self) -> str:
-        """Why the sampler needs to be ended; empty when it does not."""
-        limit = STARTING_S if self._board.down else 2 * self._board.stale_s
-        if time.monotonic() - self._board.heard > limit:
-            return f"the sampler has said nothing for {limit:.0f} s"
-        source, stuck_s = self._board.longest_stuck()
-        return f"{source} has not answered for {stuck_s:.0f} s" if stuck_s > STUCK_S else ""
-
-    async def _sleep(self, seconds_: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds_)
-
-
-def in_kernel(pid: int) -> bool:
-    """Whether a thread of the process waits where no signal reaches it (state D)."""
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # that thread has ended
-            if path.read_bytes().rpartition(b")")[2].split()[:1] == [b"D"]:
-                return True
-    return False
+    sampling = Sampling(interval_s, dcgm_url, take)
+    board.starting()
+    try:
+        await sampling.start()
+        await over.wait()
+    finally:
+        await sampling.close()

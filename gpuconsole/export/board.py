@@ -101,11 +101,6 @@ class Board:
                     return f"the newest sample of {device} is {age:.0f} s old" + (f"; {stuck}" if stuck else "")
             return stuck if stuck_s > self.stale_s else ""
 
-    def longest_stuck(self) -> tuple[str, float]:
-        """The source that has not answered for longest, and for how long; all answer: `("", 0)`."""
-        with self.lock:
-            return self._longest_stuck(self.clock())
-
     # --- with the lock held ---------------------------------------------------------------------------------
 
     @property

@@ -58,7 +58,7 @@ class Engine:
         self.store = Store()
         self._price_per_hour = price_per_hour
         self._wanted_device = device
-        self._sampling = Sampling(["--interval", str(interval_s), *(["--dcgm", dcgm] if dcgm else [])], self._emit)
+        self._sampling = Sampling(interval_s, dcgm, self._emit)
         self._spare: WorkerHandle | None = None
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None

@@ -124,7 +124,7 @@ class Sampler:
         if opening_s > OPENING_S:
             self._announce([], NOT_YET)
         if opening_s > STUCK_S:
-            states.append(SourceState(now, "nvml", self._interval_s, opening_s, meter.under_way() or "opening the driver"))
+            states.append(SourceState(now, "nvml", self._interval_s, opening_s, meter.under_way() or "opening the driver", opening=True))
         for state in states:
             before = self._told.get(state.source)
             if before is None or state.stuck_s or _without_time(before) != _without_time(state):

@@ -86,7 +86,8 @@ class Xid(Event, frozen=True):
 class SourceState(Event, frozen=True):
     """How a source keeps its beat: `period_s` as it really is. `stuck_s` above 0: it has not answered for so long.
 
-    `detail` says in words what is slow or stuck; `missed` counts rounds that were skipped, since the source began.
+    `detail` says in words what is slow or stuck; `missed` counts rounds that were skipped, since the source began; `opening`: it has
+    not begun yet (a driver without persistence mode takes seconds for each GPU).
     """
 
     source: str
@@ -94,6 +95,7 @@ class SourceState(Event, frozen=True):
     stuck_s: float = 0.0
     detail: str = ""
     missed: int = 0
+    opening: bool = False
 
 
 # --- from a worker ------------------------------------------------------------------------------------------

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import re
 import signal
 import socket
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpuconsole.cli import exporter as command
 from gpuconsole.cli.main import main
-from gpuconsole.export import board as boards
 from gpuconsole.export.prometheus import exported_names
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli
 from tests.fakes.dcgm import FakeDcgm, dcgm_page
 from tests.fakes.nvml.build import Script, build_fake_nvml
-from tests.waiting import gone, until, wait_until
+from tests.waiting import gone, wait_until
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 UUID = "GPU-00000000-0000-0000-0000-00000000000{}"
@@ -218,56 +214,6 @@ def test_values_of_a_driver_that_hangs_go_away_and_come_back(machine: Machine) -
         wait_until(lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:0") == 222, what="the value back")
         wait_until(lambda: exporter.get("/healthz")[0] == 200)
         assert [child.pid for child in exporter.children()] == [sampler.pid]
-
-
-def keep_a_sampler(board: boards.Board, watch: Callable[[], Awaitable[None]]) -> None:
-    """Run the exporter's keeper here, so that its patience can be shortened, while `watch` looks on."""
-
-    async def both() -> None:
-        keeper = command.Keeper(board, ["--interval", "0.1"])
-        running = asyncio.create_task(keeper.run())
-        try:
-            await watch()
-        finally:
-            keeper.stop()
-            await running
-
-    asyncio.run(both())
-
-
-def test_a_sampler_that_falls_silent_is_replaced(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, environment = machine("gpus 1")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boards, "STALE_S", 0.6)
-    board = boards.Board(0.1)
-
-    async def watch() -> None:
-        await until(lambda: board.health() == "" and board.fresh(board.clock()).get("gpu:0"))
-        first = psutil.Process().children()[-1]
-        first.suspend()
-        await until(lambda: "has said nothing" in board.health())
-        assert not any(board.fresh(board.clock()).values())
-        await until(lambda: board.restarts == 1 and board.health() == "" and board.fresh(board.clock()).get("gpu:0"))
-        assert gone(first.pid)
-
-    keep_a_sampler(board, watch)
-    assert not psutil.Process().children()
-
-
-def test_a_source_that_stays_stuck_gets_a_fresh_process(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    script, environment = machine("gpus 1", "gpu 0 delay nvmlDeviceGetPowerUsage 60000")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(command, "STUCK_S", 0.5)
-    board = boards.Board(0.1)
-
-    async def watch() -> None:
-        await until(lambda: "nvml" in board.longest_stuck())
-        script.write("gpus 1")
-        await until(lambda: board.restarts == 1 and board.fresh(board.clock()).get("gpu:0"))
-
-    keep_a_sampler(board, watch)
 
 
 def test_a_lost_gpu_has_a_reason_and_no_values_and_the_others_go_on(machine: Machine) -> None:

@@ -83,6 +83,20 @@ def test_a_stuck_source_is_told_and_its_sampler_replaced(script: Script, monkeyp
     with_engine(play)
 
 
+def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "SILENT_S", 1.0)
+
+    async def play(engine: Engine) -> None:
+        (old,) = samplers()
+        old.suspend()
+        await until(lambda: any("the sampler has said nothing" in note for note in engine.view().notes))
+        count = len(engine.store.series["gpu.power_w{device=gpu:0}"])
+        await until(lambda: len(engine.store.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        assert not old.is_running() or old.status() == psutil.STATUS_ZOMBIE
+
+    with_engine(play)
+
+
 def test_a_driver_unloaded_and_loaded_again_with_fewer_gpus(script: Script) -> None:
     async def play(engine: Engine) -> None:
         script.write("init_error 9", "gpus 2", "count_error 9", "gpu * error * 9")

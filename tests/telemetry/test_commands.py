@@ -112,4 +112,4 @@ def test_no_command_line_of_a_process_is_told(cli: Cli, machine: Machine) -> Non
 def test_a_bad_address_of_dcgm_is_one_line(cli: Cli) -> None:
     done = cli("devices", "--dcgm", "localhost")
     assert done.returncode == 2
-    assert done.stderr.strip() == "gpuconsole: --dcgm localhost: expected an address like http://localhost:9400/metrics"
+    assert done.stderr.strip() == "gpuconsole: --dcgm localhost: must be an address such as http://127.0.0.1:9400/metrics"
