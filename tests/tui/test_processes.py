@@ -273,7 +273,7 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
 
 def test_a_signal_is_sent_only_after_a_yes() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
-        for no in ("n", "enter", "escape", "down", "q", "space"):
+        for no in ("n", "enter", "escape", "q"):
             await pilot.press("k")
             await shows(app, "send SIGTERM to 4100 python train.py")
             await pilot.press(no)

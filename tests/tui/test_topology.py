@@ -104,7 +104,7 @@ def test_keys_fold_and_scroll_both_ways() -> None:
         await pilot.press("end")
         await shows(app, "gpu:15")
         assert "gpu:0 " not in text_of(app)
-        await pilot.press(*["right"] * 18)
+        await pilot.press(*["right"] * 9)
         await shows(app, "PCI address")
         assert "more" not in text_of(app).split("\n")[0]
         await pilot.press("home")
@@ -116,4 +116,4 @@ def test_keys_fold_and_scroll_both_ways() -> None:
         await pilot.press("escape")
         await until(lambda: not isinstance(app.screen, TopologyScreen))
 
-    on_box(box(16, kind="islands"), TopologyScreen, body, (80, 20))
+    on_box(box(16, kind="islands"), TopologyScreen, body, (110, 20))
