@@ -2,7 +2,7 @@
 
 `?` opens the help, Escape closes it. Escape is told apart: a terminal sends the same byte at the head of every special key, so
 Textual waits 100 ms whether more follows. All output is kept with the time of its coming and replayed into a terminal emulator
-afterwards: a press is answered when the first and the last row of the screen are the other screen's.
+afterwards: a press shows when the first row of the screen is the other screen's, and it is done when the last row is too.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Condition:
 
 @dataclass
 class Latencies:
-    """Seconds from key to screen, of presses that were answered."""
+    """Seconds from key to screen, of presses that were answered: until it shows, and until all is there."""
 
+    shows_s: list[float] = field(default_factory=list)
     help_s: list[float] = field(default_factory=list)
     escape_s: list[float] = field(default_factory=list)
     unanswered: int = 0
@@ -72,11 +73,14 @@ def press_keys(condition: Condition, folder: Path, driver: Path, presses: int, i
             program.press(b"q")
             program.wait_end(PATIENCE_S)
         answers = _answers(program.chunks, pressed, {HELP: help_, ESCAPE: main})
-    for key, seconds in answers:
-        if seconds is None:
+    for (_, key), (shows, whole) in zip(pressed, answers, strict=True):
+        if whole is None or shows is None:
             into.unanswered += 1
+        elif key == HELP:
+            into.shows_s.append(shows)
+            into.help_s.append(whole)
         else:
-            (into.help_s if key == HELP else into.escape_s).append(seconds)
+            into.escape_s.append(whole)
 
 
 def _learn(program: Program) -> tuple[Rows, Rows]:
@@ -107,22 +111,26 @@ def _press(program: Program, key: bytes, wanted: Rows, pressed: list[tuple[float
     program.read_until(lambda: word in b"".join(chunk for _, chunk in program.chunks[first:]), 2.0)
 
 
-def _answers(
-    chunks: list[tuple[float, bytes]], pressed: list[tuple[float, bytes]], wanted: dict[bytes, Rows]
-) -> list[tuple[bytes, float | None]]:
-    """Of each press, how long until its screen was there; None where the next key was pressed before."""
-    replay, coming = Replay(), iter(chunks)
-    at, chunk = next(coming)
-    answers: list[tuple[bytes, float | None]] = []
-    for number, (when, key) in enumerate(pressed):
-        until = pressed[number + 1][0] if number + 1 < len(pressed) else float("inf")
-        answer = None
-        while at < until and answer is None:
+Answer = tuple[float | None, float | None]
+
+
+def _answers(chunks: list[tuple[float, bytes]], pressed: list[tuple[float, bytes]], wanted: dict[bytes, Rows]) -> list[Answer]:
+    """Of each press, how long until its screen showed and until it was whole; None where the next key was pressed before."""
+    replay, number = Replay(), 0
+    answers: list[Answer] = []
+    for index, (when, key) in enumerate(pressed):
+        until = pressed[index + 1][0] if index + 1 < len(pressed) else float("inf")
+        shows = whole = None
+        while number < len(chunks) and chunks[number][0] < until:
+            at, chunk = chunks[number]
             replay.feed(chunk)
-            if at >= when and _rows(replay) == wanted[key]:
-                answer = at - when
-            if (following := next(coming, None)) is None:
-                break
-            at, chunk = following
-        answers.append((key, answer))
+            number += 1
+            if at < when or whole is not None:
+                continue
+            rows = _rows(replay)
+            if shows is None and rows[0] == wanted[key][0]:
+                shows = at - when
+            if rows == wanted[key]:
+                whole = at - when
+        answers.append((shows, whole))
     return answers
