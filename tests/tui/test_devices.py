@@ -99,6 +99,13 @@ def test_trouble_comes_first() -> None:
     assert "device lost: fell off the bus" in lost and " % " not in lost
 
 
+def test_a_source_that_opens_is_not_called_stuck() -> None:
+    opening = msgspec.structs.replace(BOX.sources["nvml"], opening=True, stuck_s=4.0, detail="")
+    whole = paint_devices(msgspec.structs.replace(BOX, sources={"nvml": opening}, lost={}), 120)
+    assert "source nvml has been opening for 4s" in text(whole) and "stuck" not in text(whole)
+    assert not any(style == "alert" for row in whole for _, style in row)
+
+
 def test_tables_of_links_and_cores() -> None:
     whole = text(paint_devices(BOX, 120))
     assert sum(row.split()[1:2] == ["yes"] and row.split()[0].isdecimal() for row in whole.split("\n")) == 18

@@ -35,7 +35,8 @@ def trouble(view: View, place: str, width: int) -> list[Row]:
     for name, state in view.sources.items():
         if state.stuck_s:
             detail = f": {plain(state.detail)}" if state.detail else ""
-            rows += paragraph(f"source {plain(name)} has not answered for {age(state.stuck_s)}{detail}", width, "alert")
+            what = "has been opening" if state.opening else "has not answered"
+            rows += paragraph(f"source {plain(name)} {what} for {age(state.stuck_s)}{detail}", width, "" if state.opening else "alert")
     return rows
 
 
@@ -120,10 +121,10 @@ def sources(view: View, width: int) -> list[Row]:
         if state.missed:
             words += f", {state.missed} {'round' if state.missed == 1 else 'rounds'} missed"
         if state.stuck_s:
-            words = f"stuck for {age(state.stuck_s)}; was {words}"
+            words = f"opening for {age(state.stuck_s)}" if state.opening else f"stuck for {age(state.stuck_s)}; was {words}"
         if state.detail:
             words += f"; {plain(state.detail)}"
-        rows += labelled(f"  {plain(name)}", words, width, LABEL, "alert" if state.stuck_s else "")
+        rows += labelled(f"  {plain(name)}", words, width, LABEL, "alert" if state.stuck_s and not state.opening else "")
     if view.lost:
         rows += labelled("  lost", spans(view.lost), width, LABEL, "alert")
     return rows
