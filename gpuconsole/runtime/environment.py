@@ -50,10 +50,15 @@ class DeviceChoiceError(ValueError):
 
 
 def choose_device(devices: list[Device], wanted: str | None, lost: Container[str]) -> Device:
-    """The device asked for, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError."""
+    """The device asked for, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError.
+
+    A GPU in MIG mode runs programs only on its slices, so it is passed over for its first slice.
+    """
     known = devices or [Device("cpu", "host CPU")]
     if wanted is None:
-        return next((device for device in known if device.is_gpu and device.id not in lost), known[-1])
+        sliced = {device.id.partition("/")[0] for device in known if device.is_mig}
+        usable = (device for device in known if device.is_gpu and device.id not in lost and device.id not in sliced)
+        return next(usable, known[-1])
     for device in known:
         if device.id == wanted:
             return device

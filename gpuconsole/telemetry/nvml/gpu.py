@@ -120,15 +120,16 @@ class Gpu:
                 if name not in self._seen:
                     refused[name] = CallFailed(-1, _WAITS)
             for name, value in found.items():
-                if is_plausible(name, value):
-                    # Counters read a moment apart can add up to a hair over the whole.
-                    values[name] = min(value, 1.0) if name.endswith("_ratio") else value
-                    self.reasons.pop(name, None)
-                    self._seen.add(name)
-                    if CATALOGUE[name].source != reader.source:
-                        self.substitutes[name] = reader.source
-                else:
+                if not is_plausible(name, value):
                     impossible.add(name)
+                    continue
+                # Counters read a moment apart can add up to a hair over the whole.
+                values[name] = 1.0 if value > 1.0 and name.endswith("_ratio") else value
+                if CATALOGUE[name].source != reader.source:
+                    self.substitutes[name] = reader.source
+        self._seen.update(values)
+        if self.reasons:
+            self.reasons = {name: reason for name, reason in self.reasons.items() if name not in values}
         if self.nvlinks == 0:  # the counters read 0 there, which would look like a link that is idle
             for name in _NVLINK_TOTALS:
                 values.pop(name, None)
