@@ -68,7 +68,8 @@ class TopologyScreen(BackScreen):
     def _words(self, folded: bool, last_column: int, last_top: int) -> str:
         if len(self._net.gpus) < 2:
             return ""
-        what = f"{len(self._net.gpus)} GPUs in {len(self._net.groups)} groups" if folded else f"{len(self._net.gpus)} GPUs"
+        groups = len(self._net.groups)
+        what = f"{len(self._net.gpus)} GPUs" + (f" in {groups} {'group' if groups == 1 else 'groups'}" if folded else "")
         ways = " and ".join(way for way, more in (("down", self._top < last_top), ("right", self._column < last_column)) if more)
         return what + (f", more {ways}" if ways else "")
 
