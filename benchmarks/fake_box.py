@@ -11,7 +11,7 @@ from types import TracebackType
 
 from tests.fakes.nvml.build import Script
 
-_SOURCES = [Path(__file__).parent / "console_cost" / name for name in ("moving_nvml.c", "peers_nvml.c")]
+_SOURCES = [str(Path(__file__).parent / "console_cost" / name) for name in ("moving_nvml.c", "peers_nvml.c")]
 PCIE_MS = 20
 """What nvmlDeviceGetPcieThroughput takes on a real driver: it counts for so long."""
 
@@ -20,7 +20,7 @@ def build_driver(folder: Path) -> Path:
     """Compile the moving fake driver into `folder`, which is then to be put on LD_LIBRARY_PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", "-O0", "-finstrument-functions", "-Wall", "-Wextra", "-o", library, *_SOURCES, "-lm"]
+    command = ["cc", "-shared", "-fPIC", "-O0", "-finstrument-functions", "-Wall", "-Wextra", "-o", str(library), *_SOURCES, "-lm"]
     subprocess.run(command, check=True)
     (folder / "libnvidia-ml.so").symlink_to(library.name)
     return folder

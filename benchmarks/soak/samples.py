@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -38,7 +39,7 @@ def read(recording: Path) -> Account:
     return account
 
 
-def _add(account: Account, event: dict) -> None:
+def _add(account: Account, event: dict[str, Any]) -> None:
     match event["event"]:
         case "sample" if event["device"].startswith("gpu:") and "/" not in event["device"]:
             rounds = account.gpus.setdefault(event["device"], Rounds(first_t=event["t"]))
