@@ -45,6 +45,7 @@ def make_view(
         device=record.run.device if record else device,
         no_gpu_reason=store.no_gpu_reason,
         latest=dict(store.latest),
+        wall=store.wall0 + store.session_time(store.now) if store.wall0 else 0.0,
         sampled=dict(store.sampled),
         substitutes=dict(store.substitutes),
         processes=tuple(store.processes),

@@ -32,7 +32,9 @@ from gpuconsole.tui.screens.help import HelpScreen
 from gpuconsole.tui.screens.history import HistoryScreen
 from gpuconsole.tui.screens.knobs import KnobsScreen
 from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
+from gpuconsole.tui.screens.topology import TopologyScreen
 from gpuconsole.tui.widgets.zone import Zone
 
 T = TypeVar("T")
@@ -204,6 +206,10 @@ class ConsoleApp(App[int]):
                 return HistoryScreen(front)
             case "device":
                 return DeviceScreen(front)
+            case "processes":
+                return ProcessesScreen(front)
+            case "topology":
+                return TopologyScreen(front)
         return HelpScreen(front)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -214,6 +220,8 @@ class ConsoleApp(App[int]):
             ("Details", "Findings with their evidence", "details"),
             ("History", "Charts of the session", "history"),
             ("Devices", "All metrics with their sources", "device"),
+            ("Processes", "Who holds the GPUs; send a signal", "processes"),
+            ("Topology", "How the GPUs are linked", "topology"),
             ("Help", "Keys, and how to read the screen", "help"),
         ):
             yield SystemCommand(title, help_text, lambda name=name: self.action_open(name))

@@ -142,7 +142,7 @@ def box(
     stuck_s = 61.0 if stuck else 0.0
     detail = ", ".join(f"gpu:{n}: nvmlDeviceGetPowerUsage has not returned" for n in sorted(stuck))
     return msgspec.structs.replace(
-        base, devices=(*devices, HOST), latest=latest, sampled=sampled, unavailable=reasons, lost={f"gpu:{n}": "fell off the bus" for n in lost},
+        base, wall=WALL, devices=(*devices, HOST), latest=latest, sampled=sampled, unavailable=reasons, lost={f"gpu:{n}": "fell off the bus" for n in lost},
         processes=processes(gpus), processes_missing={f"gpu:{n}": "fell off the bus" for n in lost}, links=paths(gpus, kind),
         sources={"nvml": SourceState(base.now, "nvml", 1.0, stuck_s, detail, 3), "host": SourceState(base.now, "host", 1.0)},
     )  # fmt: skip

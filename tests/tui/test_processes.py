@@ -41,7 +41,7 @@ def with_processes(*processes: Process, gpus: int = 8) -> View:
 
 
 def screen(front: BoxFront) -> ProcessesScreen:
-    return ProcessesScreen(front, lambda: WALL)
+    return ProcessesScreen(front)
 
 
 def pids(processes: tuple[Process, ...], choice: Choice) -> list[int]:

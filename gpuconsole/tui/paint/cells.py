@@ -114,7 +114,7 @@ def fill(rows: list[Row], width: int, height: int) -> list[Row]:
 def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
     """`text` in lines of at most `width` cells, at most `limit` of them; the last ends in an ellipsis when text is left."""
     lines: list[str] = []
-    words = clean(" ".join(text.split())).split(" ")
+    words = [part for word in clean(" ".join(text.split())).split(" ") for part in _pieces(word, width)]
     current = ""
     for word in words:
         joined = f"{current} {word}" if current else word
@@ -128,6 +128,19 @@ def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
     if len(lines) > limit:
         lines = [*lines[: limit - 1], cut(" ".join(lines[limit - 1 :]), width)]
     return lines
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word longer than a line, such as a path, in parts that fit; nothing of it is lost."""
+    pieces, used = [""], 0
+    for char in word:
+        size = _char_width(char)
+        if used + size > width and used:
+            pieces.append("")
+            used = 0
+        pieces[-1] += char
+        used += size
+    return pieces
 
 
 def beside(*panels: list[Row]) -> list[Row]:

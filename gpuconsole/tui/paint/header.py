@@ -6,6 +6,7 @@ from gpuconsole.model.device import Device
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import facts, format
 from gpuconsole.tui.paint.cells import Row, Segment, line_of, row_width, spread
+from gpuconsole.tui.paint.fleet import fleet_rows
 
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
@@ -13,15 +14,20 @@ def paint_header(view: View, width: int, height: int) -> list[Row]:
     shown = _devices(view)
     rows = [_title(view, width)]
     room = height - 1
+    many = has_fleet(view)
     for n, device in enumerate(shown[:room]):
-        left_out = len(shown) - room if n == room - 1 else 0
+        left_out = len(shown) - room if n == room - 1 and not many else 0
         rows.append(_strip(view, device, width, left_out))
     return rows[:height]
 
 
-def header_rows(view: View, most: int) -> int:
-    """How many rows the header wants."""
-    return 1 + min(most, max(1, len(_devices(view))))
+def header_rows(view: View) -> int:
+    """How many rows the header has use for: where the GPUs have a strip of their own, only the one in use has a line here."""
+    return 1 + (1 if has_fleet(view) else max(1, len(_devices(view))))
+
+
+def has_fleet(view: View) -> bool:
+    return fleet_rows(view, 1) > 0
 
 
 def _devices(view: View) -> list[Device]:
@@ -31,10 +37,10 @@ def _devices(view: View) -> list[Device]:
 
 
 def _title(view: View, width: int) -> Row:
-    right = _activity(view)
+    right = _trouble(view) or _activity(view)
     if view.own_cpu_ratio is not None and width >= 70:
         right.append((f"   own cost {format.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
-    gpus = [one for one in view.devices if one.is_gpu]
+    gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
     what = f"{len(gpus)}x {gpus[0].name}" if gpus else ""
     if view.environment.driver and gpus:
         what += f"  driver {view.environment.driver}"
@@ -46,6 +52,14 @@ def _title(view: View, width: int) -> Row:
         if text and row_width(line_of(left)) + len(text) + 3 + row_width(line_of(right)) < width:
             left.append((f"   {text}", "dim"))
     return spread(width, left, [(" ", ""), *right])
+
+
+def _trouble(view: View) -> list[Segment]:
+    """A source that does not answer: what it waits for, and how long already."""
+    for state in view.sources.values():
+        if state.stuck_s:
+            return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
+    return []
 
 
 def _activity(view: View) -> list[Segment]:
@@ -87,6 +101,7 @@ def _gpu_strip(view: View, device: Device, width: int) -> list[Segment]:
         f"HBM bw {format.si(value('gpu.hbm_bytes_per_s'), 'B/s')} {format.percent(value('gpu.dram_active_ratio'))}",
         watts,
         f"{warmth:2.0f} °C" if warmth is not None else "temp n/a",
+        *([f"power cap {format.percent(capped)} of time"] if (capped := value("gpu.power_cap_time_ratio")) else []),
         f"SM clock {format.si(value('gpu.sm_clock_hz'), 'Hz').strip()}",
     ]
     return _fitting(name, figures, width)

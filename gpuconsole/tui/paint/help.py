@@ -15,6 +15,8 @@ KEYS = (
     ("d", "details of all findings: evidence, reasons, code for your own program"),
     ("h", "history: throughput over time with the moments of change, distribution of step times"),
     ("i", "device: every metric with its value, unit and source, and why some are n/a"),
+    ("p", "processes on the GPUs: sort, filter, tree, send a signal"),
+    ("l", "links: the topology of the GPUs, with NUMA nodes and CPUs"),
     ("r", "begin or end a recording of the session"),
     ("e", "export a snapshot (JSON) of the session"),
     ("x", "stop the run"),

@@ -16,6 +16,8 @@ MAIN: Keys = (
     ("h", "history"),
     ("?", "help"),
     ("i", "device"),
+    ("p", "processes"),
+    ("l", "links"),
     ("x", "stop"),
     ("r", "record"),
     ("e", "export"),

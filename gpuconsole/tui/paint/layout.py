@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class Plan(NamedTuple):
-    """Heights in rows; `runs_width` 0: the runs stand under the diagnosis, or nowhere when `runs` is 0 too."""
+    """Heights in rows; `runs_width` 0: the runs stand under the diagnosis, or nowhere when `runs` is 0 too. `fleet`: of many GPUs."""
 
     header: int
+    fleet: int
     tiles: int
     tile_height: int
     tiles_per_row: int
@@ -20,8 +21,11 @@ class Plan(NamedTuple):
     boxed: bool
 
 
-def plan(width: int, height: int, devices: int = 1) -> Plan:
-    """The layout for a terminal of `width` x `height`: what matters most keeps its room longest."""
+def plan(width: int, height: int, devices: int = 1, fleet: int = 0) -> Plan:
+    """The layout for a terminal of `width` x `height`: what matters most keeps its room longest.
+
+    `devices` are the lines that the header has use for, `fleet` the rows of the strip of many GPUs.
+    """
     wide, tall = width >= 100, height >= 32
     boxed = wide and tall
     if width >= 120 and height >= 24:  # narrower, a tile could not hold its title and its figure
@@ -32,9 +36,10 @@ def plan(width: int, height: int, devices: int = 1) -> Plan:
         per_row, grid, tile_height = 2, 2, 1
     phases = (5 if wide else 6) if boxed else 4 if height >= 20 else 3 if height >= 16 else 2
     header = 1 + (min(devices, 4 if tall else 1) if height >= 10 else 0)
-    rest = max(0, height - header - grid * tile_height - phases - 1)
+    strip = min(fleet, 7 if tall else 3 if height >= 20 else 0)
+    rest = max(0, height - header - strip - grid * tile_height - phases - 1)
     if wide:
         runs_width = width // 2
-        return Plan(header, grid * tile_height, tile_height, per_row, grid * per_row == 8, phases, rest, rest, runs_width, boxed)
+        return Plan(header, strip, grid * tile_height, tile_height, per_row, grid * per_row == 8, phases, rest, rest, runs_width, boxed)
     runs = 0 if rest < 8 else min(9, max(4, rest // 3))
-    return Plan(header, grid * tile_height, tile_height, per_row, False, phases, rest - runs, runs, 0, boxed)
+    return Plan(header, strip, grid * tile_height, tile_height, per_row, False, phases, rest - runs, runs, 0, boxed)

@@ -1,4 +1,4 @@
-"""The main screen: device strip, live tiles, where a step goes, diagnosis, runs."""
+"""The main screen: device strip (and a strip of many GPUs), live tiles, where a step goes, diagnosis, runs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.runtime.front import Front, View
 from gpuconsole.tui.paint import facts
+from gpuconsole.tui.paint.fleet import fleet_rows
 from gpuconsole.tui.paint.header import header_rows
 from gpuconsole.tui.paint.keys import MAIN
 from gpuconsole.tui.paint.layout import Plan, plan
 from gpuconsole.tui.widgets.bars import KeyBar
-from gpuconsole.tui.widgets.live import DiagnosisZone, HeaderZone, LiveZone, PhasesZone, RunsZone, TilesZone
+from gpuconsole.tui.widgets.live import DiagnosisZone, FleetZone, HeaderZone, LiveZone, PhasesZone, RunsZone, TilesZone
 
-MOST_DEVICES = 4
+MOST_FLEET_ROWS = 7
 
 
 class MainScreen(Screen[None]):
-    """Five zones and a key bar. Enter means what the selected suggestion says, however the list has moved since."""
+    """Six zones and a key bar. Enter means what the selected suggestion says, however the list has moved since."""
 
     DEFAULT_CSS = """
     MainScreen { layout: vertical; overflow: hidden; }
@@ -43,6 +44,8 @@ class MainScreen(Screen[None]):
         Binding("d", "app.open('details')", show=False),
         Binding("h", "app.open('history')", show=False),
         Binding("i", "app.open('device')", show=False),
+        Binding("p", "app.open('processes')", show=False),
+        Binding("l", "app.open('topology')", show=False),
     ]
 
     def __init__(self, front: Front, try_change: Callable[[Knobs, Interval | None], None]) -> None:
@@ -52,6 +55,7 @@ class MainScreen(Screen[None]):
         self.selected = ""
         self._plan: Plan | None = None
         self._header = HeaderZone(front, id="header")
+        self._fleet = FleetZone(front, id="fleet")
         self._tiles = TilesZone(front, id="tiles")
         self._phases = PhasesZone(front, id="phases")
         self._diagnosis = DiagnosisZone(front, id="diagnosis")
@@ -60,10 +64,11 @@ class MainScreen(Screen[None]):
 
     @property
     def zones(self) -> tuple[LiveZone, ...]:
-        return (self._header, self._tiles, self._phases, self._diagnosis, self._runs)
+        return (self._header, self._fleet, self._tiles, self._phases, self._diagnosis, self._runs)
 
     def compose(self) -> ComposeResult:
         yield self._header
+        yield self._fleet
         yield self._tiles
         yield self._phases
         yield self._lower
@@ -90,13 +95,14 @@ class MainScreen(Screen[None]):
 
     def _lay_out(self, view: View) -> None:
         """Give the zones their rows, when the plan is another."""
-        new = plan(self.size.width, self.size.height, header_rows(view, MOST_DEVICES) - 1)
+        new = plan(self.size.width, self.size.height, header_rows(view) - 1, fleet_rows(view, MOST_FLEET_ROWS))
         if new == self._plan:
             return
         self._plan = new
         for zone in self.zones:
             zone.plan = new
-        for zone, height in ((self._header, new.header), (self._tiles, new.tiles), (self._phases, new.phases)):
+        self._fleet.display = new.fleet > 0
+        for zone, height in ((self._header, new.header), (self._fleet, new.fleet), (self._tiles, new.tiles), (self._phases, new.phases)):
             zone.styles.height = height
         beside = new.runs_width > 0
         self._lower.styles.layout = "horizontal" if beside else "vertical"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 
 from textual import events
 from textual.app import ComposeResult
@@ -42,7 +40,7 @@ TITLE_ROOM = 60
 
 
 class ProcessesScreen(BackScreen):
-    """The selection holds on to a process, wherever the order moves it. `clock` gives Unix time."""
+    """The selection holds on to a process, wherever the order moves it."""
 
     DEFAULT_CSS = "#prompt { height: 1; dock: bottom; margin-bottom: 1; }"
     BINDINGS = [
@@ -65,9 +63,8 @@ class ProcessesScreen(BackScreen):
     ]
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, front: Front) -> None:
         super().__init__(front)
-        self._clock = clock
         self._view = front.view()
         self._choice = Choice()
         self._entries: list[Entry] = []
@@ -124,7 +121,7 @@ class ProcessesScreen(BackScreen):
         return f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'}, {order_in_words(self._choice)}{filtered}"
 
     def _wall(self) -> float | None:
-        return None if self._view.recording else self._clock()
+        return self._view.wall or None
 
     def _paint_table(self, width: int, height: int) -> list[Row]:
         self._offset = follow(self._offset, self._at, table_room(self._view, height), len(self._entries))

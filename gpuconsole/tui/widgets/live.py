@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.runtime.front import Front, View
 from gpuconsole.tui.paint.cells import Row
 from gpuconsole.tui.paint.diagnosis import paint_diagnosis
+from gpuconsole.tui.paint.fleet import paint_fleet
 from gpuconsole.tui.paint.header import paint_header
 from gpuconsole.tui.paint.layout import Plan, plan
 from gpuconsole.tui.paint.phases import paint_phases
@@ -39,6 +40,11 @@ class LiveZone(Zone):
 class HeaderZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         return paint_header(view, width, height)
+
+
+class FleetZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_fleet(view, width, height)
 
 
 class TilesZone(LiveZone):
