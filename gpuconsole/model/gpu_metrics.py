@@ -7,6 +7,8 @@ field values; `nvml` is a call of its own; `derived` is computed here from the o
 
 from __future__ import annotations
 
+import msgspec
+
 from gpuconsole.model.metric import Metric, declare
 
 HOPPER, AMPERE, VOLTA, ANY = "Hopper", "Ampere", "Volta", "any"
@@ -151,5 +153,27 @@ HEALTH = (
     _nvml("processes", "", "Processes that hold this GPU, as far as they can be seen from here"),
 )
 
-GPU_METRICS = ACTIVITY + MEMORY + POWER + CLOCKS + LINKS + HEALTH
-LINK_METRICS = ONE_NVLINK
+# What hardly ever changes has no history: with 64 GPUs of 18 links each it would be 100 MB of straight lines.
+_STEADY = (
+    "_total_bytes",
+    "_reserved_bytes",
+    "_limit_w",
+    "_max_w",
+    "_max_hz",
+    "_slowdown_c",
+    "_max",
+    "_generation",
+    "_width",
+    "nvlinks_active",
+)
+
+
+def _without_history(metric: Metric) -> Metric:
+    return msgspec.structs.replace(metric, history=False)
+
+
+GPU_METRICS = tuple(
+    _without_history(metric) if metric.name.endswith(_STEADY) or metric in HEALTH else metric
+    for metric in ACTIVITY + MEMORY + POWER + CLOCKS + LINKS + HEALTH
+)
+LINK_METRICS = tuple(map(_without_history, ONE_NVLINK))

@@ -10,7 +10,10 @@ Kind = Literal["gauge", "counter", "distribution"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One named quantity. `source` names the reader that produces it on its usual device; `needs` is the least hardware."""
+    """One named quantity. `source` names the reader that produces it on its usual device; `needs` is the least hardware.
+
+    `history`: whether its past is kept; of what hardly ever changes only the present is.
+    """
 
     name: str
     unit: str
@@ -18,7 +21,8 @@ class Metric(msgspec.Struct, frozen=True):
     source: str
     meaning: str
     needs: str = "any"
+    history: bool = True
 
 
-def declare(name: str, unit: str, source: str, meaning: str, kind: Kind = "gauge", needs: str = "any") -> Metric:
-    return Metric(name=name, unit=unit, kind=kind, source=source, meaning=meaning, needs=needs)
+def declare(name: str, unit: str, source: str, meaning: str, kind: Kind = "gauge", needs: str = "any", history: bool = True) -> Metric:
+    return Metric(name=name, unit=unit, kind=kind, source=source, meaning=meaning, needs=needs, history=history)

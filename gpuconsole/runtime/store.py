@@ -67,7 +67,7 @@ class Store:
         self.links: list[Link] = []
         self.sources: dict[str, SourceState] = {}
         self._reasons: dict[str, str] | None = None
-        self._by_device: dict[str, dict[str, tuple[str, Series]]] = {}
+        self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
         self.records: list[RunRecord] = []
         self.trials: dict[str, Trial] = {}
         self.notes: deque[str] = deque(maxlen=NOTES)
@@ -206,10 +206,12 @@ class Store:
             if metric not in CATALOGUE:
                 return  # a newer sampler's metric: unknown here
             key = series_key(metric, device)
-            known = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)))
+            series = self.series.setdefault(key, Series(CATALOGUE[metric].source)) if CATALOGUE[metric].history else None
+            known = of_device[metric] = (key, series)
         key, series = known
         at = self.session_time(t)
-        series.add(at, value)
+        if series is not None:
+            series.add(at, value)
         self.latest[key] = value
         self.sampled[key] = at
 

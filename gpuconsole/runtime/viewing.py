@@ -9,7 +9,7 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.export.files import write_whole
-from gpuconsole.model.metrics import series_key
+from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot, encode
 from gpuconsole.runtime.front import FrontError, View
@@ -160,6 +160,12 @@ def _run_with_series(store: Store, index: int) -> Run:
         if inside:
             stride = max(1, -(-len(inside) // SERIES_POINTS))
             kept = inside[::stride]
-            series[key] = SeriesData([round(t, 3) for t, _ in kept], [v for _, v in kept], one.source)
+            source = store.substitutes.get(key, one.source)
+            series[key] = SeriesData([round(t, 3) for t, _ in kept], [v for _, v in kept], source)
+    for key, value in store.latest.items():  # of what hardly ever changes the present is all there is
+        if key not in store.series and "/link:" not in key and start <= store.sampled[key] <= end:
+            series[key] = SeriesData(
+                [round(store.sampled[key], 3)], [value], store.substitutes.get(key, CATALOGUE[key.partition("{")[0]].source)
+            )
     reasons = {**store.reasons(), **record.run.unavailable}
     return msgspec.structs.replace(record.run, series=series, unavailable=reasons)

@@ -1,36 +1,49 @@
 import sys
 
+import pytest
+
+from gpuconsole.model.gpu_metrics import GPU_METRICS
 from gpuconsole.model.series import BUCKETS, RAW, Series
 
 
-def test_keeps_minimum_mean_and_maximum_of_old_samples() -> None:
+def filled(n: int, period: int = 10) -> Series:
     series = Series()
-    for i in range(100_000):
-        series.add(float(i), float(i % 10))
-    buckets = series.buckets()
-    assert len(buckets) <= BUCKETS + 1
-    assert {bucket.low for bucket in buckets[:100]} == {0.0}
-    assert {bucket.high for bucket in buckets[:100]} == {9.0}
-    assert abs(sum(b.mean * b.n for b in buckets) / sum(b.n for b in buckets) - 4.5) < 0.01
+    for i in range(n):
+        series.add(float(i), float(i % period))
+    return series
+
+
+def test_keeps_the_mean_of_old_samples_in_order() -> None:
+    series = filled(100_000)
+    times, values = series.points()
+    assert len(times) <= RAW + BUCKETS + 1
     assert len(series) == 100_000
-    times, _ = series.points()
     assert times == sorted(times)
     assert times[0] == 0.0
+    old = len(times) - RAW
+    assert sum(values[:old]) / old == pytest.approx(4.5, abs=0.01)
 
 
 def test_recent_samples_are_whole() -> None:
     series = Series()
     for i in range(5000):
         series.add(float(i), float(i))
-    assert series.recent(300) == [float(i) for i in range(4700, 5000)]
-    assert series.since(4990.0)[0] == [float(i) for i in range(4990, 5000)]
+    assert series.since(4900.0)[0] == [float(i) for i in range(4900, 5000)]
+    assert series.last == 4999.0
 
 
-def test_a_day_of_eight_gpus_stays_under_150_mb() -> None:
-    """24 h at 1 Hz, 8 GPUs with 20 metrics each: the bytes of every array, measured on a full series."""
-    series = Series()
-    for i in range(24 * 3600):
-        series.add(float(i), 1.0)
-    size = sum(sys.getsizeof(column) for column in (series._t, series._v, *series._buckets))
-    assert size <= (RAW * 2 + (BUCKETS + RAW) * 5) * 8 * 1.2
-    assert size * 8 * 20 < 150e6
+def test_older_samples_are_found_by_their_buckets() -> None:
+    series = filled(1000)
+    times, values = series.since(500.0)
+    assert times == sorted(times)
+    assert times[0] <= 508.0
+    assert times[-1] == 999.0
+    assert len(times) == len(values)
+
+
+def test_a_day_of_64_gpus_stays_under_60_mb() -> None:
+    """The bytes of every array of a full series, for all metrics that have a history."""
+    series = filled(24 * 3600)
+    columns = (series._t, series._v, series._bucket_t, series._bucket_v, series._bucket_n)
+    kept = sum(metric.history for metric in GPU_METRICS)
+    assert sum(map(sys.getsizeof, columns)) * kept * 64 < 60e6

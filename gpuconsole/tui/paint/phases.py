@@ -102,7 +102,7 @@ def _nothing(view: View) -> str:
 
 
 def _figures(view: View, width: int) -> list[Segment]:
-    """A step's length, and how much of the device's arithmetic it uses."""
+    """A step's length, how much of the device's arithmetic it uses, and what the work costs, as far as each is known."""
     summary = view.run.summary if view.run else None
     if summary is None or summary.step_time_s is None:
         return []
@@ -111,4 +111,9 @@ def _figures(view: View, width: int) -> list[Segment]:
     if mfu is not None and width >= 70:
         peak = f" of {summary.mfu_peak_source}" if summary.mfu_peak_source and width >= 110 else ""
         text += f"   MFU {format.percent(mfu)}{peak}"
+    per_joule, cost = facts.latest(view, "workload.tokens_per_j"), facts.latest(view, "workload.cost_per_million_tokens")
+    if per_joule is not None and width >= 100:
+        text += f"   {format.digits(per_joule) if per_joule < 999.5 else format.grouped(per_joule)} tokens/J"
+    if cost is not None and width >= 100:
+        text += f"   {cost:.3g} per Mtoken"
     return [(text, "accent")]
