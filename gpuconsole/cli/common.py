@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,6 +16,9 @@ from gpuconsole.model.knobs import KnobError, Knobs, parse_assignment
 from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Snapshot, SnapshotError, decode
 from gpuconsole.runtime.catalog import find_scenario
+
+if TYPE_CHECKING:
+    from gpuconsole.runtime.engine import Engine
 
 
 class UsageError(Exception):
@@ -33,11 +37,39 @@ def add_console_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a dcgm-exporter's /metrics: SM and tensor activity of GPUs before Hopper"
     )
+    parser.add_argument(
+        "--serve", default=argparse.SUPPRESS, metavar="HOST:PORT", help="serve the session's metrics to Prometheus meanwhile"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="with --serve: refuse requests without this bearer token"
+    )
     parser.add_argument("--eco", action="store_true", default=argparse.SUPPRESS, help="fewer screen updates, for a slow line")
 
 
 def interval(args: argparse.Namespace) -> float:
     return getattr(args, "interval", 1.0)
+
+
+def live_engine(args: argparse.Namespace) -> Engine:
+    """The engine that the common options ask for; raises UsageError."""
+    from gpuconsole.runtime.engine import Engine
+
+    engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args))
+    address = getattr(args, "serve", None)
+    if address is not None:
+        _serve(engine, address, getattr(args, "token_file", None), interval(args))
+    return engine
+
+
+def _serve(engine: Engine, address: str, token_file: Path | None, interval_s: float) -> None:
+    from gpuconsole.runtime.publishing import publish
+
+    host, port = parse_address(address, "--serve")
+    token = read_token(token_file) if token_file else None
+    try:
+        publish(engine, host, port, token, interval_s)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--serve {address}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def price_per_hour(args: argparse.Namespace) -> float | None:
@@ -57,6 +89,24 @@ def dcgm(args: argparse.Namespace) -> str | None:
     if not good:
         raise UsageError(f"--dcgm {url}: must be an address such as http://127.0.0.1:9400/metrics")
     return url
+
+
+def parse_address(text: str, option: str = "--listen") -> tuple[str, int]:
+    """`HOST:PORT`, an IPv6 address in brackets; raises UsageError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{option} {text}: must be HOST:PORT, such as 127.0.0.1:9835 or [::1]:9835")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def read_token(path: Path) -> bytes:
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
+    if not token:
+        raise UsageError(f"--token-file {path}: is empty")
+    return token
 
 
 def device(args: argparse.Namespace) -> str | None:

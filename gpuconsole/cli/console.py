@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import importlib
 import time
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError, device, has_screen, interval, record_path
+from gpuconsole.cli.common import UsageError, has_screen, live_engine, record_path
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.tui import skeleton
+from gpuconsole.tui.driver.terminal import why_no_screen
+
+WITHOUT = "gpuconsole run SCENARIO --headless"
 
 
 def run_console(args: argparse.Namespace) -> int:
     """The console with the scenario picker."""
     if not has_screen():
-        raise UsageError("no terminal here: try `gpuconsole --help` or `gpuconsole run SCENARIO --headless`")
+        raise UsageError(f"no terminal here: try `gpuconsole --help` or `{WITHOUT}`")
     return open_console(args, recording=record_path(args))
 
 
@@ -28,11 +34,10 @@ def open_console(
     recording: Path | None = None,
 ) -> int:
     """Open the screen on a live engine; returns the exit code once the user quits."""
-    from gpuconsole.runtime.engine import Engine
+    show_first_picture()
     from gpuconsole.runtime.front import FrontError
-    from gpuconsole.tui.app import run_app
 
-    engine = Engine(interval(args), device(args))
+    engine = live_engine(args)
 
     def save() -> None:
         """Whatever ends the console, a session with runs in it is not lost."""
@@ -40,9 +45,24 @@ def open_console(
             with contextlib.suppress(FrontError):
                 engine.export(snapshot or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.json"))
 
-    code = run_app(
-        engine, scenario=scenario, knobs=knobs or {}, duration=duration, record=recording, on_hangup=save, eco=getattr(args, "eco", False)
-    )
+    async def session() -> int:
+        """The engine's children start while the screen's modules are imported."""
+        opening = asyncio.create_task(engine.open())
+        app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
+        console = app.ConsoleApp(
+            engine, scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=save,
+            eco=getattr(args, "eco", False), opening=opening,
+        )  # fmt: skip
+        return int(await app.show(console))
+
+    code = asyncio.run(session())
     if snapshot is not None:
         engine.export(snapshot)
     return code
+
+
+def show_first_picture() -> None:
+    """The picture that stands until the app is loaded; raises UsageError where a full-screen program cannot draw."""
+    if why := why_no_screen():
+        raise UsageError(f"{why}; `{WITHOUT}` needs none")
+    skeleton.paint()

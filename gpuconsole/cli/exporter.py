@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.common import UsageError, dcgm, interval, seconds
+from gpuconsole.cli.common import UsageError, dcgm, interval, parse_address, read_token, seconds
 from gpuconsole.model.text import visible
 from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.wire.events import AnyEvent, Note
@@ -73,27 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 def say(text: str) -> None:
     print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)
-
-
-# --- the command line -----------------------------------------------------------------------------------------
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, an IPv6 address in brackets; raises UsageError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"--listen {text}: must be HOST:PORT, such as {DEFAULT_LISTEN} or [::1]:9835")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def read_token(path: Path) -> bytes:
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
-    if not token:
-        raise UsageError(f"--token-file {path}: is empty")
-    return token
 
 
 # --- the sampler ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError, dcgm, device, interval, price_per_hour
+from gpuconsole.cli.common import UsageError, live_engine
 from gpuconsole.export.summary import session_text, trial_text
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs import Knobs, describe_changes
@@ -44,7 +44,9 @@ class HeadlessRun:
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
-        engine = Engine(interval(self._args), device(self._args), price_per_hour=price_per_hour(self._args), dcgm=dcgm(self._args))
+        engine = live_engine(self._args)
+        for note in engine.store.notes:
+            print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted.set)

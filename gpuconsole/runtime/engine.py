@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Engine:
     ) -> None:
         """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs."""
         self.store = Store()
+        self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
         self._wanted_device = device
         self._sampling = Sampling(interval_s, dcgm, self._emit)
@@ -262,11 +263,17 @@ class Engine:
             self._recorder.write(event)
         return target
 
+    def note(self, text: str) -> None:
+        """One line for the person at the screen, and for a recording."""
+        self._emit(Note(time.monotonic(), text))
+
     # --- events ---------------------------------------------------------------------------------------------
 
     def _emit(self, event: AnyEvent) -> None:
         """The one place where the session changes."""
         self.store.apply(event)
+        for listener in self.listeners:
+            listener(event)
         if isinstance(event, Devices):
             self._devices_known.set()
         if self._recorder is not None:

@@ -19,8 +19,12 @@ from tests.waiting import wait_until
 class Exporter:
     """One exporter on a port of its own. `lines` is what it has said on stderr."""
 
-    def __init__(self, environment: dict[str, str], *options: str, listen: str = "127.0.0.1:0", interval: str = "0.2") -> None:
-        command = [sys.executable, "-m", "gpuconsole", "exporter", "--listen", listen, "--interval", interval, *options]
+    def __init__(
+        self, environment: dict[str, str], *options: str, listen: str = "127.0.0.1:0", interval: str = "0.2", command: tuple[str, ...] = ()
+    ) -> None:
+        """`command` stands in for `exporter --listen ADDRESS`."""
+        words = command or ("exporter", "--listen", listen)
+        command = (sys.executable, "-m", "gpuconsole", *words, "--interval", interval, *options)
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()

@@ -275,3 +275,15 @@ def test_a_client_that_dawdles_or_hangs_up_is_no_news(machine: Machine) -> None:
             assert exporter.get()[0] == 200
         assert exporter.get("/healthz")[0] == 200
         assert len(exporter.lines) == 1
+
+
+def test_a_run_serves_its_workload_too(machine: Machine) -> None:
+    _, environment = machine("init_error 9")
+    small = ("--set", "d_model=64", "--set", "n_layer=1")
+    words = ("run", "train-gpt", "--headless", "--duration", "60", "--serve", "127.0.0.1:0", "--price", "3.6", *small)
+    with Exporter(environment, command=words) as exporter:
+        wait_until(lambda: exporter.value("gpuconsole_workload_tokens_per_second", "cpu"), 60, "tokens per second")
+        rate = exporter.value("gpuconsole_workload_tokens_per_second", "cpu")
+        cost = exporter.value("gpuconsole_workload_cost_per_million_tokens", "cpu")
+        assert rate and cost and cost * rate == pytest.approx(1000, rel=0.9)  # 3.6 an hour are 1000 per million seconds
+        assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
