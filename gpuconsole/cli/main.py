@@ -1,18 +1,30 @@
-"""`gpuconsole`: parses the command line and runs one command. Exit codes: 0 ok, 1 the workload failed, 2 bad usage."""
+"""`gpuconsole`: parses the command line and runs one command. Exit codes: 0 ok, 1 the workload failed, 2 bad usage.
+
+Imports wait until they are needed: the console's first picture comes before them.
+"""
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuconsole import __version__
 
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Collection
+
+_NOT_COMMANDS = ("main", "common", "console", "headless")
 COMMANDS = tuple(
-    sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in ("main", "common", "console", "headless"))
+    sorted(
+        name[:-3]
+        for name in os.listdir(os.path.dirname(__file__))
+        if name.endswith(".py") and name[0].isalpha() and name[:-3] not in _NOT_COMMANDS
+    )
 )
 
+DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
 EXAMPLES = """examples:
   gpuconsole                                      the console: devices, scenario picker
   gpuconsole run data-starved                     one scenario on the screen
@@ -22,28 +34,64 @@ EXAMPLES = """examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gpuconsole",
-        description="Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
+def build_parser(commands: Collection[str] = COMMANDS, parser_class: type[ArgumentParser] | None = None) -> ArgumentParser:
+    """The parser of these commands; each one's file is imported for it."""
+    import argparse
+    import importlib
+
     from gpuconsole.cli.common import add_console_options
 
+    parser = (parser_class or argparse.ArgumentParser)(
+        prog="gpuconsole", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
     add_console_options(parser)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name in COMMANDS:
-        importlib.import_module(f"gpuconsole.cli.{name}").add(commands)
+    added = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for name in commands:
+        importlib.import_module(f"gpuconsole.cli.{name}").add(added)
     return parser
+
+
+def parse(words: list[str]) -> Namespace:
+    """The command line, read by a parser of only the commands that it names; help and complaints come from that of all commands."""
+    import argparse
+
+    class NotUnderstood(Exception):
+        pass
+
+    class Quiet(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise NotUnderstood
+
+    if not {"-h", "--help"} & set(words):
+        named = [name for name in COMMANDS if name.replace("_", "-") in words]
+        try:
+            return build_parser(named, Quiet).parse_args(words)
+        except NotUnderstood:
+            pass
+    return build_parser().parse_args(words)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    from gpuconsole.cli.common import UsageError
+    words = sys.argv[1:] if argv is None else argv
+    from gpuconsole.tui import skeleton
 
-    args = build_parser().parse_args(argv)
+    try:
+        if not words and skeleton.fits():  # nothing in it can be wrong
+            skeleton.paint()
+        return _run(words)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        skeleton.restore()
+
+
+def _run(words: list[str]) -> int:
+    from gpuconsole.cli.common import UsageError
+    from gpuconsole.tui import skeleton
+
+    args = parse(words)
     if args.command is None:
         from gpuconsole.cli.console import run_console
 
@@ -51,9 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(args.handler(args))
     except UsageError as error:
+        skeleton.restore()
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return 1
-    except KeyboardInterrupt:
-        return 130

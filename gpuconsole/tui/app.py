@@ -26,21 +26,14 @@ from gpuconsole.tui.driver.terminal import terminal
 from gpuconsole.tui.opening import Opens, Warms
 from gpuconsole.tui.paint.trial import verdict_line
 from gpuconsole.tui.screens.base import BackScreen
-from gpuconsole.tui.screens.details import DetailsScreen
-from gpuconsole.tui.screens.device import DeviceScreen
-from gpuconsole.tui.screens.help import HelpScreen
-from gpuconsole.tui.screens.history import HistoryScreen
-from gpuconsole.tui.screens.knobs import KnobsScreen
 from gpuconsole.tui.screens.main import MainScreen
-from gpuconsole.tui.screens.processes import ProcessesScreen
-from gpuconsole.tui.screens.scenarios import ScenariosScreen
-from gpuconsole.tui.screens.topology import TopologyScreen
 from gpuconsole.tui.widgets.zone import Zone
 
 T = TypeVar("T")
 
 
 ECO_S = 2.0
+FIRST_LOOK_S = 0.05
 CLOSE_S = 3.0
 HANG_UP_S = 8.0
 """After a hang-up the terminal may be gone and anything may block: then the process ends all the same."""
@@ -73,8 +66,9 @@ class ConsoleApp(App[int]):
         record: Path | None = None,
         on_hangup: Callable[[], None] | None = None,
         eco: bool = False,
+        opening: Awaitable[None] | None = None,
     ) -> None:
-        """`eco`: one update in `ECO_S` seconds; keys are answered at once all the same."""
+        """`eco`: one update in `ECO_S` seconds; keys are answered at once all the same. `opening`: the front is being opened already."""
         super().__init__(driver_class=driver_class(), ansi_color=True)
         self.theme = "ansi-dark"
         self.front = front
@@ -86,6 +80,7 @@ class ConsoleApp(App[int]):
         self._running_since: float | None = None
         self._record = record
         self._on_hangup = on_hangup
+        self._opening = opening
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
@@ -102,6 +97,7 @@ class ConsoleApp(App[int]):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, self._hang_up, number)
         self._timer = self.set_interval(self._period, self.tick)
+        self._first_look = self.set_interval(FIRST_LOOK_S, self._look_for_data)
         self.run_worker(self._begin(), exit_on_error=True)
 
     def on_unmount(self) -> None:
@@ -112,7 +108,9 @@ class ConsoleApp(App[int]):
 
     async def _begin(self) -> None:
         """Open the front; then start what was asked for, or ask."""
-        if isinstance(self.front, Opens):
+        if self._opening is not None:
+            await self._opening
+        elif isinstance(self.front, Opens):
             await self.front.open()
         if self._record is not None:
             self._do(lambda: self.front.toggle_recording(self._record))
@@ -123,6 +121,12 @@ class ConsoleApp(App[int]):
             if isinstance(self.front, Warms):
                 await self.front.warm()
         self.tick()
+
+    def _look_for_data(self) -> None:
+        """The first numbers are shown as soon as they are there."""
+        if self._leaving or self.front.view().latest:
+            self._first_look.stop()
+            self.tick()
 
     def tick(self) -> None:
         """Show the present state on the screen in sight; hidden ones do no work."""
@@ -189,27 +193,47 @@ class ConsoleApp(App[int]):
 
     def action_open(self, name: str) -> None:
         """Put a screen on top of the main one; one at a time, but help on top of any."""
-        if isinstance(self.screen, BackScreen) and (name != "help" or isinstance(self.screen, HelpScreen)):
-            return
+        if isinstance(self.screen, BackScreen):
+            from gpuconsole.tui.screens.help import HelpScreen
+
+            if name != "help" or isinstance(self.screen, HelpScreen):
+                return
         self.push_screen(self._screen(name))
 
     def _screen(self, name: str) -> BackScreen:
+        """Each screen is imported when it is first opened, so that the main one is there the sooner."""
         front = self.front
         match name:
             case "scenarios":
+                from gpuconsole.tui.screens.scenarios import ScenariosScreen
+
                 return ScenariosScreen(front, self.start)
             case "knobs":
+                from gpuconsole.tui.screens.knobs import KnobsScreen
+
                 return KnobsScreen(front, self.apply, self.try_change)
             case "details":
+                from gpuconsole.tui.screens.details import DetailsScreen
+
                 return DetailsScreen(front)
             case "history":
+                from gpuconsole.tui.screens.history import HistoryScreen
+
                 return HistoryScreen(front)
             case "device":
+                from gpuconsole.tui.screens.device import DeviceScreen
+
                 return DeviceScreen(front)
             case "processes":
+                from gpuconsole.tui.screens.processes import ProcessesScreen
+
                 return ProcessesScreen(front)
             case "topology":
+                from gpuconsole.tui.screens.topology import TopologyScreen
+
                 return TopologyScreen(front)
+        from gpuconsole.tui.screens.help import HelpScreen
+
         return HelpScreen(front)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -284,23 +308,13 @@ class ConsoleApp(App[int]):
         self.tick()
 
 
-def run_app(
-    front: Front,
-    *,
-    refresh_hz: float = 2.0,
-    scenario: str | None = None,
-    knobs: Knobs | None = None,
-    duration: float | None = None,
-    record: Path | None = None,
-    on_hangup: Callable[[], None] | None = None,
-    eco: bool = False,
-) -> int:
+def run_app(front: Front, *, eco: bool = False) -> int:
     """Show the console until the user quits. 0: all well, 1: the last run failed, 128 + n: ended by signal n."""
-    app = ConsoleApp(front, refresh_hz, scenario, knobs=knobs, duration=duration, record=record, on_hangup=on_hangup, eco=eco)
-    return asyncio.run(_show(app))
+    return asyncio.run(show(ConsoleApp(front, eco=eco)))
 
 
-async def _show(app: ConsoleApp) -> int:
+async def show(app: ConsoleApp) -> int:
+    """`run_app` on a running loop."""
     try:
         code = await app.run_async()
     finally:

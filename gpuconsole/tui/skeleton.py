@@ -15,7 +15,7 @@ import termios
 from collections.abc import Mapping
 from typing import Any
 
-from gpuconsole.tui.driver.terminal import terminal
+from gpuconsole.tui.driver.terminal import terminal, why_no_screen
 from gpuconsole.tui.paint.cells import Row, beside, blank, fill, line, panel, spread, to_ascii
 from gpuconsole.tui.paint.layout import Plan, plan
 
@@ -32,6 +32,11 @@ _painted = False
 _handed_over = False
 _found: list[Any] | None = None
 """The terminal's attributes before we came."""
+
+
+def fits(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is a terminal that can show it: keys come from stdin, and the screen is drawn on stderr."""
+    return os.isatty(0) and os.isatty(2) and why_no_screen(environ) is None
 
 
 def paint(environ: Mapping[str, str] = os.environ) -> None:
@@ -64,10 +69,11 @@ def painted() -> bool:
 
 
 def hand_over() -> list[Any] | None:
-    """From here on the driver gives the terminal back. Returns the attributes that it had at first, None where nothing was painted."""
+    """From here on the driver gives the terminal back, with the attributes that this returns; None: with those that it has found."""
     global _handed_over
+    found = _found if painted() else None
     _handed_over = True
-    return _found
+    return found
 
 
 def restore() -> None:

@@ -30,12 +30,12 @@ class Look:
 
 
 @cache
-def look(attributes: frozenset[int] = frozenset(), fore: str = "", back: str = "", link: str = "") -> Look:
+def look(attributes: frozenset[int], fore: str, back: str, link: str) -> Look:
     """The one object for this look."""
     return Look(attributes, fore, back, link, bool(back or link or attributes & _SEEN_ON_BLANKS))
 
 
-PLAIN = look()
+PLAIN = look(frozenset(), "", "", "")
 
 
 @lru_cache(4096)

@@ -110,6 +110,8 @@ class Wanted:
                     self._rest = token[0]
                 case _:
                     self.passing.append(Passing(token[0], Effect.UNKNOWN))
+        if drawn and not self.updates:
+            self.changed = set(range(self.height))  # the blanks are wanted too
         self.updates += drawn
         self.cursor = (min(self._x, self.width - 1), min(self._y, self.height - 1))
 
