@@ -29,7 +29,7 @@ LAST_WORDS_S = 0.5
 WATCH_S = 0.5
 OPENING_S = 2.0
 """How long the list of devices waits for the driver to open; afterwards it comes without GPUs, and once more when they are known."""
-RETRY_S = 10.0
+RETRY_S = 5.0
 """How often a driver that is not there is looked for again."""
 DRIVER_GONE_EXIT = 75
 """Exit code that asks for a fresh sampler: only a new process can load another driver's library. (EX_TEMPFAIL)"""
