@@ -32,7 +32,7 @@ def rules_that_fire(snapshot: dict) -> list[str]:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("scenario", TOP_FINDINGS)
 def test_each_scenarios_cause_is_the_top_finding(cli: Cli, tmp_path: Path, scenario: str) -> None:
-    done = cli("run", scenario, "--headless", "--duration", "14", "--snapshot", "s.json")
+    done = cli("run", scenario, "--headless", "--duration", "11", "--snapshot", "s.json")
     assert done.returncode == 0, done.stderr
     snapshot = json.loads((tmp_path / "s.json").read_text())
     jsonschema.validate(snapshot, json_schema())
@@ -137,7 +137,7 @@ def test_a_failing_workload_is_exit_code_1_with_its_cause(cli: Cli, tmp_path: Pa
     def little_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
 
-    args = ["--set", "batch_size=65536", "--set", "seq_len=4096", "--snapshot", "s.json", "--duration", "5"]
+    args = ["--set", "batch_size=65536", "--set", "seq_len=256", "--snapshot", "s.json", "--duration", "5"]
     done = cli("run", "train-gpt", "--headless", *args, preexec_fn=little_memory)
     assert done.returncode == 1
     assert "out of memory at batch_size 65536" in done.stderr
