@@ -49,7 +49,7 @@ class Peer:
 PEERS = (
     Peer("nvitop", "nvitop==1.7.2", ("--interval", "1"), shows="GiB / "),
     Peer("nvtop", "nvtop", ("-d", "10")),
-    Peer("btop", "btop", shows="GPU0|GPU +■"),
+    Peer("btop", "btop", shows="GPU ?0|GPU +■|gpu-totals"),
     Peer("gpustat", "gpustat==1.1.1", ("-i", "1"), quits_on=b"\x03"),
     Peer("gpu-scope", "gpu-scope==0.2.0", ("-i", "1")),
     Peer("nvhtop-tui", "nvhtop-tui==0.1.1"),
