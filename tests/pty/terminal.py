@@ -19,10 +19,19 @@ import pyte
 KEYS = {"enter": b"\r", "escape": b"\x1b", "up": b"\x1b[A", "down": b"\x1b[B"}
 
 
-class Terminal:
-    """`gpuconsole ARGS` at `columns` x `rows`. Use as a context manager: the program is killed at the end."""
+def seen(char: pyte.screens.Char) -> tuple[object, ...]:
+    shape = (char.bg, char.underscore, char.strikethrough, char.reverse)
+    if char.data == " " and shape == ("default", False, False, False):
+        return (" ",)
+    return (char.data, char.fg, char.bold, char.italics, *shape)
 
-    def __init__(self, *args: str, cwd: Path, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None) -> None:
+
+class Terminal:
+    """`gpuconsole ARGS`, or another module, at `columns` x `rows`. Use as a context manager: the program is killed at the end."""
+
+    def __init__(
+        self, *args: str, cwd: Path, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None, module: str = "gpuconsole"
+    ) -> None:
         self.raw = bytearray()
         self.columns, self.rows = columns, rows
         self._screen = pyte.Screen(columns, rows)
@@ -30,7 +39,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         self._set_size(slave)
         environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", **(env or {})}
-        command = [sys.executable, "-m", "gpuconsole", *args]
+        command = [sys.executable, "-m", module, *args]
 
         def take_terminal() -> None:
             os.setsid()
@@ -55,16 +64,34 @@ class Terminal:
         """What is on the screen now."""
         return "\n".join(self._screen.display)
 
+    @property
+    def cells(self) -> list[list[tuple[object, ...]]]:
+        """What can be seen of each cell: of a blank neither colour nor weight."""
+        return [[seen(self._screen.buffer[y][x]) for x in range(self.columns)] for y in range(self.rows)]
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        return self._screen.cursor.x, self._screen.cursor.y
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows the keys that are pressed, as a shell has it."""
+        return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
+
+    def scribble(self) -> None:
+        """What another program leaves on the screen."""
+        self._stream.feed(b"".join(b"\x1b[%d;1H\x1b[0;7;35m" % (y + 1) + b"#" * self.columns for y in range(self.rows)) + b"\x1b[m")
+
     def press(self, *keys: str) -> None:
         for key in keys:
             os.write(self._master, KEYS.get(key, key.encode()))
 
-    def read(self, timeout_s: float = 0.1) -> bool:
+    def read(self, timeout_s: float = 0.1, most: int = 1 << 16) -> bool:
         """Take what the program has written; False once it has closed the terminal."""
         if not select.select([self._master], [], [], timeout_s)[0]:
             return True
         try:
-            chunk = os.read(self._master, 1 << 16)
+            chunk = os.read(self._master, most)
         except OSError:
             return False
         self.raw += chunk

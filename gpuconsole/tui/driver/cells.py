@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
 from rich.cells import cell_len
@@ -43,11 +44,21 @@ def _cluster(cluster: str) -> list[str]:
     return [cluster] + [""] * (cell_len(cluster) - 1) if cluster else []
 
 
+_DRAWN_AS = {"-": "▔", "|": "▏▎▍▋▊▉▕", "*": "•✓", "o": "○◐◯", "x": "✗", "'": "‘’", '"': "“”"}
+_FRAMES = {ord(char): shown for shown, chars in _DRAWN_AS.items() for char in chars}
+"""What Textual's own widgets draw with, beside what `to_ascii` knows."""
+
+
 @lru_cache(2048)
 def _ascii(cell: str) -> str:
     """One ASCII character for any cell."""
-    shown = to_ascii([(cell, "")])[0][0] if cell else "?"
-    return shown if len(shown) == 1 else "?"
+    shown = to_ascii([(cell.translate(_FRAMES), "")])[0][0]
+    if len(shown) == 1 and shown != "?":
+        return shown
+    if cell and (name := unicodedata.name(cell[0], "")).startswith("BOX DRAWINGS"):
+        return "+" if ("VERTICAL" in name) == ("HORIZONTAL" in name) else "|" if "VERTICAL" in name else "-"
+    plain = unicodedata.normalize("NFKD", cell)[:1]
+    return plain if plain.isascii() and plain.isprintable() and plain else "?"
 
 
 def clip(cells: list[str], room: int) -> list[str]:

@@ -1,0 +1,59 @@
+"""The console on a scripted front, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [gpu|moving] [skeleton]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import msgspec
+
+from gpuconsole.runtime.front import View
+from gpuconsole.tui import app, skeleton
+from tests.tui.fake_front import FakeFront, gpu_view
+
+MOVES_S = 2.0
+NEWEST = "running 16:39"
+"""What the header shows of a moving front once it stands still."""
+
+
+class MovingFront(FakeFront):
+    """Every number is another one at each look, for `MOVES_S` from the first key on."""
+
+    def __init__(self) -> None:
+        super().__init__(gpu_view())
+        self._begun = time.monotonic()
+
+    def view(self) -> View:
+        shown = super().view()
+        if time.monotonic() - self._begun > MOVES_S:
+            return msgspec.structs.replace(shown, running_s=999.0)
+        n = self.views % 97
+        moved = {key: value * (1 + n / 200) for key, value in shown.latest.items()}
+        return msgspec.structs.replace(shown, latest=moved, running_s=float(n))
+
+    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
+        history = super().history(key, columns, seconds)
+        moved = 0 if time.monotonic() - self._begun > MOVES_S else self.views % columns if columns else 0
+        return history[moved:] + history[:moved]
+
+
+class Console(app.ConsoleApp):
+    BINDINGS = [("z", "shell", "a shell for a moment")]
+
+    def action_shell(self) -> None:
+        with self.suspend():
+            os.system("echo hello from the shell")
+
+
+def main(words: list[str]) -> int:
+    if "skeleton" in words:
+        skeleton.paint()
+    if "plain" in words:
+        app.driver_class = lambda: None
+    front = MovingFront() if "moving" in words else FakeFront(gpu_view())
+    return int(app.asyncio.run(app.show(Console(front, refresh_hz=20.0))))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""The driver in a real terminal: the same picture as Textual's own, in far fewer bytes, whatever the terminal does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pty.shown_console import MOVES_S, NEWEST
+from tests.pty.terminal import Terminal
+from tests.waiting import wait_until
+
+SHOWN = "tests.pty.shown_console"
+MAIN = ("SM active", "where a step goes", "Too few dataloader workers", "q quit")
+LEFT = b"\x1b[?1049l"
+
+
+def shown(tmp_path: Path, *words: str, **size: int) -> Terminal:
+    return Terminal(*words, cwd=tmp_path, module=SHOWN, **size)
+
+
+def tour(terminal: Terminal) -> list[object]:
+    """Screens opened and closed, and sizes; the cells of each."""
+    pictures: list[object] = []
+    terminal.wait_for(*MAIN)
+    pictures.append(terminal.cells)
+    for key, words in (("?", "Reading the screen"), ("s", "A loader that cannot keep up"), ("k", "prefetch_factor"), ("d", "recoverable")):
+        terminal.press(key)
+        terminal.wait_for(words)
+        pictures.append(terminal.cells)
+        terminal.press("escape")
+        terminal.wait_for(*MAIN)
+        pictures.append(terminal.cells)
+    for columns, rows in ((90, 30), (40, 12), (120, 40)):
+        terminal.resize(columns, rows)
+        terminal.wait_for("gpuconsole", "Diagnosis", "q quit")
+        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].startswith("q quit"), 10, "the last row")
+        assert len(terminal.text.rstrip().splitlines()) == rows
+        pictures.append(terminal.cells)
+    return pictures
+
+
+def test_every_cell_is_as_with_textuals_own_driver(tmp_path: Path) -> None:
+    with shown(tmp_path, "plain") as plain, shown(tmp_path, "own") as own:
+        expected, pictures = tour(plain), tour(own)
+        for n, (one, other) in enumerate(zip(expected, pictures, strict=True)):
+            assert one == other, f"picture {n}:\n{own.text}"
+        for terminal in (plain, own):
+            terminal.press("q")
+            assert terminal.wait_exit() == 0
+    assert len(own.raw) < 0.5 * len(plain.raw)
+
+
+def test_far_fewer_bytes_for_the_same_numbers(tmp_path: Path) -> None:
+    with shown(tmp_path, "plain", "moving") as plain, shown(tmp_path, "own", "moving") as own:
+        for terminal in (plain, own):
+            terminal.wait_for(NEWEST)
+        assert own.cells == plain.cells
+        assert len(own.raw) < 0.4 * len(plain.raw)
+
+
+def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
+    with shown(tmp_path) as terminal:
+        terminal.wait_for(*MAIN)
+        wait_until(lambda: terminal.settle(), 5)
+        before = len(terminal.raw)
+        deadline = time.monotonic() + 1.0  # twenty looks at the front
+        while time.monotonic() < deadline:
+            terminal.read(0.05)
+        assert len(terminal.raw) == before
+
+
+def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with shown(tmp_path, "moving") as terminal:
+        terminal.wait_for("SM active")
+        still = time.monotonic() + MOVES_S + 0.3
+        wait_until(lambda: time.monotonic() > still, 5, "the numbers stand still")
+        terminal.press("q")
+        pressed = time.monotonic()
+        wait_until(lambda: terminal.process.poll() is not None, 5, "the program ends unread")
+        assert time.monotonic() - pressed < 1.2
+        terminal.settle()
+        assert NEWEST not in terminal.text  # the terminal was full, and did hold up the frames
+
+
+def test_a_slow_line_shows_the_newest_state_and_quits_at_once(tmp_path: Path) -> None:
+    """20 KB/s, 20 updates a second of which all numbers differ."""
+    with shown(tmp_path, "moving") as terminal:
+        begun = time.monotonic()
+        while NEWEST not in terminal.text:
+            assert time.monotonic() - begun < 10, terminal.text
+            if len(terminal.raw) < 20_000 * (time.monotonic() - begun):
+                terminal.read(0.05, most=1000)
+            else:
+                time.sleep(0.01)  # the line is busy
+        terminal.press("q")
+        pressed = time.monotonic()
+        assert terminal.wait_exit() == 0
+        assert time.monotonic() - pressed < 1.2
+    assert LEFT in terminal.raw
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTSTP, signal.SIGSTOP])
+def test_stopped_and_continued(tmp_path: Path, stop: signal.Signals) -> None:
+    """SIGTSTP gives the terminal back first; after either all is drawn again."""
+    with shown(tmp_path) as terminal:
+        terminal.wait_for(*MAIN)
+        before = terminal.cells
+        os.kill(terminal.process.pid, stop)
+        wait_until(lambda: psutil.Process(terminal.process.pid).status() == psutil.STATUS_STOPPED, 5, "stopped")
+        terminal.settle()
+        assert (LEFT in terminal.raw) == terminal.echoes == (stop is signal.SIGTSTP)
+        terminal.scribble()
+        os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.wait_for(*MAIN)
+        assert terminal.cells == before
+        terminal.press("?")
+        terminal.wait_for("Reading the screen")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+        assert terminal.echoes
+
+
+def test_a_shell_for_a_moment(tmp_path: Path) -> None:
+    """`App.suspend`: the program within has the terminal as it was."""
+    with shown(tmp_path) as terminal:
+        terminal.wait_for(*MAIN)
+        before = terminal.cells
+        terminal.press("z")
+        wait_until(lambda: terminal.settle() and terminal.raw.count(b"\x1b[?1049h") == 2, 5, "back again")
+        terminal.wait_for(*MAIN)
+        assert b"hello from the shell" in terminal.raw
+        assert terminal.cells == before
+
+
+def test_ctrl_l_draws_all_again(tmp_path: Path) -> None:
+    with shown(tmp_path) as terminal:
+        terminal.wait_for(*MAIN)
+        before = terminal.cells
+        terminal.scribble()
+        terminal.press("\x0c")
+        terminal.wait_for(*MAIN)
+        assert terminal.cells == before
+
+
+def test_the_cursor_is_where_an_input_wants_it(tmp_path: Path) -> None:
+    """For input methods, which write beside it."""
+    with shown(tmp_path, "own") as own, shown(tmp_path, "plain") as plain:
+        cursors = []
+        for terminal in (own, plain):
+            terminal.wait_for(*MAIN)
+            terminal.press("\x10")
+            terminal.wait_for("Search for commands")
+            terminal.press("kno")
+            terminal.wait_for("kno")
+            cursors.append(terminal.cursor)
+        assert cursors[0] == cursors[1] != (0, 0)
+
+
+def test_the_first_picture_stays_until_the_first_frame(tmp_path: Path) -> None:
+    """One alternate screen, never cleared in between, and the titles that the console has."""
+    with shown(tmp_path, "skeleton") as terminal:
+        terminal.wait_for("starting", "Diagnosis", "Runs")
+        while "q quit" not in terminal.text:
+            assert "where a step goes" in terminal.text and "Diagnosis" in terminal.text
+            assert terminal.read(1.0)
+        terminal.wait_for(*MAIN)
+        assert terminal.raw.count(b"\x1b[?1049h") == 1
+        assert terminal.raw.count(b"\x1b[2J") == 1
+        assert b"\x1b[?25h" not in terminal.raw
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+        assert terminal.echoes
