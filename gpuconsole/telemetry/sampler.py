@@ -125,6 +125,9 @@ class Sampler:
             self._announce([], NOT_YET)
         if opening_s > STUCK_S:
             states.append(SourceState(now, "nvml", self._interval_s, opening_s, meter.under_way() or "opening the driver", opening=True))
+        if self._channel.dropped:
+            detail = f"{self._channel.dropped} messages dropped: the console did not keep up"
+            states.append(SourceState(now, "wire", self._interval_s, 0.0, detail, self._channel.dropped))
         for state in states:
             before = self._told.get(state.source)
             if before is None or state.stuck_s or _without_time(before) != _without_time(state):

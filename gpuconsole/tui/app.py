@@ -20,10 +20,12 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.runtime.front import Front, FrontError
+from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import driver_class
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.driver.terminal import terminal
 from gpuconsole.tui.opening import Opens, Warms
+from gpuconsole.tui.paint import facts
 from gpuconsole.tui.paint.trial import verdict_line
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
@@ -81,6 +83,7 @@ class ConsoleApp(App[int]):
         self._record = record
         self._on_hangup = on_hangup
         self._opening = opening
+        self._since_shown = self._rest_s = 0.0
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
@@ -96,7 +99,7 @@ class ConsoleApp(App[int]):
         for number in (signal.SIGHUP, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, self._hang_up, number)
-        self._timer = self.set_interval(self._period, self.tick)
+        self._timer = self.set_interval(self._period, self._beat)
         self._first_look = self.set_interval(FIRST_LOOK_S, self._look_for_data)
         self.run_worker(self._begin(), exit_on_error=True)
 
@@ -128,15 +131,23 @@ class ConsoleApp(App[int]):
             self._first_look.stop()
             self.tick()
 
+    def _beat(self) -> None:
+        """While nothing runs there is nothing to show more often than the sources are read."""
+        self._since_shown += self._period
+        if self._since_shown >= self._rest_s:
+            self.tick()
+
     def tick(self) -> None:
         """Show the present state on the screen in sight; hidden ones do no work."""
         if self._leaving:
             return
         if self._duration is not None:
             self._watch_duration(self._duration)
-        screen = self.screen
+        view, screen = self.front.view(), self.screen
+        self._since_shown = 0.0
+        self._rest_s = 0.0 if facts.active(view) else min((state.period_s for state in view.sources.values()), default=0.0)
         if isinstance(screen, MainScreen | BackScreen):
-            screen.show(self.front.view())
+            screen.show(view)
 
     def _watch_duration(self, seconds: float) -> None:
         """Stop the run once it has run for as long as was asked; kept changes do not begin the time anew."""
@@ -167,7 +178,7 @@ class ConsoleApp(App[int]):
         """The terminal is gone, or somebody wants us gone: keep what was measured, then leave."""
         if self._watchdog is not None:
             return
-        self._watchdog = threading.Timer(HANG_UP_S, os._exit, (128 + number,))
+        self._watchdog = threading.Timer(HANG_UP_S, _give_up, (128 + number,))
         self._watchdog.daemon = True
         self._watchdog.start()
         if self._on_hangup is not None:
@@ -306,6 +317,14 @@ class ConsoleApp(App[int]):
             if says is not None:
                 self.tell(says(result))
         self.tick()
+
+
+def _give_up(code: int) -> None:
+    """The app hangs: end the process, with the terminal given back if it still takes anything."""
+    last_words = threading.Thread(target=skeleton.restore_by_force, daemon=True)
+    last_words.start()
+    last_words.join(0.5)
+    os._exit(code)
 
 
 def run_app(front: Front, *, eco: bool = False) -> int:

@@ -26,6 +26,11 @@ def header_rows(view: View) -> int:
     return 1 + (1 if has_fleet(view) else max(1, len(_devices(view))))
 
 
+def device_line(view: View, width: int) -> Row:
+    """The device that runs use, in a line, with its figures of now."""
+    return _strip(view, facts.device(view), width, 0)
+
+
 def has_fleet(view: View) -> bool:
     return fleet_rows(view, 1) > 0
 

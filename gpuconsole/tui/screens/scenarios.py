@@ -10,6 +10,8 @@ from textual.widgets import Input
 
 from gpuconsole.runtime.front import Front, View
 from gpuconsole.tui.paint import facts
+from gpuconsole.tui.paint.cells import blank
+from gpuconsole.tui.paint.header import device_line
 from gpuconsole.tui.paint.scenarios import matching, paint_picker
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
@@ -35,12 +37,16 @@ class ScenariosScreen(BackScreen):
         self._shown = self._all
         self._cursor = 0
         self._scale = "gpu" if facts.device(front.view()).is_gpu else "cpu"
+        self._view = front.view()
         self._heading = TitleBar("Scenarios")
+        self._device = DrawnZone(lambda width, height: [device_line(self._view, width), blank(width)])
+        self._device.styles.height = 2
         self._zone = DrawnZone(lambda width, height: paint_picker(self._shown, self._cursor, self._scale, width, height))
         self._filter = Input(placeholder="filter", compact=True)
 
     def compose(self) -> ComposeResult:
         yield self._heading
+        yield self._device
         yield self._filter
         yield self._zone
         yield KeyBar((("up/down", "choose"), ("enter", "start"), ("/", "filter"), ("escape", "back"), ("q", "quit"), ("?", "help")))
@@ -50,6 +56,7 @@ class ScenariosScreen(BackScreen):
         self.show(self.front.view())
 
     def show(self, view: View) -> None:
+        self._view = view
         device = facts.device(view)
         self._scale = "gpu" if device.is_gpu else "cpu"
         where = (
@@ -58,6 +65,7 @@ class ScenariosScreen(BackScreen):
             else f"they run on the CPU (no GPU: {view.no_gpu_reason})"
         )
         self._heading.say(where if view.devices else "looking for devices")
+        self._device.repaint()
         self._zone.repaint()
 
     def action_move(self, step: int) -> None:
