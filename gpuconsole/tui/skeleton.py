@@ -85,10 +85,15 @@ def restore() -> None:
         _reset_attributes()
 
 
+def restore_by_force() -> None:
+    """Give the terminal back whoever has it, because nobody else will."""
+    _reset_attributes()
+    _write(_ALL_MODES_OFF + _LEAVE)
+
+
 def _die(number: int, frame: object) -> None:
     """Killed before the app could listen."""
-    _write(_ALL_MODES_OFF + _LEAVE)
-    _reset_attributes()
+    restore_by_force()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

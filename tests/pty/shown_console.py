@@ -1,4 +1,4 @@
-"""The console on a scripted front, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [gpu|moving] [skeleton]`."""
+"""The console on a scripted front, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [moving] [skeleton] [eco]`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
     if "plain" in words:
         app.driver_class = lambda: None
     front = MovingFront() if "moving" in words else FakeFront(gpu_view())
-    return int(app.asyncio.run(app.show(Console(front, refresh_hz=20.0))))
+    return int(app.asyncio.run(app.show(Console(front, refresh_hz=20.0, eco="eco" in words))))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def tour(terminal: Terminal) -> list[object]:
     pictures: list[object] = []
     terminal.wait_for(*MAIN)
     pictures.append(terminal.cells)
-    for key, words in (("?", "Reading the screen"), ("s", "A loader that cannot keep up"), ("k", "prefetch_factor"), ("d", "recoverable")):
+    for key, words in (("?", "Reading the screen"), ("s", "A loader that cannot keep up"), ("k", "prefetch_factor"), ("d", "Findings in detail")):
         terminal.press(key)
         terminal.wait_for(words)
         pictures.append(terminal.cells)
@@ -61,6 +61,20 @@ def test_far_fewer_bytes_for_the_same_numbers(tmp_path: Path) -> None:
             terminal.wait_for(NEWEST)
         assert own.cells == plain.cells
         assert len(own.raw) < 0.4 * len(plain.raw)
+
+
+def test_eco_sends_less_still_and_answers_keys_at_once(tmp_path: Path) -> None:
+    with shown(tmp_path, "moving") as usual, shown(tmp_path, "moving", "eco") as eco:
+        for terminal in (usual, eco):
+            terminal.wait_for(*MAIN)
+        eco.press("?")
+        pressed = time.monotonic()
+        eco.wait_for("Reading the screen")
+        assert time.monotonic() - pressed < 1.0
+        eco.press("escape")
+        for terminal in (usual, eco):
+            terminal.wait_for(NEWEST)
+        assert len(eco.raw) < len(usual.raw)
 
 
 def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
@@ -164,10 +178,11 @@ def test_the_cursor_is_where_an_input_wants_it(tmp_path: Path) -> None:
 def test_the_first_picture_stays_until_the_first_frame(tmp_path: Path) -> None:
     """One alternate screen, never cleared in between, and the titles that the console has."""
     with shown(tmp_path, "skeleton") as terminal:
-        terminal.wait_for("starting", "Diagnosis", "Runs")
+        wait_until(lambda: terminal.read(0.1, most=512) and "Diagnosis" in terminal.text, 10, "the first picture")
+        assert "starting" in terminal.text and "SM active" in terminal.text
         while "q quit" not in terminal.text:
             assert "where a step goes" in terminal.text and "Diagnosis" in terminal.text
-            assert terminal.read(1.0)
+            assert terminal.read(1.0, most=512)
         terminal.wait_for(*MAIN)
         assert terminal.raw.count(b"\x1b[?1049h") == 1
         assert terminal.raw.count(b"\x1b[2J") == 1
@@ -175,3 +190,25 @@ def test_the_first_picture_stays_until_the_first_frame(tmp_path: Path) -> None:
         terminal.press("q")
         assert terminal.wait_exit() == 0
         assert terminal.echoes
+
+
+def test_a_terminal_that_knows_synchronized_output_gets_whole_frames(tmp_path: Path) -> None:
+    with shown(tmp_path) as terminal:
+        terminal.wait_for(*MAIN)
+        terminal.press("\x1b[?2026;2$y")
+        for keys, words in (("?", "Reading the screen"), ("escape", "Too few dataloader workers"), ("s", "A loader that cannot keep up")):
+            terminal.press(keys)
+            terminal.wait_for(words)
+        assert 3 <= terminal.raw.count(b"\x1b[?2026h") == terminal.raw.count(b"\x1b[?2026l") <= 8
+
+
+def test_a_terminal_that_reports_its_size_itself(tmp_path: Path) -> None:
+    with shown(tmp_path) as terminal:
+        terminal.wait_for(*MAIN)
+        terminal.press("\x1b[?2048;2$y")
+        wait_until(lambda: terminal.settle() and b"\x1b[?2048h" in terminal.raw, 5, "asked to report")
+        terminal.columns, terminal.rows = 90, 30
+        terminal._screen.resize(30, 90)
+        terminal.press("\x1b[48;30;90;600;900t")
+        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].startswith("q quit"), 5, "the last row")
+        assert len(terminal.text.rstrip().splitlines()) == 30

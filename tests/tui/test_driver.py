@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-import unicodedata
 from collections.abc import Iterator
 
 import pyte
@@ -294,7 +293,9 @@ def test_hyperlinks_are_part_of_the_cells() -> None:
     screen = Screen(20, 2, TRUE, entered=True)
     screen.feed("\x1b[1;1H\x1b]8;id=1;http://x\x1b\\link\x1b]8;;\x1b\\ text\x1b[1;1H")
     sent = drain(screen)
-    assert "\x1b]8;id=1;http://x\x1b\\" in sent and sent.index("link") < sent.index("\x1b]8;;\x1b\\", sent.index("link")) < sent.index("text")
+    assert "\x1b]8;id=1;http://x\x1b\\" in sent and sent.index("link") < sent.index("\x1b]8;;\x1b\\", sent.index("link")) < sent.index(
+        "text"
+    )
 
 
 def test_cells() -> None:
@@ -427,6 +428,16 @@ def test_a_terminal_that_is_gone_costs_nothing(pipe: Pipe) -> None:
     pipe.writer.stop()
 
 
-def test_nfc_is_what_the_emulator_shows() -> None:
-    """The comparison above relies on it."""
-    assert unicodedata.normalize("NFC", "e\u0301") == "é"
+def test_a_failure_reaches_the_app_and_the_terminal_is_given_back(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(limit: int) -> str:
+        raise ValueError("no more")
+
+    monkeypatch.setattr(pipe.screen, "take", broken)
+    pipe.writer.write("\x1b[1;1Habc")
+    wait_until(lambda: pipe.writer._failure, 5, "the thread has ended")
+    with pytest.raises(RuntimeError, match="cannot be sent"):
+        pipe.writer.write("\x1b[1;1Habd")
+    pipe.writer.write(LEAVE)
+    pipe.writer.stop()
+    pipe.read()
+    assert pipe.taken.decode() == LEAVE

@@ -87,6 +87,11 @@ class Screen:
             self._take_rows(parts, limit)
         return "".join(parts)
 
+    def last_words(self) -> str:
+        """What passes through and is still here, without a look at the cells."""
+        passing, self._wanted.passing = self._wanted.passing, []
+        return "".join(item.text for item in passing)
+
     @property
     def _has_cells(self) -> bool:
         wanted = self._wanted

@@ -31,6 +31,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._gone = False
+        self._failure: Exception | None = None
 
     def start(self) -> None:
         self._gone = False
@@ -43,6 +44,9 @@ class Writer:
         return self._thread is not None
 
     def write(self, data: str) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None  # once: what gives the terminal back must get through
+            raise RuntimeError("the screen cannot be sent") from failure
         with self._wake:
             self._screen.feed(data)
             self._wake.notify()
@@ -65,10 +69,15 @@ class Writer:
             self._stop.set()
             self._wake.notify()
         thread.join(LAST_WORDS_S)
+        if not thread.is_alive():
+            self._send(self._screen.last_words().encode(self._encoding, "replace"))
 
     def _run(self, stop: threading.Event) -> None:
-        while (data := self._next(stop)) is not None:
-            self._send(data)
+        try:
+            while (data := self._next(stop)) is not None:
+                self._send(data)
+        except Exception as error:  # told to the app, which would otherwise go on behind a frozen screen
+            self._failure = error
 
     def _next(self, stop: threading.Event) -> bytes | None:
         """Wait until there is something to send; None once stopped and all is out, or another thread has taken over."""
