@@ -9,7 +9,7 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from gpuconsole.telemetry.nvml.library import CallFailed, call
+from gpuconsole.telemetry.nvml.library import CallFailed, call, member
 
 FIRST_READING = "a rate needs two readings"
 WENT_BACK = "the driver's counter went back"
@@ -62,12 +62,14 @@ SLOW_FIELDS = (
 )
 
 
-def link_fields(link: int) -> tuple[Field, ...]:
-    return (
-        Field("gpu.link_replays", 161, scope=link),  # NVLINK_ERROR_DL_REPLAY
-        Field("gpu.link_recoveries", 162, scope=link),  # NVLINK_ERROR_DL_RECOVERY
-        Field("gpu.link_crc_errors", 163, scope=link),  # NVLINK_ERROR_DL_CRC
-    )
+def link_fields(links: int) -> tuple[Field, ...]:
+    """Those of single NVLinks, by metric and link: `gpu.link_replays/3`."""
+    kinds = {
+        "gpu.link_replays": 161,  # NVLINK_ERROR_DL_REPLAY
+        "gpu.link_recoveries": 162,  # NVLINK_ERROR_DL_RECOVERY
+        "gpu.link_crc_errors": 163,  # NVLINK_ERROR_DL_CRC
+    }
+    return tuple(Field(f"{name}/{link}", identifier, scope=link) for link in range(links) for name, identifier in kinds.items())
 
 
 class FieldReader:
@@ -110,15 +112,16 @@ class FieldReader:
 
     def _value(self, field: Field, answer: Any) -> float | None:
         """In catalogue units, unchecked; None: nothing new since the last reading. Raises CallFailed when this field has none."""
-        if answer.nvmlReturn:
-            raise CallFailed(answer.nvmlReturn)
-        member = _MEMBERS.get(answer.valueType, "ullVal")
-        raw = float(getattr(answer.value, member))
-        if raw == _NOT_A_VALUE.get(member):
+        code = member(answer, "nvmlReturn")
+        if code:
+            raise CallFailed(code)
+        kind = _MEMBERS.get(member(answer, "valueType"), "ullVal")
+        raw = float(getattr(member(answer, "value"), kind))
+        if raw == _NOT_A_VALUE.get(kind):
             return math.nan
         if not field.is_rate:
             return raw * field.factor
-        t = float(answer.timestamp) * _US
+        t = float(member(answer, "timestamp")) * _US
         before = self._before.get(field.metric)
         if before is not None and t <= before[0]:  # the driver refreshes this counter less often than we ask
             return None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call
+from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, member
 
 NEEDS_HOPPER = "GPM needs Hopper or newer"
 FIRST_SAMPLE = "the first of two GPM samples has just been taken"
@@ -130,11 +130,12 @@ class GpmReader:
     def _split(self) -> tuple[dict[str, float], dict[str, CallFailed]]:
         values: dict[str, float] = {}
         failures: dict[str, CallFailed] = {}
-        answers = self._query.metrics
+        answers = member(self._query, "metrics")
         for slot, (name, metric) in enumerate(self._metrics.items()):
             answer = answers[slot]
-            if answer.nvmlReturn:  # each metric has a return code of its own
-                failures[name] = CallFailed(answer.nvmlReturn)
+            code = member(answer, "nvmlReturn")  # each metric has a return code of its own
+            if code:
+                failures[name] = CallFailed(code)
             else:
-                values[name] = answer.value * metric.factor
+                values[name] = member(answer, "value") * metric.factor
         return values, failures

@@ -17,7 +17,7 @@ from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, m
 from gpuconsole.telemetry.nvml.links import LinksReader, link_states
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
-SLOW_S = 5.0
+SLOW_S = 10.0
 """How often what changes seldom is read."""
 
 # What the source counts itself, from what the driver tells it of events and processes.

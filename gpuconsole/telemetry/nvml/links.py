@@ -13,7 +13,7 @@ from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 _MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; an older one refuses the links it does not know
 _INVALID_ARGUMENT = 2
 _NAMES = tuple(metric.name for metric in LINK_METRICS)
-_NO_COUNTER = "GPM counts only 18 links"
+_UNTOLD = "the driver does not say"
 
 
 def link_states(handle: Any) -> list[bool] | None:
@@ -38,29 +38,32 @@ class LinksReader:
         self.links = links
         self._handle = handle
         self._gpm = GpmReader(handle, link_gpm_metrics(links))
-        self._fields = [FieldReader(handle, link_fields(link)) for link in range(links)]
+        self._fields = FieldReader(handle, link_fields(links))
 
     def read(self) -> list[tuple[dict[str, float], dict[str, str]]]:
         """By link. Raises CallFailed for a loss only."""
         if not self.links:
             return []
         states = link_states(self._handle)
-        traffic, failures = self._gpm.read()
-        found = []
-        for link, fields in enumerate(self._fields):
-            values, missing = fields.read(())
-            for name in ("gpu.link_rx_bytes_per_s", "gpu.link_tx_bytes_per_s"):
-                if f"{name}/{link}" in traffic:
-                    values[name] = traffic[f"{name}/{link}"]
-                else:
-                    missing[name] = failures.get(f"{name}/{link}", CallFailed(-1, _NO_COUNTER))
-            if states is not None and link < len(states):
-                values["gpu.link_up"] = float(states[link])
-            else:
-                missing["gpu.link_up"] = CallFailed(-1, "the driver does not say")
-            reasons = {name: str(failure) for name, failure in missing.items()}
-            for name in [name for name, value in values.items() if not is_plausible(name, value)]:
-                del values[name]
-                reasons[name] = GARBAGE
-            found.append((values, reasons))
-        return found
+        values, failures = self._gpm.read()
+        more_values, more_failures = self._fields.read(())
+        values |= more_values
+        failures |= more_failures
+        if states is not None:
+            values |= {f"gpu.link_up/{link}": float(up) for link, up in enumerate(states)}
+        return [_of_link(link, values, failures) for link in range(self.links)]
+
+
+def _of_link(link: int, values: dict[str, float], failures: dict[str, CallFailed]) -> tuple[dict[str, float], dict[str, str]]:
+    """One link's part of what is known of all."""
+    found: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for name in _NAMES:
+        value = values.get(f"{name}/{link}")
+        if value is None:
+            reasons[name] = str(failures.get(f"{name}/{link}", _UNTOLD))
+        elif is_plausible(name, value):
+            found[name] = value
+        else:
+            reasons[name] = GARBAGE
+    return found, reasons
