@@ -6,6 +6,7 @@ says nothing, but a reader that still answers for the device would have told.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -100,6 +101,17 @@ class Board:
                 if age > self.stale_s and device not in self.lost:
                     return f"the newest sample of {device} is {age:.0f} s old" + (f"; {stuck}" if stuck else "")
             return stuck if stuck_s > self.stale_s else ""
+
+    def copied(self) -> Board:
+        """The board as it stands, to be read at leisure: whoever feeds it must not wait for a scrape."""
+        with self.lock:
+            other = copy.copy(self)
+            other.lock = threading.Lock()
+            other.sources, other.devices, other.lost, other.xids = dict(self.sources), dict(self.devices), dict(self.lost), dict(self.xids)
+            other.unavailable = {device: dict(reasons) for device, reasons in self.unavailable.items()}
+            other._values = {device: dict(values) for device, values in self._values.items()}
+            other._sampled = {device: dict(readers) for device, readers in self._sampled.items()}
+        return other
 
     # --- with the lock held ---------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import socket
@@ -19,6 +20,10 @@ from gpuconsole.export.board import Board
 from gpuconsole.export.prometheus import BoardCollector
 
 REQUEST_S = 10.0
+"""For one piece of a request."""
+CLIENT_S = 20.0
+"""For all of it, and the answer."""
+MOST_CLIENTS = 32
 ABOUT = f"""gpuconsole {__version__} exporter
 
 /metrics   for Prometheus, text or OpenMetrics
@@ -55,7 +60,29 @@ class MetricsServer:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """So many clients at once, each for so long: whoever dawdles must not shut out the others, nor eat our descriptors."""
+
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._slots = threading.BoundedSemaphore(MOST_CLIENTS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        deadline = threading.Timer(CLIENT_S, _hang_up, (request,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            deadline.cancel()
+            self._slots.release()
 
     def server_bind(self) -> None:
         # Not HTTPServer's: it asks DNS for the address's name, which can take seconds, and nobody needs it.
@@ -67,6 +94,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         """A client that hangs up or dawdles is its own affair; anything else is ours."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(WSGIRequestHandler):

@@ -67,12 +67,12 @@ class BoardCollector(Collector):
         self._hostname = visible(hostname or socket.gethostname())
 
     def collect(self) -> Iterable[Metric]:
-        board = self._board
-        with board.lock:
-            now = board.clock()
-            values = board.fresh(now)
-            families = [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._health(now)]
-        return families
+        return BoardCollector(self._board.copied(), self._hostname)._families()
+
+    def _families(self) -> list[Metric]:
+        now = self._board.clock()
+        values = self._board.fresh(now)
+        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._health(now)]
 
     def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
         for name, metric in CATALOGUE.items():

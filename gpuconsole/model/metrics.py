@@ -21,8 +21,8 @@ _HOST = (
     declare("host.memory_total_bytes", "bytes", "psutil", "Host memory"),
     declare("host.disk_read_bytes_per_s", "bytes/s", "psutil", "Bytes read from block devices"),
     declare("host.disk_write_bytes_per_s", "bytes/s", "psutil", "Bytes written to block devices"),
-    declare("host.net_rx_bytes_per_s", "bytes/s", "psutil", "Bytes received, all interfaces but loopback"),
-    declare("host.net_tx_bytes_per_s", "bytes/s", "psutil", "Bytes sent, all interfaces but loopback"),
+    declare("host.net_rx_bytes_per_s", "bytes/s", "psutil", "Bytes received by network cards"),
+    declare("host.net_tx_bytes_per_s", "bytes/s", "psutil", "Bytes sent by network cards"),
 )
 
 _WORKLOAD = (

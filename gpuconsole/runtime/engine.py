@@ -260,7 +260,7 @@ class Engine:
             raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
         last_started = self._worker.last_started if self._worker else None
         for event in prelude(self.store, self.environment(), last_started):
-            self._recorder.write(event)
+            self._recorder.write(without_command_lines(event))
         return target
 
     def note(self, text: str) -> None:
@@ -276,6 +276,8 @@ class Engine:
             listener(event)
         if isinstance(event, Devices):
             self._devices_known.set()
+            if self.store.environment.host:  # what was known of the machine was without these devices
+                self._emit(EnvironmentKnown(event.t, self.environment()))
         if self._recorder is not None:
             try:
                 self._recorder.write(without_command_lines(event))

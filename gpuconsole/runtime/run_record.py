@@ -40,7 +40,7 @@ class RunRecord:
         self._seen_steps = 0
         self._looked_t = 0.0
         self._energy: tuple[float, float] | None = None
-        self._energy_tokens = 0
+        self._energy_tokens = self._tokens_since = 0
         self._summarized: tuple[int, int | None] = (-1, None)
         self._unsteady_since: float | None = None
 
@@ -68,7 +68,7 @@ class RunRecord:
         self.steps.extend(counted)
         self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
         if self._energy is not None:
-            self._energy_tokens += sum(step.tokens for step in event.steps)
+            self._tokens_since += sum(step.tokens for step in event.steps)
         if self.steady_t is None and event.t - self._looked_t >= LOOK_EVERY_S:
             self._looked_t = event.t
             self._look_for_steady()
@@ -80,9 +80,19 @@ class RunRecord:
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
 
     def note_energy(self, joules: float) -> None:
-        """The device's energy counter, from the moment the run was steady; tokens are counted over the same span."""
-        if self.steady_t is not None:
-            self._energy = (self._energy[0] if self._energy else joules, joules)
+        """The device's energy counter, from the moment the run was steady; tokens are counted between the same two readings."""
+        if self.steady_t is None:
+            return
+        if self._energy is None:
+            self._energy = (joules, joules)
+            self._energy_tokens = self._tokens_since = 0
+        else:
+            self._energy = (self._energy[0], joules)
+            self._energy_tokens = self._tokens_since
+
+    def forget_energy(self) -> None:
+        """The counter is another GPU's from here on."""
+        self._energy = None
 
     def close(self, event: RunClosed) -> None:
         if self.closed_t is not None:

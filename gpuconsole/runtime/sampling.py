@@ -98,20 +98,30 @@ class Sampling:
         self._child = None
         words = f": {child.last_words[-1]}" if child.last_words else ""
         if code == DRIVER_GONE_EXIT:
-            self._say(f"the NVIDIA driver went away{words}; looking for it again", "warning")
+            self._say(f"the driver or its GPUs have changed{words}; reading them anew", "warning")
             self._start_in(1.0)
             return
         if time.monotonic() - self._began > HEALTHY_S:
             self._failures = 0
-        wait_s = min(LAST_WAIT_S, FIRST_WAIT_S * 2**self._failures)
-        self._failures += 1
+        wait_s = self._next_wait_s()
         self._say(f"the sampler ended (exit {code}){words}; starting it again in {wait_s:g} s", "error")
         self._start_in(wait_s)
+
+    def _next_wait_s(self) -> float:
+        wait_s: float = min(LAST_WAIT_S, FIRST_WAIT_S * 2 ** min(self._failures, 16))
+        self._failures += 1
+        return wait_s
 
     def _start_in(self, delay_s: float) -> None:
         async def later() -> None:
             await asyncio.sleep(delay_s)
-            await self._start()
+            try:
+                await self._start()
+            except OSError as error:  # no process, no descriptor, no memory to be had now
+                self._child = None
+                wait_s = self._next_wait_s()
+                self._say(f"the sampler does not start: {error.strerror}; trying again in {wait_s:g} s", "error")
+                self._start_in(wait_s)
 
         self._in_background(later())
 

@@ -123,8 +123,8 @@ class Store:
             case Sample():
                 for metric, value in event.values.items():
                     self.add_point(metric, event.device, event.t, value)
-                for metric, source in event.sources.items():
-                    self.substitutes[series_key(metric, event.device)] = source
+                if event.sources or self.substitutes:
+                    self._note_sources(event)
                 if self.record is not None and event.device == self.record.run.device and "gpu.energy_j" in event.values:
                     self.record.note_energy(event.values["gpu.energy_j"])
             case Unavailable():
@@ -133,6 +133,7 @@ class Store:
                     self._forget(series_key(metric, event.device))
             case DeviceLost():
                 self.lost[event.device], self._reasons = event.reason, None
+                self._forget_device(event.device)
                 self.notes.append(f"{event.device} is lost: {event.reason}")
             case Topology():
                 self.links = event.links
@@ -168,6 +169,8 @@ class Store:
             self.records[-1].carry_on(before)
         else:
             self.stage = "starting"
+            for key in [key for key in self.latest if key.startswith("workload.")]:
+                self._forget(key)  # of the run before
         self._fresh = []
 
     def _apply_to_run(self, event: AnyEvent) -> None:
@@ -215,14 +218,44 @@ class Store:
         self.latest[key] = value
         self.sampled[key] = at
 
+    def _power_w(self, device: str) -> float | None:
+        """The device's power, if it is of now."""
+        key = series_key("gpu.power_w", device)
+        age_s = self.session_time(self.now) - self.sampled.get(key, float("-inf"))
+        period_s = max((state.period_s for state in self.sources.values()), default=1.0)
+        return self.latest.get(key) if age_s <= 3 * period_s + 1 else None
+
+    def _note_sources(self, event: Sample) -> None:
+        """Which of these values came from another source than usual; the others are the usual one's again."""
+        for metric in event.values:
+            key = series_key(metric, event.device)
+            if metric in event.sources:
+                self.substitutes[key] = event.sources[metric]
+            else:
+                self.substitutes.pop(key, None)
+
     def _forget(self, key: str) -> None:
         """There is no present value any more; the history stays."""
         self.latest.pop(key, None)
         self.sampled.pop(key, None)
         self.substitutes.pop(key, None)
 
+    def _forget_device(self, device: str) -> None:
+        """Nor of its links and slices."""
+        for one in [one for one in self._by_device if one == device or one.startswith(f"{device}/")]:
+            for key, _ in self._by_device[one].values():
+                if key.startswith("gpu."):
+                    self._forget(key)
+
     def _set_devices(self, event: Devices) -> None:
-        """A list anew: what was said of GPUs before is of handles that are no more."""
+        """A list anew: what was said of GPUs before is of handles that are no more, and another GPU has a history of its own."""
+        before = {device.id: device.uuid for device in self.devices}
+        for device in event.devices:
+            if before.get(device.id, device.uuid) != device.uuid:
+                for key, _ in self._by_device.pop(device.id, {}).values():
+                    self.series.pop(key, None)
+                if self.record is not None and self.record.run.device == device.id:
+                    self.record.forget_energy()
         self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
         self.cuda = event.cuda
         self.lost.clear()
@@ -257,7 +290,7 @@ class Store:
             peak = record.peak(self.devices)
             if peak:
                 points["workload.mfu_ratio"] = flops / peak[0]
-        points |= rates_per_watt(tokens, samples, flops, self.latest.get(series_key("gpu.power_w", device)))
+        points |= rates_per_watt(tokens, samples, flops, self._power_w(device))
         price = self.environment.price_per_hour
         if price is not None and tokens:
             points["workload.cost_per_million_tokens"] = cost_per_million_tokens(tokens, price)

@@ -21,9 +21,11 @@ from gpuconsole.wire.events import (
     Devices,
     EnvironmentKnown,
     Found,
+    Processes,
     RunClosed,
     RunOpened,
     Started,
+    Topology,
     Unavailable,
 )
 
@@ -128,7 +130,11 @@ def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsol
 def prelude(store: Store, environment: Environment, last_started: Started | None) -> list[AnyEvent]:
     """What a recording that begins in mid-session must hold first: devices, and the current run as it stands."""
     now = time.monotonic()
-    events: list[AnyEvent] = [Devices(now, store.devices, store.driver, store.no_gpu_reason), EnvironmentKnown(now, environment)]
+    events: list[AnyEvent] = [
+        Devices(now, store.devices, store.driver, store.no_gpu_reason, store.cuda),
+        EnvironmentKnown(now, environment),
+    ]
+    events += [Topology(now, store.links), Processes(now, store.processes, store.processes_missing), *store.sources.values()]
     events += [Unavailable(now, device, reasons) for device, reasons in store.unavailable.items()]
     events += [DeviceLost(now, device, reason) for device, reason in store.lost.items()]
     if store.record is not None:

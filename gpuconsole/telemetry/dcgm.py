@@ -242,8 +242,10 @@ def parse(text: str) -> Page:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 if not sample.labels.get("GPU_I_ID") and (uuid := sample.labels.get("UUID")):
+                    # The one NaN, so that pages with it can be equal: containers compare what they hold by identity first.
+                    value = math.nan if math.isnan(sample.value) else float(sample.value)
                     # The same GPU stands there once for each pod that shares it, with the same value.
-                    page.setdefault(uuid, {}).setdefault(sample.name, float(sample.value))
+                    page.setdefault(uuid, {}).setdefault(sample.name, value)
     except Exception as error:  # the parser is made for good pages: for bad ones it raises what it comes across
         raise _Bad(f"dcgm-exporter's page cannot be understood: {type(error).__name__}") from None
     if not page:

@@ -24,6 +24,7 @@ PRESSURE = {
 _ONE_READING = "a rate needs two readings"
 _WENT_BACK = "the system's counter went back"
 _LOOPBACK = "lo"
+NETWORK = Path("/sys/class/net")
 
 
 class _Missing(Exception):
@@ -142,12 +143,15 @@ def _disk_bytes() -> tuple[float, float]:
 
 
 def _net_bytes() -> tuple[float, float]:
-    """Bytes received and sent by every interface but loopback."""
+    """Bytes received and sent by network cards; by every interface but loopback where none is to be seen."""
     try:
         interfaces = psutil.net_io_counters(pernic=True)
     except OSError as error:
         raise _Missing(f"network counters: {error}") from None
-    real = [counters for name, counters in interfaces.items() if not name.startswith(_LOOPBACK)]
+    others = {name: counters for name, counters in interfaces.items() if not name.startswith(_LOOPBACK)}
+    # Bridges, bonds and the like count again what has passed a card; in a container there may be no card to see.
+    physical = [counters for name, counters in others.items() if (NETWORK / name / "device").exists()]
+    real = physical or list(others.values())
     if not real:
         raise _Missing("no network interface but loopback")
     return float(sum(nic.bytes_recv for nic in real)), float(sum(nic.bytes_sent for nic in real))

@@ -30,6 +30,8 @@ from gpuconsole.wire.events import (
     encode,
 )
 
+ALWAYS = "gpu.utilization_ratio"
+"""A metric that every GPU has: the device that cannot even say this one says nothing."""
 NO_ANSWER = "the driver does not answer"
 _NOT_STARTED = "the sampler does not start"
 _ROUNDS = 2  # rates need two readings; the second round spans a whole interval
@@ -58,7 +60,7 @@ class Look:
     @property
     def complete(self) -> bool:
         """Whether every device has spoken, and rates have had their two readings."""
-        told = self.values.keys() | self.lost.keys() | self.unavailable.keys()
+        told = self.values.keys() | self.lost.keys() | {device for device, reasons in self.unavailable.items() if ALWAYS in reasons}
         return self.rounds >= _ROUNDS and all(device.id in told for device in self.devices) and self.no_gpu != NOT_YET
 
     def take(self, event: AnyEvent) -> None:
@@ -67,6 +69,7 @@ class Look:
                 self.greeted = True
             case Devices():
                 self.devices, self.driver, self.no_gpu, self.cuda = event.devices, event.driver, event.reason, event.cuda
+                self.rounds = 0  # those before were without the GPUs
             case Unavailable():
                 self.unavailable[event.device] = event.reasons
                 for gone in event.reasons:

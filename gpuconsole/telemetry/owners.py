@@ -24,28 +24,34 @@ class Owners:
 
     def complete(self, processes: list[Process]) -> list[Process]:
         """The same processes with their owners. One that cannot be seen from here keeps its pid only."""
-        found = [self._complete(process) for process in processes]
-        alive = {process.pid for process in processes}
-        self._known = {pid: known for pid, known in self._known.items() if pid in alive}
-        return found
+        owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
+        self._known = {pid: known for pid, known in self._known.items() if pid in owners}
+        return [_joined(process, owners[process.pid]) for process in processes]
 
-    def _complete(self, process: Process) -> Process:
-        known = self._known.get(process.pid)
-        if known is None or not known[0].is_running():  # is_running also notices a pid that was given to another process
-            self._known.pop(process.pid, None)
-            try:
-                handle = psutil.Process(process.pid)
-                known = self._known[process.pid] = (handle, _identity(handle))
-            except psutil.Error:  # another pid namespace, or it has just ended
-                return process
-        handle, identity = known
+    def _look(self, pid: int) -> Process | None:
+        """Who the process is, and its CPU share since the last look; at the first look there is none yet."""
+        known = self._known.get(pid)
         try:
-            busy = handle.cpu_percent() / 100
-        except psutil.Error:
-            return process
-        return msgspec.structs.replace(
-            identity, device=process.device, kind=process.kind, memory_bytes=process.memory_bytes, sm_ratio=process.sm_ratio, cpu_ratio=busy
-        )
+            if known is not None and known[0].is_running():  # is_running also notices a pid that was given to another process
+                handle, identity = known
+                return msgspec.structs.replace(identity, cpu_ratio=handle.cpu_percent() / 100)
+            handle = psutil.Process(pid)
+            identity = _identity(handle)
+            handle.cpu_percent()  # the first reading of the two that a share needs
+        except psutil.Error:  # another pid namespace, or it has just ended
+            self._known.pop(pid, None)
+            return None
+        self._known[pid] = (handle, identity)
+        return identity
+
+
+def _joined(process: Process, owner: Process | None) -> Process:
+    """What the driver knows of a process, and what the operating system does."""
+    if owner is None:
+        return process
+    return msgspec.structs.replace(
+        owner, device=process.device, kind=process.kind, memory_bytes=process.memory_bytes, sm_ratio=process.sm_ratio
+    )
 
 
 def _identity(handle: psutil.Process) -> Process:
@@ -57,14 +63,19 @@ def _identity(handle: psutil.Process) -> Process:
     return Process(
         pid=handle.pid,
         device="",
-        name=(facts["name"] or "")[:_NAME_LIMIT],
-        user=facts["username"] or "",
+        name=_text(facts["name"])[:_NAME_LIMIT],
+        user=_text(facts["username"]),
         uid=uids.real if uids else None,
-        command=" ".join(facts["cmdline"] or [])[:COMMAND_LIMIT],
+        command=_text(" ".join(facts["cmdline"] or []))[:COMMAND_LIMIT],
         container=container_of(handle.pid),
         parent=facts["ppid"] or 0,
         started=started,
     )
+
+
+def _text(text: str | None) -> str:
+    """As UTF-8 can say it: a process may call itself by any bytes, and those that are no UTF-8 become question marks."""
+    return (text or "").encode("utf-8", "replace").decode()
 
 
 def container_of(pid: int) -> str:

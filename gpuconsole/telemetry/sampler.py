@@ -47,6 +47,7 @@ class Sampler:
         self._beats: list[Beat] = []
         self._told: dict[str, SourceState] = {}
         self._announced: str | None = None
+        self._announcing = threading.Lock()
         self._opening_since = time.monotonic()
         self._opened = False
         self._cost = OwnCost()
@@ -65,13 +66,20 @@ class Sampler:
     # --- opening --------------------------------------------------------------------------------------------
 
     def _open_nvml(self) -> None:
-        """Until it works or we end: without a driver the host is all there is."""
+        """Until it works or we end: without a driver the host is all there is.
+
+        When a driver that was not there comes to be there in another way, only a fresh process can load its library.
+        """
+        reason = ""
         while not self.stop.is_set():
             self._opening_since = time.monotonic()
             try:
                 gpus = NvmlSource(self._interval_s)
             except NoNvml as why:
                 self._opening_since = 0.0
+                reason = reason or str(why)
+                if str(why) != reason:
+                    self._driver_gone(str(why))
                 self._announce([], str(why))
                 self.stop.wait(RETRY_S)
             else:
@@ -90,8 +98,10 @@ class Sampler:
         self._add(FillIn(DcgmSource(self._dcgm, first.devices()), first))
 
     def _announce(self, gpus: list[Device], reason: str, driver: str | None = None, cuda: str = "") -> None:
-        """Say what the devices are, when it is news."""
-        if self._announced != reason:
+        """Say what the devices are, when it is news. Two threads may: the last word is the driver's own."""
+        with self._announcing:
+            if self._announced == reason or (self._opened and not gpus):
+                return
             self._announced = reason
             self._channel.send(Devices(time.monotonic(), gpus + self._host.devices(), driver, reason, cuda))
 

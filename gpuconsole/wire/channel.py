@@ -9,9 +9,11 @@ import socket
 import threading
 from collections.abc import Callable
 
-from gpuconsole.wire.events import AnyCommand, Event, Sample, Steps, decode_command, encode
+from gpuconsole.wire.events import AnyCommand, Event, Processes, Sample, SourceState, Steps, decode_command, encode
 
 OUTBOX_BYTES = 4 * 1024 * 1024
+LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
+"""Of what must not be lost: a parent that has stopped for hours must not cost all memory."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -26,7 +28,7 @@ def die_with_parent() -> None:
 class ChildChannel:
     """JSON lines over the socket that the parent passed as file descriptor `fd`.
 
-    When the pipe is full, samples and steps are dropped and counted; answers and errors wait in the outbox.
+    When the pipe is full, readings and steps are dropped and counted; answers and errors wait in the outbox, up to a limit too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -38,7 +40,8 @@ class ChildChannel:
     def send(self, event: Event) -> None:
         line = encode(event) + b"\n"
         with self._lock:
-            if isinstance(event, Sample | Steps) and len(self._outbox) + len(line) > OUTBOX_BYTES:
+            limit = OUTBOX_BYTES if isinstance(event, Sample | Steps | Processes | SourceState) else LAST_RESORT_BYTES
+            if len(self._outbox) + len(line) > limit:
                 self.dropped += 1
                 return
             self._outbox += line

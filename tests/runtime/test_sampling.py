@@ -102,7 +102,7 @@ def test_a_driver_unloaded_and_loaded_again_with_fewer_gpus(script: Script) -> N
         script.write("init_error 9", "gpus 2", "count_error 9", "gpu * error * 9")
         await until(lambda: [device.id for device in engine.view().devices] == ["cpu"])
         assert "kernel driver is not loaded" in engine.view().no_gpu_reason
-        assert any("the NVIDIA driver went away" in note for note in engine.view().notes)
+        assert any("the driver or its GPUs have changed" in note for note in engine.view().notes)
         assert not [key for key in engine.view().latest if key.startswith("gpu.")]  # nothing old is shown as if it were new
         script.write("gpus 1", "gpu * power_mw 99000")
         await until(lambda: engine.view().latest.get("gpu.power_w{device=gpu:0}") == 99, 20)

@@ -103,13 +103,21 @@ def test_a_counter_that_goes_back_is_no_rate(monkeypatch: pytest.MonkeyPatch) ->
     assert source.unavailable()["cpu"] == {"host.net_rx_bytes_per_s": "the system's counter went back"}
 
 
-def test_loopback_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cards", "expected"), [((), (113.0, 224.0)), (("eth0", "eth1"), (13.0, 24.0))])
+def test_loopback_does_not_count_and_bridges_only_where_no_card_is_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cards: tuple[str, ...], expected: tuple[float, float]
+) -> None:
     class Nic:
         def __init__(self, received: int, sent: int) -> None:
             self.bytes_recv, self.bytes_sent = received, sent
 
-    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {"lo": Nic(1000, 1000), "eth0": Nic(3, 4), "eth1": Nic(10, 20)})
-    assert host._net_bytes() == (13.0, 24.0)
+    monkeypatch.setattr(
+        psutil, "net_io_counters", lambda pernic: {"lo": Nic(1000, 1000), "eth0": Nic(3, 4), "eth1": Nic(10, 20), "docker0": Nic(100, 200)}
+    )
+    monkeypatch.setattr(host, "NETWORK", tmp_path)
+    for card in cards:
+        (tmp_path / card / "device").mkdir(parents=True)
+    assert host._net_bytes() == expected
 
 
 def test_a_container_limit_is_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

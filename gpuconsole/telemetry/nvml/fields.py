@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gpuconsole.telemetry.nvml.library import CallFailed, call, member
 
 FIRST_READING = "a rate needs two readings"
-WENT_BACK = "the driver's counter went back"
+WENT_BACK = "the driver's counter or its clock went back"
 ALL_LINKS = 0xFFFFFFFF  # scopeId of the NVLink throughput fields: all links together
 _US = 1e-6
 
@@ -80,12 +80,14 @@ class FieldReader:
     def __init__(self, handle: Any, fields: tuple[Field, ...]) -> None:
         self._handle = handle
         self._fields = fields
-        self.waiting: list[str] = []  # it is never too slow to be asked
+        self.waiting: list[str] = []
+        """Metrics of which the driver has nothing new, as of the last reading."""
         self._never: dict[str, CallFailed] = {}
         self._before: dict[str, tuple[float, float]] = {}
 
     def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
         """Values, and failures, of the metrics that are not in `have` yet. Raises CallFailed for a loss only."""
+        self.waiting = []
         failures = {name: failure for name, failure in self._never.items() if name not in have}
         wanted = [field for field in self._fields if field.metric not in have and field.metric not in self._never]
         if not wanted:
@@ -100,7 +102,9 @@ class FieldReader:
         for field, answer in zip(wanted, answers, strict=True):
             try:
                 value = self._value(field, answer)
-                if value is not None:
+                if value is None:
+                    self.waiting.append(field.metric)
+                else:
                     values[field.metric] = value
             except CallFailed as failure:
                 if failure.is_loss:
@@ -123,11 +127,11 @@ class FieldReader:
             return raw * field.factor
         t = float(member(answer, "timestamp")) * _US
         before = self._before.get(field.metric)
-        if before is not None and t <= before[0]:  # the driver refreshes this counter less often than we ask
+        if before is not None and t == before[0]:  # the driver refreshes this counter less often than we ask
             return None
         self._before[field.metric] = (t, raw)
         if before is None:
             raise CallFailed(-1, FIRST_READING)
-        if raw < before[1]:
+        if raw < before[1] or t < before[0]:
             raise CallFailed(-1, WENT_BACK)
         return (raw - before[1]) * field.factor / float(t - before[0])

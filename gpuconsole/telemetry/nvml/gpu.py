@@ -13,7 +13,7 @@ from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CA
 from gpuconsole.telemetry.nvml.facts import describe, describe_slice, fact, is_mig_on
 from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, SLOW_FIELDS, FieldReader
 from gpuconsole.telemetry.nvml.gpm import GPM_METRICS, GpmReader
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, meter
+from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, meter
 from gpuconsole.telemetry.nvml.links import LinksReader, link_states
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
@@ -25,7 +25,7 @@ COUNTED = ("gpu.xid_errors", "gpu.processes")
 
 _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
-_WAITS = "waits for its turn: the driver is slow to answer"
+_WAITS = "the driver has not said it yet"
 _MIG = "not supported while MIG mode is on"
 _WHOLE_ONLY = "only the whole GPU reports it, not a MIG slice"
 
@@ -101,6 +101,18 @@ class Gpu:
             return {}
         return values
 
+    def links_up(self) -> list[int]:
+        """The NVLinks that are up at this moment; with a bridge they need not be the first ones."""
+        try:
+            states = link_states(self.handle)
+        except CallFailed:
+            return []
+        return [link for link, up in enumerate(states or ()) if up]
+
+    def refuse(self, metric: str, reason: str) -> None:
+        """Nobody can say this one."""
+        self.reasons[metric] = reason
+
     def note(self, failure: CallFailed, *metrics: str) -> None:
         """Somebody else failed to read these. A loss ends the device."""
         if failure.is_loss:
@@ -112,13 +124,15 @@ class Gpu:
         """Each reader adds what the ones before it could not say. Raises CallFailed for a loss only."""
         refused: dict[str, CallFailed] = {}
         impossible: set[str] = set()
+        passed: set[str] = set()  # those whose reader has nothing new: no other is asked in its place
         for reader in readers:
-            found, failures = reader.read(values)
+            found, failures = reader.read(values.keys() | passed)
             refused.update(failures)
             for name in reader.waiting:  # what it was told before stands
                 refused.pop(name, None)
                 if name not in self._seen:
                     refused[name] = CallFailed(-1, _WAITS)
+            passed.update(reader.waiting)
             for name, value in found.items():
                 if not is_plausible(name, value):
                     impossible.add(name)
@@ -142,7 +156,8 @@ class Gpu:
         self.links = self._links.read()
         states = [found.get("gpu.link_up") for found, _ in self.links]
         if states and None not in states:
-            values[name] = float(sum(state for state in states if state is not None))
+            self.nvlinks = int(sum(state for state in states if state is not None))  # links come up after the driver has
+            values[name] = float(self.nvlinks)
             self.reasons.pop(name, None)
         elif self.nvlinks is None:
             self.reasons[name] = "the driver does not say"
@@ -174,14 +189,14 @@ class MigSlice:
 
     def __init__(self, device: str, handle: Any, whole: Gpu) -> None:
         meter.device = device
-        instance = fact("nvmlDeviceGetGpuInstanceId", handle)
+        self.instance: int | None = fact("nvmlDeviceGetGpuInstanceId", handle)
         self.device = describe_slice(device, handle)
         self.whole = whole
         self.handle = handle
         self.reasons: dict[str, str] = dict.fromkeys(GPU_METRICS, _WHOLE_ONLY)
         self._readers: tuple[_Reader, ...] = (CallReader(handle, (MEMORY,)),)
-        if instance is not None:
-            self._readers = (GpmReader(whole.handle, GPM_METRICS, instance), *self._readers)
+        if self.instance is not None:
+            self._readers = (GpmReader(whole.handle, GPM_METRICS, self.instance), *self._readers)
 
     def read(self) -> dict[str, float]:
         """Values; `reasons` holds the rest."""
@@ -208,14 +223,25 @@ class MigSlice:
 
 def mig_slices(whole: Gpu) -> list[MigSlice]:
     """The slices of a GPU in MIG mode; empty where there are none or none can be seen."""
+    return [MigSlice(f"{whole.device.id}/mig:{index}", handle, whole) for index, handle in _slice_handles(whole)]
+
+
+def mig_layout(gpus: list[Gpu]) -> dict[str, tuple[object, ...]]:
+    """Of each GPU in MIG mode that answers, the UUIDs of its slices."""
+    return {
+        gpu.device.id: tuple(fact("nvmlDeviceGetUUID", handle) for _, handle in _slice_handles(gpu))
+        for gpu in gpus
+        if is_mig_on(gpu.handle)
+    }
+
+
+def _slice_handles(whole: Gpu) -> list[tuple[int, Any]]:
+    meter.device = whole.device.id
     if not is_mig_on(whole.handle):
         return []
-    most = fact("nvmlDeviceGetMaxMigDeviceCount", whole.handle) or 0
     found = []
-    for index in range(most):
-        try:
-            handle = call("nvmlDeviceGetMigDeviceHandleByIndex", whole.handle, index)
-        except CallFailed:  # an index without a slice
-            continue
-        found.append(MigSlice(f"{whole.device.id}/mig:{index}", handle, whole))
+    for index in range(fact("nvmlDeviceGetMaxMigDeviceCount", whole.handle) or 0):
+        handle = fact("nvmlDeviceGetMigDeviceHandleByIndex", whole.handle, index)
+        if handle is not None:  # else an index without a slice
+            found.append((index, handle))
     return found

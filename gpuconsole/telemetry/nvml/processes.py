@@ -6,24 +6,37 @@ import time
 from typing import Any
 
 from gpuconsole.model.process import Process
-from gpuconsole.telemetry.nvml.library import CallFailed, call
+from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 
 _KINDS = {"compute": "nvmlDeviceGetComputeRunningProcesses", "graphics": "nvmlDeviceGetGraphicsRunningProcesses"}
 _LOOK_BACK_S = 5.0
 _PERCENT = 0.01
 
 
-def processes_of(device: str, handle: Any) -> list[Process]:
-    """Each process once, as compute if it is both. Raises CallFailed when the driver does not tell."""
+def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Process], CallFailed | None]:
+    """Each process once, as compute if it is both; and what is in the way of knowing all. `slices` are MIG slices by GPU instance.
+
+    Raises CallFailed for a loss only.
+    """
     shares = _sm_shares(handle)
     found: dict[int, Process] = {}
+    gap: CallFailed | None = None
     for kind, function in _KINDS.items():
-        for one in call(function, handle):
+        try:
+            answers = call(function, handle)
+        except CallFailed as failure:
+            if failure.is_loss:
+                raise
+            if kind == "compute" or failure.code != NOT_SUPPORTED:  # else a device without graphics
+                gap = gap or failure
+            continue
+        for one in answers:
             pid = int(one.pid)
             memory = one.usedGpuMemory
             if pid not in found:
-                found[pid] = Process(pid, device, kind, memory_bytes=None if memory is None else int(memory), sm_ratio=shares.get(pid))
-    return list(found.values())
+                where = slices.get(int(one.gpuInstanceId), device)
+                found[pid] = Process(pid, where, kind, memory_bytes=None if memory is None else int(memory), sm_ratio=shares.get(pid))
+    return list(found.values()), gap
 
 
 def _sm_shares(handle: Any) -> dict[int, float]:

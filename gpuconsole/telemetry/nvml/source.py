@@ -7,7 +7,7 @@ import time
 from gpuconsole.model.device import Device
 from gpuconsole.model.process import Process
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
-from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_slices
+from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.pace import Pace
 from gpuconsole.telemetry.nvml.processes import processes_of
@@ -19,7 +19,6 @@ from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology
 
 PROCESSES_S = 2.0
 CHECK_S = 5.0
-_MIG_PROCESSES = "the driver does not tell the processes of a MIG slice apart here"
 
 
 class NvmlSource:
@@ -41,9 +40,10 @@ class NvmlSource:
         for index in range(self._count):
             self._open(index)
         self._slices: list[MigSlice] = [one for gpu in self._gpus for one in mig_slices(gpu)]
+        self._mig = mig_layout(self._gpus)
         self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
         self._owners = Owners()
-        self._links_told = False
+        self._nvlinks_told: list[int | None] | None = None
         self._link_reasons: Reasons = {}
         self._processes_t = float("-inf")
         self._checked_t = time.monotonic()
@@ -75,7 +75,7 @@ class NvmlSource:
         Raises DriverGone when the driver has been unloaded or replaced, or the number of GPUs has changed.
         """
         self._pace.begin_round()
-        xids = self._xids.read(t)
+        xids = self._xids.read(t, {gpu.device.id for gpu in self._gpus if gpu.loss is not None})
         processes = self._processes(t) if t - self._processes_t >= PROCESSES_S else None
         readings: Readings = []
         for gpu in self._gpus:
@@ -90,8 +90,9 @@ class NvmlSource:
         if processes is not None:
             self._processes_t = t
             readings.append(processes)
-        if not self._links_told:
-            self._links_told = True
+        nvlinks = [gpu.nvlinks for gpu in self._gpus]
+        if nvlinks != self._nvlinks_told:  # links come up after the driver has
+            self._nvlinks_told = nvlinks
             readings.append(Topology(t, links_between(self._gpus)))
         readings += [DeviceLost(t=t, device=device, reason=reason) for device, reason in self._losses() if device not in self._told_lost]
         self._told_lost.update(device for device, _ in self._losses())
@@ -128,26 +129,31 @@ class NvmlSource:
         refusal = self._xids.refusals.get(device)
         if refusal is None:
             values["gpu.xid_errors"] = float(self._xids.counts[device])
+            gpu.reasons.pop("gpu.xid_errors", None)
         else:
-            gpu.note(refusal, "gpu.xid_errors")
+            gpu.refuse("gpu.xid_errors", refusal)
         if gpu.loss is None and processes is not None and device not in processes.reasons:
-            values["gpu.processes"] = float(sum(process.device == device for process in processes.processes))
+            values["gpu.processes"] = float(sum(process.device.partition("/")[0] == device for process in processes.processes))
             gpu.reasons.pop("gpu.processes", None)
 
     def _processes(self, t: float) -> Processes:
         found: list[Process] = []
-        reasons = {one.device.id: _MIG_PROCESSES for one in self._slices}
+        reasons = {}
         for gpu in self._gpus:
             device = gpu.device.id
+            slices = {one.instance: one.device.id for one in self._slices if one.whole is gpu and one.instance is not None}
             if gpu.loss is not None:
                 reasons[device] = gpu.loss
                 continue
             meter.device = device
             try:
-                found += processes_of(device, gpu.handle)
-            except CallFailed as failure:
-                reasons[device] = str(failure)
-                gpu.note(failure, "gpu.processes")
+                of_gpu, gap = processes_of(device, gpu.handle, slices)
+            except CallFailed as loss:
+                of_gpu, gap = [], loss
+            found += of_gpu
+            if gap is not None:
+                reasons[device] = str(gap)
+                gpu.note(gap, "gpu.processes")
         return Processes(t, self._owners.complete(found), reasons)
 
     def _check_driver(self) -> None:
@@ -164,6 +170,9 @@ class NvmlSource:
             meter.suspects_driver = False
         if count != self._count:
             raise DriverGone(f"the number of GPUs went from {self._count} to {count}")
+        alive = [gpu for gpu in self._gpus if gpu.loss is None]
+        if mig_layout(alive) != {gpu.device.id: self._mig[gpu.device.id] for gpu in alive if gpu.device.id in self._mig}:
+            raise DriverGone("the MIG slices have changed")
 
     def _losses(self) -> list[tuple[str, str]]:
         opened = [(gpu.device.id, gpu.loss) for gpu in self._gpus if gpu.loss is not None]

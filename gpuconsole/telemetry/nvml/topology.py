@@ -44,7 +44,7 @@ def _nvlink_ends(gpu: Gpu) -> Counter[str]:
     """How many of the GPU's NVLinks go to which PCI address, or to a switch."""
     ends: Counter[str] = Counter()
     meter.device = gpu.device.id
-    for link in range(gpu.nvlinks or 0):
+    for link in gpu.links_up():
         kind = fact("nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link)
         if kind == _TO_SWITCH:
             ends[_SWITCH] += 1

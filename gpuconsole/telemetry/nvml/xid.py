@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Container
 from typing import Any
 
 from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call
@@ -37,34 +39,47 @@ MEANINGS = {
 
 
 class XidWatch:
-    """Counts the errors of each device since it was made. `refusals` says why a device cannot be watched."""
+    """Counts the errors of each device since it was made. `refusals` says why a device is not watched now."""
 
     def __init__(self, handles: dict[str, Any]) -> None:
         """`handles` by device id."""
         self.counts = dict.fromkeys(handles, 0)
-        self.refusals: dict[str, CallFailed] = {}
+        self.refusals: dict[str, str] = {}
+        self._handles = handles
         self._devices = {_address(handle): device for device, handle in handles.items()}
         self._set: Any = None
+        self._watch(set())
+
+    def _watch(self, lost: Container[str]) -> None:
+        """Begin anew, without the GPUs that are lost: with one of them in the set no other is heard."""
+        self.refusals = {}
+        if self._set is not None:
+            with contextlib.suppress(CallFailed):
+                call("nvmlEventSetFree", self._set)
         try:
             self._set = call("nvmlEventSetCreate")
         except CallFailed as failure:
-            self.refusals = dict.fromkeys(handles, failure)
+            self._set = None
+            self.refusals = dict.fromkeys(self._handles, str(failure))
             return
-        for device, handle in handles.items():
+        for device, handle in self._handles.items():
+            if device in lost:
+                continue
             try:
                 call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, self._set)
             except CallFailed as failure:
-                self.refusals[device] = failure
+                self.refusals[device] = str(failure)
 
-    def read(self, t: float) -> list[Xid]:
-        """What has come since the last time, without waiting."""
+    def read(self, t: float, lost: Container[str]) -> list[Xid]:
+        """What has come since the last time, without waiting. A set that fails is made anew for the next time."""
         found: list[Xid] = []
-        while self._set is not None and len(self.refusals) < len(self.counts) and len(found) < _MOST_AT_ONCE:
+        watched = self._set is not None and len(self.refusals) < len(self.counts)
+        while watched and len(found) < _MOST_AT_ONCE:
             try:
                 event = call("nvmlEventSetWait", self._set, 0)
             except CallFailed as failure:
                 if failure.code != TIMEOUT:
-                    self.refusals = dict.fromkeys(self.counts, failure)
+                    self._watch(lost)
                 break
             device = self._devices.get(_address(event.device))
             if device is not None and event.eventType == _XID_EVENT:

@@ -49,7 +49,7 @@ static const int GPM_KNOWN[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 
 static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 186, 197, 198, 269, 270, 271 };
 
 static Gpu *gpus; /* MAX_GPUS of them: an untouched page costs nothing */
-static int gpu_count, init_error, init_delay_ms, count_error;
+static int gpu_count, init_error, init_delay_ms, count_error, events_error;
 static struct { int a, b, level; } paths[64];
 static int path_count;
 static unsigned xid_seen[MAX_GPUS];
@@ -64,7 +64,7 @@ static void refuse(const char *line) {
 
 static void reset(void) {
     gpu_count = 1;
-    init_error = init_delay_ms = count_error = 0;
+    init_error = init_delay_ms = count_error = events_error = 0;
     path_count = 0;
     strcpy(driver, "580.159.03");
     if (!gpus) gpus = calloc(MAX_GPUS, sizeof *gpus);
@@ -163,6 +163,7 @@ static void statement(const char *line) {
         return;
     }
     if (sscanf(line, "driver %79s", driver) == 1 || sscanf(line, "init_error %d", &init_error) == 1) return;
+    if (sscanf(line, "events_error %d", &events_error) == 1) return;
     if (sscanf(line, "init_delay %d", &init_delay_ms) == 1 || sscanf(line, "count_error %d", &count_error) == 1) return;
     if (sscanf(line, "gpu %15s %n", which, &at) != 1 || !at) refuse(line);
     if (!strcmp(which, "*")) {

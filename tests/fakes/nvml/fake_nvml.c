@@ -13,6 +13,7 @@
  *   init_error CODE           nvmlInit fails with this nvmlReturn_t
  *   init_delay MS             nvmlInit takes this long
  *   count_error CODE          nvmlDeviceGetCount fails with this nvmlReturn_t
+ *   events_error CODE         nvmlEventSetWait fails with this nvmlReturn_t
  *   gpu I name TEXT           the rest of the line; \xNN is a byte
  *   gpu I uuid TEXT
  *   gpu I gpm METRIC VALUE    what the GPM metric NVML_GPM_METRIC_* METRIC reads (percent or MiB/s)
@@ -352,7 +353,7 @@ typedef struct { Gpu *device; unsigned long long type, data; unsigned gpu_instan
 static char the_event_set;
 static unsigned char registered[MAX_GPUS];
 
-int nvmlEventSetCreate(void **set) { *set = &the_event_set; return OK; }
+int nvmlEventSetCreate(void **set) { memset(registered, 0, sizeof registered); *set = &the_event_set; return OK; }
 int nvmlEventSetFree(void *set) { (void)set; return OK; }
 
 int nvmlDeviceRegisterEvents(Gpu *g, unsigned long long types, void *set) {
@@ -366,6 +367,7 @@ int nvmlDeviceRegisterEvents(Gpu *g, unsigned long long types, void *set) {
 int nvmlEventSetWait_v2(void *set, EventData *data, unsigned timeout_ms) {
     (void)set, (void)timeout_ms;
     load();
+    if (events_error) return events_error;
     for (int i = 0; i < gpu_count; i++) {
         if (!registered[i] || xid_seen[i] == (unsigned)gpus[i].xid_serial) continue;
         xid_seen[i] = (unsigned)gpus[i].xid_serial;
