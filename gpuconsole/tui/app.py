@@ -71,7 +71,9 @@ class ConsoleApp(App[int]):
         opening: Awaitable[None] | None = None,
     ) -> None:
         """`eco`: one update in `ECO_S` seconds; keys are answered at once all the same. `opening`: the front is being opened already."""
+        able = terminal()  # before Textual takes NO_COLOR out of the environment
         super().__init__(driver_class=driver_class(), ansi_color=True)
+        self.able = able
         self.theme = "ansi-dark"
         self.front = front
         self.closed = False
@@ -87,7 +89,7 @@ class ConsoleApp(App[int]):
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
-        Zone.ascii_only = terminal().ascii_only
+        Zone.ascii_only = able.ascii_only
 
     # --- life -----------------------------------------------------------------------------------------------
 

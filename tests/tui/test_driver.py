@@ -12,6 +12,7 @@ import pyte
 import pytest
 from pyte.graphics import TEXT
 
+from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import terminal as terminals
 from gpuconsole.tui.driver.cells import clip, split
 from gpuconsole.tui.driver.looks import PLAIN, after, change, look
@@ -19,6 +20,9 @@ from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Screen
 from gpuconsole.tui.driver.terminal import Colours, Terminal, terminal, why_no_screen
 from gpuconsole.tui.driver.wanted import Effect, Wanted
 from gpuconsole.tui.driver.writer import Writer
+from gpuconsole.tui.paint.cells import row_width
+from gpuconsole.tui.paint.tiles import tiles
+from tests.tui.fake_front import cpu_view, gpu_view
 from tests.waiting import wait_until
 
 TRUE = Terminal(Colours.TRUE, False)
@@ -441,3 +445,35 @@ def test_a_failure_reaches_the_app_and_the_terminal_is_given_back(pipe: Pipe, mo
     pipe.writer.stop()
     pipe.read()
     assert pipe.taken.decode() == LEAVE
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20), (40, 12), (200, 60), (10, 3)])
+def test_the_first_picture_fits_and_claims_no_number(size: tuple[int, int]) -> None:
+    rows = skeleton.picture(*size, skeleton.GPU_TILES)
+    assert len(rows) == size[1] and {row_width(row) for row in rows} == {size[0]}
+    assert not any(char.isdigit() for row in rows for text, _ in row for char in text)
+    shown = Emulator(*size)
+    shown.feed(skeleton.ansi(rows))
+    assert [line.rstrip() for line in shown.screen.display] == ["".join(text for text, _ in row).rstrip() for row in rows]
+
+
+def test_the_first_picture_has_the_titles_of_the_console() -> None:
+    assert tuple(tile.title for tile in tiles(gpu_view(), True)) == skeleton.GPU_TILES
+    assert tuple(tile.title for tile in tiles(cpu_view(), True)) == skeleton.CPU_TILES
+
+
+def test_the_first_frame_replaces_all_of_what_is_there_though_it_is_a_part() -> None:
+    screen, shown = Screen(20, 4, TRUE, entered=True), Emulator(20, 4)
+    shown.scribble()
+    screen.feed("\x1b[3;5H\x1b[1mabc\x1b[0m\x1b[1;1H")
+    shown.feed(drain(screen))
+    assert shown.cells() == wanted_cells(screen)
+
+
+def test_a_plain_blank_between_reversed_cells_stays_plain() -> None:
+    screen, shown = Screen(20, 1, TRUE, entered=True), Emulator(20, 1)
+    screen.feed("\x1b[1;1H\x1b[7mab\x1b[0m \x1b[7mcd\x1b[0m\x1b[1;1H")
+    shown.feed(drain(screen))
+    screen.feed("\x1b[1;1H\x1b[7maB\x1b[0m \x1b[7mCd\x1b[0m\x1b[1;1H")
+    shown.feed(drain(screen))
+    assert shown.cells() == wanted_cells(screen)

@@ -11,7 +11,7 @@ from textual.message import Message
 
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.screen import Cost, Screen
-from gpuconsole.tui.driver.terminal import terminal
+from gpuconsole.tui.driver.terminal import Terminal, terminal
 from gpuconsole.tui.driver.writer import Writer
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class CellDriver(LinuxDriver):
     def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         fileno = self._terminal()
-        able = terminal()
+        able: Terminal = getattr(app, "able", None) or terminal()
         screen = Screen(*_size_of(fileno), able, entered=skeleton.painted())
         self.cost: Cost = screen.cost
         self._out = Writer(fileno, screen, "ascii" if able.ascii_only else "utf-8")
