@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import signal
@@ -15,6 +16,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpuconsole.cli.main import main
+from gpuconsole.export import board as boards
+from gpuconsole.export import metrics_server
 from gpuconsole.export.prometheus import exported_names
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli
@@ -287,3 +290,27 @@ def test_a_run_serves_its_workload_too(machine: Machine) -> None:
         cost = exporter.value("gpuconsole_workload_cost_per_million_tokens", "cpu")
         assert rate and cost and cost * rate == pytest.approx(1000, rel=0.9)  # 3.6 an hour are 1000 per million seconds
         assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
+
+
+def test_clients_that_dawdle_do_not_shut_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(metrics_server, "CLIENT_S", 0.5)
+    server = metrics_server.MetricsServer("127.0.0.1", 0, boards.Board(1.0))
+    server.start()
+    host, _, port = server.address.rpartition(":")
+    dawdlers = [socket.create_connection((host, int(port))) for _ in range(2)]
+    try:
+        for one in dawdlers:
+            one.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no end
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{server.address}/", timeout=2) as answer:
+                return bool(answer.status == 200)
+            return False
+
+        assert not answers()  # both places are taken
+        wait_until(answers, 5, "an answer once the dawdlers were shown out")
+    finally:
+        for one in dawdlers:
+            one.close()
+        server.close()

@@ -65,6 +65,38 @@ def test_a_sampler_that_dies_is_started_again(script: Script) -> None:
     with_engine(play)
 
 
+def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sampling.Child.start
+    refusals = iter([OSError(11, "Resource temporarily unavailable")])
+
+    async def start(child: sampling.Child) -> None:
+        for refusal in refusals:
+            raise refusal
+        await real(child)
+
+    async def play(engine: Engine) -> None:
+        (old,) = samplers()
+        monkeypatch.setattr(sampling.Child, "start", start)
+        old.kill()
+        await until(lambda: any("does not start: Resource temporarily unavailable" in note for note in engine.view().notes))
+        count = len(engine.store.series["gpu.power_w{device=gpu:0}"])
+        await until(lambda: len(engine.store.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+
+    with_engine(play)
+
+
+def test_what_is_known_of_the_machine_is_known_anew_with_its_gpus(script: Script) -> None:
+    """The driver opens after the console has: driver and devices are not left empty."""
+    script.write("gpus 2", "init_delay 3500")
+
+    async def play(engine: Engine) -> None:
+        await until(lambda: engine.view().environment.driver == "580.159.03")
+        assert [device.id for device in engine.view().environment.devices] == ["gpu:0", "gpu:1", "cpu"]
+        assert engine.view().environment.cuda == "13.0"
+
+    with_engine(play)
+
+
 def test_a_stuck_source_is_told_and_its_sampler_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "PATIENCE_S", (3.0,))
 

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from gpuconsole.model.device import Device
 from gpuconsole.model.process import Process
 from gpuconsole.runtime.store import Store
+from gpuconsole.telemetry.nvml import fields
 from gpuconsole.telemetry.once import look
 from gpuconsole.telemetry.owners import Owners
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
@@ -158,3 +160,36 @@ def test_a_driver_that_comes_in_another_version_gets_a_fresh_process(machine: Ma
         child.wait(lambda now: any(isinstance(event, Devices) for event in now.events), "no driver")
         script.write("init_error 18")
         assert child.process.wait(15) == 75
+
+
+class Answers:
+    """What NVML says of fields, one reading after another: (value, seconds of its clock)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *readings: tuple[int, float]) -> None:
+        self._readings = iter(readings)
+        monkeypatch.setattr(fields, "call", self._call)
+
+    def _call(self, name: str, handle: object, wanted: list[tuple[int, int]]) -> list[pynvml.c_nvmlFieldValue_t]:
+        value, t = next(self._readings)
+        found = []
+        for identifier, _ in wanted:
+            answer = pynvml.c_nvmlFieldValue_t()
+            answer.fieldId, answer.timestamp, answer.valueType = identifier, int(t * 1e6), 3
+            answer.value.ullVal = value
+            found.append(answer)
+        return found
+
+
+def test_a_rate_starts_anew_when_the_drivers_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch, (0, 1000.0), (100, 1001.0), (200, 400.0), (300, 401.0))
+    reader = fields.FieldReader(None, (fields.Field("x", 198, 1.0, True),))
+    told = [reader.read(()) for _ in range(4)]
+    assert [values.get("x") for values, _ in told] == [None, 100.0, None, 100.0]
+    assert [str(failures.get("x", "")) for _, failures in told] == [fields.FIRST_READING, "", fields.WENT_BACK, ""]
+
+
+def test_a_counter_with_nothing_new_waits_and_is_not_asked_of_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch, (0, 1.0), (100, 2.0), (100, 2.0), (300, 3.0))
+    reader = fields.FieldReader(None, (fields.Field("x", 198, 1.0, True),))
+    told = [(reader.read(())[0].get("x"), reader.waiting) for _ in range(4)]
+    assert told == [(None, []), (100.0, []), (None, ["x"]), (200.0, [])]
