@@ -12,7 +12,7 @@ from gpuconsole.runtime.front import View
 from gpuconsole.tui import app, skeleton
 from tests.tui.fake_front import FakeFront, gpu_view
 
-MOVES_S = 2.0
+MOVES_S = 1.2
 NEWEST = "running 16:39"
 """What the header shows of a moving front once it stands still."""
 
@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
     if "plain" in words:
         app.driver_class = lambda: None
     front = MovingFront() if "moving" in words else FakeFront(gpu_view())
-    return int(app.asyncio.run(app.show(Console(front, refresh_hz=20.0, eco="eco" in words))))
+    return int(app.asyncio.run(app.show(Console(front, refresh_hz=40.0, eco="eco" in words))))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
         terminal.wait_for(*MAIN)
         wait_until(lambda: terminal.settle(), 5)
         before = len(terminal.raw)
-        deadline = time.monotonic() + 1.0  # twenty looks at the front
+        deadline = time.monotonic() + 1.0  # forty looks at the front
         while time.monotonic() < deadline:
             terminal.read(0.05)
         assert len(terminal.raw) == before
@@ -96,7 +96,7 @@ def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
 def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with shown(tmp_path, "moving") as terminal:
         terminal.wait_for("SM active")
-        still = time.monotonic() + MOVES_S + 0.3
+        still = time.monotonic() + MOVES_S + 0.2
         wait_until(lambda: time.monotonic() > still, 5, "the numbers stand still")
         terminal.press("q")
         pressed = time.monotonic()
@@ -107,7 +107,7 @@ def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
 
 
 def test_a_slow_line_shows_the_newest_state_and_quits_at_once(tmp_path: Path) -> None:
-    """20 KB/s, 20 updates a second of which all numbers differ."""
+    """20 KB/s, 40 updates a second of which all numbers differ."""
     with shown(tmp_path, "moving") as terminal:
         begun = time.monotonic()
         while NEWEST not in terminal.text:
