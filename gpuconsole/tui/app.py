@@ -141,7 +141,7 @@ class ConsoleApp(App[int]):
 
     def tick(self) -> None:
         """Show the present state on the screen in sight; hidden ones do no work."""
-        if self._leaving:
+        if self._leaving or not self.screen_stack:
             return
         if self._duration is not None:
             self._watch_duration(self._duration)
