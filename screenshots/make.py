@@ -1,13 +1,15 @@
-"""Pictures of the main screen from a real run: `python screenshots/make.py`.
+"""Pictures of the main screen from a real run: `python screenshots/make.py`; `--box` makes those of a GPU box.
 
 Runs `data-starved` on this machine, waits for the finding, applies it, waits for the verdict, and keeps SVG and PNG at each point;
-with --record the session is kept for `gpuconsole replay` too. PNG needs `chromium` on the PATH.
+with --record the session is kept for `gpuconsole replay` too. A box of GPUs is the tests' fake driver, and the picture's title says so.
+PNG needs `chromium` on the PATH.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.fake_box import FakeBox, build_driver
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.tui.app import ConsoleApp
 
@@ -67,6 +70,35 @@ async def session(scenario: str, size: tuple[int, int], label: str, record: Path
     return files
 
 
+async def box(gpus: int) -> list[Path]:
+    """The monitoring screens of a box; the fake driver must be in the environment already."""
+    app = ConsoleApp(Engine(interval_s=0.5))
+    files = []
+    async with app.run_test(size=SIZES["120x40"]) as pilot:
+        await pilot.pause(4)
+        await pilot.press("escape")
+        await pilot.pause(60)
+        for key, name in (("", "main"), ("p", "processes"), ("l", "topology")):
+            if key:
+                await pilot.press(key)
+                await pilot.pause(1.5)
+            path = HERE / f"box-{gpus}-{name}.svg"
+            path.write_text(app.export_screenshot(title="gpuconsole on a fake driver: the figures are scripted"))
+            files.append(path)
+            if key:
+                await pilot.press("escape")
+                await pilot.pause(0.5)
+        await pilot.press("q")
+    return files
+
+
+def in_a_box(gpus: int) -> list[Path]:
+    """Pictures of a box of fake GPUs whose figures move."""
+    with tempfile.TemporaryDirectory() as folder, FakeBox(Path(folder) / "box", build_driver(Path(folder)), gpus) as fake:
+        os.environ.update(fake.environment())
+        return asyncio.run(box(gpus))
+
+
 def to_png(svg: Path) -> None:
     """Render with a browser: Textual's SVG relies on CSS that lighter converters do not know."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -89,7 +121,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", default="data-starved")
     parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
+    parser.add_argument("--box", type=int, metavar="GPUS", help="a box of so many fake GPUs instead")
     args = parser.parse_args()
+    if args.box:
+        for svg in in_a_box(args.box):
+            to_png(svg)
+            print(svg.name)
+        return
     for label, size in SIZES.items():
         whole = label == "120x40"
         for svg in asyncio.run(session(args.scenario, size, label, args.record if whole else None, whole)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual._styles_cache import StylesCache
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
@@ -23,6 +24,10 @@ class BackScreen(Screen[None]):
     def __init__(self, front: Front) -> None:
         super().__init__()
         self.front = front
+
+    def on_unmount(self) -> None:
+        # Textual 8 remembers colours by widget in a cache of a thousand, and so keeps every line of a thousand widgets that are gone.
+        StylesCache.get_inner_outer.cache_clear()
 
     def action_back(self) -> None:
         self.dismiss()
