@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,8 +122,8 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not 0.05 <= value <= 1e7 or math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text} s: allowed are 0.05 s and more")
+    if not 0.05 <= value <= 1e7:
+        raise argparse.ArgumentTypeError(f"{text} s: allowed are 0.05 s to 10 000 000 s")
     return value
 
 

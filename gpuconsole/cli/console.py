@@ -9,6 +9,7 @@ import gc
 import importlib
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuconsole.cli.common import UsageError, has_screen, live_engine, record_path
 from gpuconsole.model.knobs import Knobs
@@ -16,6 +17,9 @@ from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen
 
 SETTLED_S = 4.0
+if TYPE_CHECKING:
+    from gpuconsole.runtime.engine import Engine
+
 WITHOUT = "gpuconsole run SCENARIO --headless"
 
 
@@ -49,7 +53,7 @@ def open_console(
 
     async def session() -> int:
         """The engine's children start while the screen's modules are imported."""
-        opening = asyncio.create_task(engine.open())
+        opening = asyncio.create_task(open_checked(engine))
         # What is loaded by then stays: the collector need not look through it again, which takes tens of milliseconds each time.
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
@@ -63,6 +67,12 @@ def open_console(
     if snapshot is not None:
         engine.export(snapshot)
     return code
+
+
+async def open_checked(engine: Engine) -> None:
+    """Raises FrontError when the device that was asked for is not there."""
+    await engine.open()
+    engine.device()
 
 
 def show_first_picture() -> None:

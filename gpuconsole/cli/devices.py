@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="values in SI units, by metric name")
-    parser.add_argument("--dcgm", metavar="URL", help="a dcgm-exporter's /metrics, for what NVML cannot report")
+    parser.add_argument("--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a dcgm-exporter's /metrics, for what NVML cannot report")
     parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="how long to wait for the driver (default 10)")
     parser.set_defaults(handler=run)
 

@@ -43,7 +43,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="refuse requests without this bearer token")
     parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
-    parser.add_argument("--dcgm", metavar="URL", help="a running dcgm-exporter's metrics, for what NVML cannot report")
+    parser.add_argument(
+        "--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a running dcgm-exporter's metrics, for what NVML cannot report"
+    )
     parser.set_defaults(handler=run)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from pathlib import Path
 
 from gpuconsole.cli.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
-from gpuconsole.runtime.engine import NO_TORCH
-from gpuconsole.runtime.environment import torch_version
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 
@@ -47,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     tries = assignments(args.tries, chosen)
     snapshot = writable(args.snapshot, "--snapshot")
     recording = record_path(args)
-    if torch_version() is None:
+    if importlib.util.find_spec("torch") is None:
+        from gpuconsole.runtime.engine import NO_TORCH  # the screen's first picture does not wait for the engine
+
         raise UsageError(NO_TORCH)
     if args.headless or args.json:
         from gpuconsole.cli.headless import HeadlessRun

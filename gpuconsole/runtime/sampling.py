@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import msgspec
+
 from gpuconsole.runtime.child import Child
-from gpuconsole.wire.events import AnyEvent, Note, SourceState
+from gpuconsole.wire.events import AnyEvent, Note, Sample, SourceState
 
 PATIENCE_S = (10.0, 30.0, 120.0)
 """How long a source may be stuck until the sampler is replaced: the first time, the second, and from then on."""
@@ -36,6 +38,7 @@ class Sampling:
         self._heard = 0.0
         self._failures = 0
         self._replaced = 0
+        self._stuck: SourceState | None = None
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,8 +68,16 @@ class Sampling:
         if child is not self._child:
             return  # one that was replaced has no say any more
         self._heard = time.monotonic()
-        self._emit(event)
+        if isinstance(event, Sample) and event.device.startswith("gpu"):
+            self._stuck = None
+        if isinstance(event, SourceState) and self._stuck is not None and event.source == self._stuck.source:
+            # Its successor may only just have begun to wait: for the person at the screen it is all one wait.
+            waited_s = event.t - self._stuck.t + self._stuck.stuck_s
+            self._emit(msgspec.structs.replace(event, stuck_s=waited_s, detail=event.detail or self._stuck.detail))
+        else:
+            self._emit(event)
         if isinstance(event, SourceState) and event.stuck_s > self._patience_s(event):
+            self._stuck = self._stuck or event
             self._replace(f"{event.source} has not answered for {event.stuck_s:.0f} s ({event.detail})")
 
     def _patience_s(self, state: SourceState) -> float:

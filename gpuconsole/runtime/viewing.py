@@ -50,6 +50,7 @@ def make_view(
         wall=store.wall0 + store.session_time(store.now) if store.wall0 else 0.0,
         sampled=dict(store.sampled),
         substitutes=dict(store.substitutes),
+        heard=dict(store.heard),
         processes=tuple(store.processes),
         processes_missing=dict(store.processes_missing),
         links=tuple(store.links),

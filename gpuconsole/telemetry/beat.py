@@ -16,6 +16,8 @@ MOST_BUSY = 0.5
 """Of the time that a source may be read in: above it the period grows."""
 STUCK_S = 2.0
 """A reading under way for so long counts as stuck. Real drivers have hiccups of some 100 ms."""
+LONGEST_S = 10.0
+ENOUGH = 3
 _RECENT = 7
 
 
@@ -63,8 +65,12 @@ class Beat(threading.Thread):
         self._stop_asked.set()
 
     def period_s(self) -> float:
-        """The time between two rounds as it really is: longer than asked for when a round takes more than half of that."""
-        return max(self._interval_s, (median(self._took) if self._took else 0.0) / MOST_BUSY)
+        """The time between two rounds as it really is: longer than asked for when rounds take more than half of that.
+
+        A single slow round stretches nothing, and no slowness more than `LONGEST_S`.
+        """
+        typical_s = median(self._took) if len(self._took) >= ENOUGH else 0.0
+        return max(self._interval_s, min(LONGEST_S, typical_s / MOST_BUSY))
 
     def state(self) -> SourceState:
         """How it goes at this moment."""

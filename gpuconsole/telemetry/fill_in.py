@@ -14,6 +14,7 @@ class FirstChoice:
         self.name = source.name
         self.source = source
         self.covered: dict[str, set[str]] = {}
+        self.also_missing: Reasons = {}
 
     def devices(self) -> list[Device]:
         return self.source.devices()
@@ -25,9 +26,13 @@ class FirstChoice:
         return self.source.read(t)
 
     def unavailable(self) -> Reasons:
-        covered = self.covered  # another thread puts a new one in its place
+        covered, others = self.covered, self.also_missing  # another thread puts new ones in their place
         return {
-            device: {metric: why for metric, why in reasons.items() if metric not in covered.get(device, ())}
+            device: {
+                metric: f"{why}; {others[device][metric]}" if metric in others.get(device, {}) else why
+                for metric, why in reasons.items()
+                if metric not in covered.get(device, ())
+            }
             for device, reasons in self.source.unavailable().items()
         }
 
@@ -63,7 +68,7 @@ class FillIn:
             if values:
                 covered[reading.device] = set(values)
                 readings.append(Sample(t, reading.device, values, dict.fromkeys(values, self.name)))
-        self._first.covered = covered
+        self._first.covered, self._first.also_missing = covered, self._source.unavailable()
         return readings
 
     def unavailable(self) -> Reasons:

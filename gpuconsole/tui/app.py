@@ -114,7 +114,11 @@ class ConsoleApp(App[int]):
     async def _begin(self) -> None:
         """Open the front; then start what was asked for, or ask."""
         if self._opening is not None:
-            await self._opening
+            try:
+                await self._opening
+            except FrontError as error:  # asked for what is not there
+                self.exit(2, message=f"gpuconsole: {visible(str(error))}")
+                return
         elif isinstance(self.front, Opens):
             await self.front.open()
         if self._record is not None:

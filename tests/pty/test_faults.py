@@ -135,3 +135,18 @@ def test_a_hang_up_of_a_box_leaves_nobody(box: tuple[Script, Terminal]) -> None:
     terminal.hang_up()
     wait_until(lambda: terminal.process.poll() is not None, 10, "the console ends")
     wait_until(lambda: all(gone(child.pid) for child in children), 2, "children gone")
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(library: Path, tmp_path: Path) -> None:
+    script = Script(tmp_path / "machine.txt", "gpus 2")
+    with Terminal("--device", "gpu:9", cwd=tmp_path, env=script.environment(library)) as terminal:
+        assert terminal.wait_exit(20) == 2
+        assert b"there is no device 'gpu:9'; there are: gpu:0, gpu:1, cpu" in terminal.raw
+        assert RESTORED in terminal.raw
+
+
+def test_heat_is_told_in_the_title(box: tuple[Script, Terminal]) -> None:
+    script, terminal = box
+    script.write("gpus 8", *GPM, "gpu 6 clocks_reasons 72")
+    terminal.wait_for("gpu:6: clocks cut by the hardware: heat")
+    assert_alive(terminal)

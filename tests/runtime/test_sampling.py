@@ -108,6 +108,7 @@ def test_a_stuck_source_is_told_and_its_sampler_replaced(script: Script, monkeyp
         before = engine.view().latest["host.cores_busy{device=cpu}"]
         await until(lambda: engine.view().latest["host.cores_busy{device=cpu}"] != before)  # the host goes on
         await until(lambda: any("starting a new sampler" in note for note in engine.view().notes))
+        await until(lambda: stuck_s(engine) > 5)  # the successor waits too: it is told as one wait
         script.write("gpus 2", "gpu * power_mw 123000")
         await until(lambda: engine.view().latest.get("gpu.power_w{device=gpu:1}") == 123)
         await until(lambda: not psutil.pid_exists(old.pid) or old.status() == psutil.STATUS_ZOMBIE)

@@ -125,3 +125,14 @@ def test_a_source_tells_its_beat_once(machine: Machine) -> None:
         told = [event for event in child.events if isinstance(event, SourceState) and event.source == "host"]
         assert len(told) <= 3
         assert told[0].period_s == pytest.approx(0.1)
+
+
+def test_after_one_long_call_the_beat_is_what_it_was(machine: Machine) -> None:
+    script, environment = machine("gpus 1", "gpu 0 delay nvmlDeviceGetPowerUsage 1500")
+    with SamplerChild(environment) as child:
+        child.rounds(1)
+        script.write("gpus 1")
+        child.rounds(1)
+        began = time.monotonic()
+        child.rounds(5)
+        assert time.monotonic() - began < 2.5

@@ -11,7 +11,7 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.topology import TopologyScreen
-from gpuconsole.tui.widgets.live import FleetZone, HeaderZone
+from gpuconsole.tui.widgets.live import FleetZone, HeaderZone, TilesZone
 from gpuconsole.wire.events import SourceState
 from tests.tui.fake_gpu_box import BoxFront, box, text
 from tests.waiting import until
@@ -74,5 +74,20 @@ def test_the_other_screens_are_a_key_away(key: str, screen: type) -> None:
             await until(lambda: isinstance(app.screen, screen))
             await pilot.press("escape")
             await until(lambda: isinstance(app.screen, MainScreen))
+
+    asyncio.run(main())
+
+
+def test_a_device_of_which_nothing_comes_shows_no_old_figures() -> None:
+    shown = box(8)
+    silent = msgspec.structs.replace(shown, heard={"gpu:0": shown.now - 12.0})
+
+    async def main() -> None:
+        app = ConsoleApp(BoxFront(silent))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            assert "last reading 12 s ago" in rows_of(app, HeaderZone)
+            assert isinstance(app.screen, MainScreen)
+            assert "last reading 12 s ago" in text(app.screen.query_one(TilesZone).rows)
 
     asyncio.run(main())

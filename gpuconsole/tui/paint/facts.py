@@ -14,6 +14,7 @@ from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import View
 
 HOST = "cpu"
+SILENT_S = 4.0
 VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
 
@@ -27,9 +28,21 @@ def device_of(view: View, metric: str) -> str:
     return HOST if metric.startswith("host.") else view.device
 
 
+def silent_s(view: View, device: str) -> float:
+    """For how long nothing has come of a device, when that is too long for its figures to be of now; else 0."""
+    heard = view.heard.get(device)
+    if heard is None or view.recording:
+        return 0.0
+    period_s = max((state.period_s for state in view.sources.values()), default=1.0)
+    age_s = view.now - heard
+    return age_s if age_s > max(SILENT_S, 3 * period_s) else 0.0
+
+
 def reason(view: View, metric: str) -> str:
     """Why there is no value of `metric`, in words."""
     device = device_of(view, metric)
+    if not metric.startswith("workload.") and (silent := silent_s(view, device)):
+        return f"last reading {silent:.0f} s ago"
     known = view.unavailable.get(series_key(metric, device)) or (view.run.unavailable.get(metric) if view.run else None)
     if known:
         return known

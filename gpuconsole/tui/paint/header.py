@@ -8,6 +8,14 @@ from gpuconsole.tui.paint import facts, format
 from gpuconsole.tui.paint.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.tui.paint.fleet import fleet_rows
 
+CUT = {
+    "gpu.clocks_hw_thermal": "clocks cut by the hardware: heat",
+    "gpu.clocks_power_brake": "clocks cut from outside: power brake",
+    "gpu.clocks_hw_slowdown": "clocks cut by the hardware",
+    "gpu.row_remap_failed": "memory is worn: it wants service",
+}
+"""What wants somebody's action, worst first."""
+
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
     """The title row, then as many devices as there is room for; what is left out is counted."""
@@ -64,6 +72,10 @@ def _trouble(view: View) -> list[Segment]:
     for state in view.sources.values():
         if state.stuck_s:
             return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
+    for device in view.devices:
+        for metric, words in CUT.items():
+            if facts.latest(view, metric, device.id):
+                return [(f"{device.id}: {words}", "alert")]
     return []
 
 
@@ -92,6 +104,8 @@ def _gpu_strip(view: View, device: Device, width: int) -> list[Segment]:
     name: Segment = (f"{device.id} {facts.short_name(device.name)}", "accent" if device.id == view.device else "")
     if device.id in view.lost:
         return [name, (f"   lost: {view.lost[device.id]}", "alert")]
+    if silent := facts.silent_s(view, device.id):
+        return [name, (f"   last reading {silent:.0f} s ago", "alert")]
 
     def value(metric: str) -> float | None:
         return facts.latest(view, metric, device.id)
@@ -103,7 +117,11 @@ def _gpu_strip(view: View, device: Device, width: int) -> list[Segment]:
         f"SM {format.percent(value('gpu.sm_active_ratio'))}",
         f"tensor {format.percent(value('gpu.tensor_active_ratio'))}",
         f"HBM {format.used_of(value('gpu.hbm_used_bytes'), value('gpu.hbm_total_bytes'))}",
-        f"HBM bw {format.si(value('gpu.hbm_bytes_per_s'), 'B/s')} {format.percent(value('gpu.dram_active_ratio'))}",
+        *(
+            [f"HBM bw {format.si(value('gpu.hbm_bytes_per_s'), 'B/s')} {format.percent(value('gpu.dram_active_ratio'))}"]
+            if width >= 100
+            else []
+        ),
         watts,
         f"{warmth:2.0f} °C" if warmth is not None else "temp n/a",
         *([f"power cap {format.percent(capped)} of time"] if (capped := value("gpu.power_cap_time_ratio")) else []),

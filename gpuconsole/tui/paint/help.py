@@ -22,6 +22,7 @@ KEYS = (
     ("x", "stop the run"),
     ("escape", "back to the main screen"),
     ("ctrl+p", "command palette"),
+    ("ctrl+l", "draw again: something else has written to the terminal"),
 )
 READING = (
     ("where a step goes", "the parts exclude each other and add up to the whole step"),

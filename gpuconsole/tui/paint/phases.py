@@ -115,5 +115,5 @@ def _figures(view: View, width: int) -> list[Segment]:
     if per_joule is not None and width >= 100:
         text += f"   {format.digits(per_joule) if per_joule < 999.5 else format.grouped(per_joule)} tokens/J"
     if cost is not None and width >= 100:
-        text += f"   {cost:.3g} per Mtoken"
+        text += f"   cost {cost:.3g} per Mtoken"
     return [(text, "accent")]

@@ -45,7 +45,8 @@ def _cpu(view: View) -> list[Tile]:
 
 def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
     """A tile; without a value it says why."""
-    if facts.latest(view, metric) is None:
+    old = not metric.startswith("workload.") and facts.silent_s(view, facts.device_of(view, metric))
+    if old or facts.latest(view, metric) is None:
         return Tile(title, format.NA, (), "", facts.reason(view, metric))
     return Tile(title, figure, traces, short)
 
