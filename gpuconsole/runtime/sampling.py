@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.runtime.child import Child
+from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import AnyEvent, Note, Sample, SourceState
 
 PATIENCE_S = (10.0, 30.0, 120.0)
@@ -22,7 +23,6 @@ SILENT_S = 15.0
 HEALTHY_S = 60.0
 FIRST_WAIT_S, LAST_WAIT_S = 0.5, 60.0
 """Before a sampler that ended is started again: at first soon, then ever later."""
-DRIVER_GONE_EXIT = 75  # the sampler asks for a successor: the driver was unloaded or replaced, or the number of GPUs has changed
 LEAVE_S = 0.5
 
 

@@ -21,7 +21,7 @@ from gpuconsole.telemetry.fill_in import FillIn, FirstChoice
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
-from gpuconsole.telemetry.source import NOT_YET, Source
+from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, SourceState, Stop
 
@@ -31,8 +31,6 @@ OPENING_S = 2.0
 """How long the list of devices waits for the driver to open; afterwards it comes without GPUs, and once more when they are known."""
 RETRY_S = 5.0
 """How often a driver that is not there is looked for again."""
-DRIVER_GONE_EXIT = 75
-"""Exit code that asks for a fresh sampler: only a new process can load another driver's library. (EX_TEMPFAIL)"""
 
 
 class Sampler:

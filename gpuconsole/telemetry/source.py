@@ -10,6 +10,8 @@ from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology, Xid
 Readings = list[Sample | DeviceLost | Topology | Processes | Xid]
 Reasons = dict[str, dict[str, str]]
 
+DRIVER_GONE_EXIT = 75
+"""The sampler's exit code that asks for a fresh one: only a new process can load another driver's library. (EX_TEMPFAIL)"""
 NOT_YET = "the NVIDIA driver has not answered yet"
 """The reason for a list of devices without GPUs while the driver is still opening."""
 

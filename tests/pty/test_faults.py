@@ -90,7 +90,7 @@ def test_a_call_that_hangs_for_6_s_is_named_and_does_not_hold_up_quitting(box: t
     pressed = time.monotonic()
     terminal.press("q")
     assert terminal.wait_exit(5) == 0
-    assert time.monotonic() - pressed < 1.5  # the 1 s, and what reading the end of a pty takes
+    assert time.monotonic() - pressed < 1.0
     assert RESTORED in terminal.raw
     wait_until(lambda: all(gone(child.pid) for child in children), 2, "children gone")
 

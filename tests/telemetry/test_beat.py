@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpuconsole.telemetry.sampler import DRIVER_GONE_EXIT
+from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import Devices, Sample, SourceState, Stop
 from tests.telemetry.conftest import Machine
 from tests.telemetry.sampling import SamplerChild

@@ -6,22 +6,22 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from gpuconsole.model.device import Device
+from gpuconsole.model.device import Device, Link
 from gpuconsole.model.process import Process
 from gpuconsole.runtime.store import Store
 from gpuconsole.telemetry.nvml import fields
 from gpuconsole.telemetry.once import look
 from gpuconsole.telemetry.owners import Owners
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
-from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample
+from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample, Topology
 from tests.telemetry.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
+from tests.waiting import wait_until
 
 
 def test_a_process_may_call_itself_by_any_bytes(machine: Machine, tmp_path: Path) -> None:
@@ -45,10 +45,13 @@ def test_a_cpu_share_is_of_the_process_on_every_gpu_and_none_at_first() -> None:
         owners = Owners()
         on_two = [Process(busy.pid, "gpu:0"), Process(busy.pid, "gpu:1")]
         assert [one.cpu_ratio for one in owners.complete(on_two)] == [None, None]
-        time.sleep(0.3)
-        first, second = owners.complete(on_two)
-        assert first.cpu_ratio == second.cpu_ratio
-        assert first.cpu_ratio and first.cpu_ratio > 0.2
+
+        def shares_a_core() -> bool:
+            first, second = owners.complete(on_two)
+            assert first.cpu_ratio == second.cpu_ratio
+            return first.cpu_ratio is not None and first.cpu_ratio > 0.2
+
+        wait_until(shares_a_core, 10, "a CPU share")
     finally:
         busy.kill()
         busy.wait(10)
@@ -91,8 +94,10 @@ def test_links_that_come_up_later_have_traffic_and_a_topology(machine: Machine) 
     script, environment = machine("gpus 2", "gpu * nvlinks 0")
     with SamplerChild(environment) as child:
         child.wait(lambda now: "gpu.nvlink_rx_bytes_per_s" in now.reasons("gpu:0"), "no link")
+        assert child.last(Topology).links == [Link("gpu:0", "gpu:1", "PIX")]
         script.write("gpus 2", "gpu * gpm 60 100")
         child.wait(lambda now: now.values("gpu:0").get("gpu.nvlink_rx_bytes_per_s") == 100 * 2**20, "traffic")
+        child.wait(lambda now: now.last(Topology).links == [Link("gpu:0", "gpu:1", "NV18")], "the links in the topology")
 
 
 def test_graphics_that_is_not_supported_does_not_hide_compute(machine: Machine) -> None:
