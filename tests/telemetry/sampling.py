@@ -10,7 +10,20 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from gpuconsole.wire.events import AnyEvent, Command, DeviceLost, Devices, Event, Sample, SourceState, Unavailable, decode_event, encode
+from gpuconsole.model.device import Link
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Command,
+    DeviceLost,
+    Devices,
+    Event,
+    Sample,
+    SourceState,
+    Topology,
+    Unavailable,
+    decode_event,
+    encode,
+)
 
 DEADLINE_S = 15.0
 
@@ -105,6 +118,11 @@ class SamplerChild:
     def last(self, kind: type[E]) -> E:
         """The newest event of a kind."""
         return next(event for event in reversed(self.events) if isinstance(event, kind))
+
+    @property
+    def links(self) -> list[Link] | None:
+        """The newest topology; None before the first, which comes from a beat of its own."""
+        return next((event.links for event in reversed(self.events) if isinstance(event, Topology)), None)
 
     def state(self, source: str) -> SourceState | None:
         """How a source last said it was doing."""

@@ -18,7 +18,7 @@ from gpuconsole.telemetry.nvml import fields
 from gpuconsole.telemetry.once import look
 from gpuconsole.telemetry.owners import Owners
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
-from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample, Topology
+from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample
 from tests.telemetry.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 from tests.waiting import wait_until
@@ -94,10 +94,10 @@ def test_links_that_come_up_later_have_traffic_and_a_topology(machine: Machine) 
     script, environment = machine("gpus 2", "gpu * nvlinks 0")
     with SamplerChild(environment) as child:
         child.wait(lambda now: "gpu.nvlink_rx_bytes_per_s" in now.reasons("gpu:0"), "no link")
-        assert child.last(Topology).links == [Link("gpu:0", "gpu:1", "PIX")]
+        child.wait(lambda now: now.links == [Link("gpu:0", "gpu:1", "PIX")], "the topology without NVLink")
         script.write("gpus 2", "gpu * gpm 60 100")
         child.wait(lambda now: now.values("gpu:0").get("gpu.nvlink_rx_bytes_per_s") == 100 * 2**20, "traffic")
-        child.wait(lambda now: now.last(Topology).links == [Link("gpu:0", "gpu:1", "NV18")], "the links in the topology")
+        child.wait(lambda now: now.links == [Link("gpu:0", "gpu:1", "NV18")], "the links in the topology")
 
 
 def test_graphics_that_is_not_supported_does_not_hide_compute(machine: Machine) -> None:
