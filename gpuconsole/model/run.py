@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
 
@@ -73,8 +74,23 @@ class SeriesData(msgspec.Struct):
     source: str
 
 
+class Rank(msgspec.Struct, omit_defaults=True):
+    """One process of a run that has several, over its steady steps."""
+
+    rank: int
+    host: str
+    pid: int
+    steps: int = 0
+    step_time_s: Distribution | None = None
+    phases_ratio: dict[str, float] = {}
+    memory_peak_bytes: float | None = None
+
+
 class Run(msgspec.Struct, omit_defaults=True):
-    """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again."""
+    """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again.
+
+    `figures`: the analytical models beside the measurement. `ranks`: every process, where there are several.
+    """
 
     id: str
     scenario: str
@@ -92,6 +108,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     unavailable: dict[str, str] = {}
     signals: dict[str, Signal] = {}
     findings: list[Finding] = []
+    figures: list[Figure] = []
+    ranks: list[Rank] = []
 
     @property
     def throughput(self) -> tuple[Distribution | None, str]:

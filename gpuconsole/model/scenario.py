@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, nearest
+from gpuconsole.model.knobs import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
 
 
 class ScenarioError(ValueError):
@@ -12,12 +12,16 @@ class ScenarioError(ValueError):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What a workload's TOML file says of it: `name` is `training.gpt`, `unit` what its throughput counts."""
+    """What a workload's TOML file says of it: `name` is `training.gpt`, `unit` what its throughput counts.
+
+    `groups` are groups of knobs (see GROUPS) that it has beside `knobs`; once checked, `knobs` holds all of them.
+    """
 
     name: str
     title: str
     unit: str
-    knobs: tuple[str, ...]
+    knobs: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
 
 
 class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +60,8 @@ class Scenario(msgspec.Struct, frozen=True):
 
     def knobs_for(self, scale: str) -> Knobs:
         """All knob values at `scale`, which is `cpu` or `gpu`."""
-        return {**self.knobs, **(self.gpu if scale == "gpu" else self.cpu)}
+        defaults = {name: default for name in self.workload.knobs if (default := CATALOGUE[name].default) is not None}
+        return {**defaults, **self.knobs, **(self.gpu if scale == "gpu" else self.cpu)}
 
 
 def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str) -> Scenario:
@@ -73,15 +78,19 @@ def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str
         except KnobError as error:
             raise ScenarioError(f"{path}: [{key}] {error}") from None
     for scale in ("cpu", "gpu"):
-        missing = [name for name in workload.knobs if name not in {**tables["knobs"], **tables[scale]}]
+        missing = [name for name in workload.knobs if CATALOGUE[name].default is None and name not in {**tables["knobs"], **tables[scale]}]
         if missing:
             raise ScenarioError(f"{path}: [{scale}] no value for {', '.join(missing)} (give one here or in [knobs])")
     return Scenario(file.name, file.title, workload, file.summary, tables["knobs"], tables["cpu"], tables["gpu"], file.teaches, path)
 
 
 def check_workload(workload: Workload, path: str) -> Workload:
-    """`workload` if all of its knobs are in the catalogue; raises ScenarioError."""
+    """`workload` with the knobs of its groups, if all are in the catalogue; raises ScenarioError."""
+    for group in workload.groups:
+        if group not in GROUPS:
+            raise ScenarioError(f"{path}: groups: {group!r} is not a group of knobs{nearest(group, GROUPS)}")
     for name in workload.knobs:
         if name not in CATALOGUE:
             raise ScenarioError(f"{path}: knobs: {name!r} is not in the knob catalogue{nearest(name, CATALOGUE)}")
-    return workload
+    grouped = tuple(knob.name for group in workload.groups for knob in GROUPS[group])
+    return msgspec.structs.replace(workload, knobs=(*grouped, *(name for name in workload.knobs if name not in grouped)))

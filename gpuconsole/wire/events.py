@@ -119,6 +119,14 @@ class Started(Event, frozen=True):
     notes: dict[str, str] = {}
 
 
+class RankJoined(Event, frozen=True):
+    """A process of a run that has several is about to train."""
+
+    rank: int
+    host: str
+    pid: int
+
+
 class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
@@ -131,6 +139,7 @@ class Steps(Event, frozen=True):
     overhead_s: float
     memory_bytes: float
     dropped: int = 0
+    rank: int = 0
 
 
 class KnobsSet(Event, frozen=True):
@@ -203,7 +212,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | Steps | KnobsSet | ProbeDone | Failed
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Steps | KnobsSet | ProbeDone | Failed
     | EnvironmentKnown | RunOpened | RunClosed | Found | TrialUpdate | Note
 )  # fmt: skip
 
