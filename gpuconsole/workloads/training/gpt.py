@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 
 import torch
@@ -32,19 +33,30 @@ class Block(nn.Module):
         self.up = nn.Linear(d_model, 4 * d_model)
         self.down = nn.Linear(4 * d_model, d_model)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, d_model) to the same shape."""
+    def forward(self, x: torch.Tensor, fused: bool) -> torch.Tensor:
+        """(batch, tokens, d_model) to the same shape; `fused`: attention in one kernel that never writes the scores down."""
         b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, -1, 3, d // self.heads).permute(3, 0, 2, 1, 4)  # by heads: tensor parallelism splits them
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(b, t, -1, 3, d // self.heads).permute(3, 0, 2, 1, 4)
+        )  # by heads: tensor parallelism splits them
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True) if fused else plain_attention(q, k, v)
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """softmax(q k^T / sqrt d + causal mask) v, (batch, heads, tokens, d): every score is written to memory and read again."""
+    tokens = q.shape[-2]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+    return F.softmax(scores.masked_fill(later, -math.inf), dim=-1) @ v
 
 
 class GPT(nn.Module):
     def __init__(self, d_model: int, n_layer: int, max_tokens: int) -> None:
         super().__init__()
         self.gradient_checkpointing = False
+        self.attention = "sdpa"
         self.tokens = nn.Embedding(VOCABULARY, d_model)
         self.positions = nn.Embedding(max_tokens, d_model)
         self.blocks = nn.ModuleList(Block(d_model) for _ in range(n_layer))
@@ -57,8 +69,9 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(batch, tokens) int64 to logits (batch, tokens, 256)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        fused = self.attention == "sdpa"
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)
+            x = checkpoint(block, x, fused, use_reentrant=False) if self.gradient_checkpointing else block(x, fused)
         return self.head(self.norm(x))
 
 

@@ -38,6 +38,7 @@ class LoaderStream:
                 shuffle=True,
                 drop_last=True,
                 num_workers=workers,
+                in_order=bool(knobs["in_order"]),
                 pin_memory=bool(knobs["pin_memory"]) and torch.cuda.is_available(),
                 generator=torch.Generator().manual_seed(seed),
                 worker_init_fn=_loader_worker_started,

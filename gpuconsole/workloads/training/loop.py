@@ -11,10 +11,15 @@ from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.workloads import account as phase
 from gpuconsole.workloads.account import CudaStepAccount, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
-from gpuconsole.workloads.training import settings
-from gpuconsole.workloads.training.loader import LOADER_KNOBS, settle_steps
+from gpuconsole.workloads.training import memory, settings
+from gpuconsole.workloads.training.compiling import compiled
+from gpuconsole.workloads.training.copying import Copier
+from gpuconsole.workloads.training.loader import settle_steps
+from gpuconsole.workloads.training.optimizers import check_optimizer, make_optimizer
+from gpuconsole.workloads.training.schedule import Schedule
 from gpuconsole.workloads.training.side_work import RunLog, save_checkpoint
-from gpuconsole.workloads.training.task import Batch, Stream, Task
+from gpuconsole.workloads.training.streams import Streams
+from gpuconsole.workloads.training.task import Batch, Task
 
 EVAL_BATCHES = 4
 COUNTS, SETTLING, PROBE = 0, 1, 2
@@ -35,15 +40,18 @@ class TrainingLoop:
         self.kind = COUNTS
         self.side_work = True
         self.last_batch: Batch | None = None
+        memory.enforce_limit(device, knobs)
         settings.apply_model_knobs(task.model, knobs)
-        if knobs.get("torch_compile", "off") != "off":
-            task.model = torch.compile(task.model, mode=None if knobs["torch_compile"] == "default" else str(knobs["torch_compile"]))  # type: ignore[assignment]
-        self.optimizer = settings.make_optimizer(task.model, str(knobs["optim"]))
+        task.model = compiled(task.model, knobs)
+        self.optimizer = make_optimizer(task.model, str(knobs["optim"]))
+        self._schedule = Schedule(self.optimizer, knobs)
+        self._scaler = settings.make_scaler(device, str(knobs["precision"]))
         self._lay_out()
         self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
-        self._streams: dict[tuple[object, ...], Stream] = {}
-        self._stream = self._open_stream()
-        self._eval_batch = self.to_device(task.eval_batch(self.knobs))
+        self._streams = Streams(task)
+        self._stream = self._streams.open(self.knobs)
+        self._copier = Copier(device, self.knobs)
+        self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
 
@@ -57,18 +65,16 @@ class TrainingLoop:
         mark(phase.OPTIMIZER)
         passes = int(self.knobs["gradient_accumulation_steps"])
         for _ in range(passes):
-            host_batch = self._stream.next()
-            mark(phase.DATA_WAIT)
-            batch = self.to_device(host_batch)
-            mark(phase.H2D)
+            batch = self._copier.take(self._stream, mark)
             loss = self.forward(batch) / passes
             mark(phase.FORWARD)
-            loss.backward()
+            self._scaler.scale(loss).backward()
             mark(phase.BACKWARD)
+            self._copier.fetch_ahead(self._stream, mark)
             n_samples, n_tokens = self.task.sizes(batch)
             samples, tokens = samples + n_samples, tokens + n_tokens
         self.last_batch = batch
-        self.optimizer.step()
+        self._update()
         mark(phase.OPTIMIZER)
         assert loss is not None
         value = self._do_side_work(loss.detach() * passes)
@@ -82,16 +88,19 @@ class TrainingLoop:
         with settings.autocast(self.device, str(self.knobs["precision"])):
             return self.task.loss(batch)
 
-    def to_device(self, batch: Batch) -> Batch:
-        if self.device.type == "cpu" and not self.knobs.get("channels_last"):
-            return batch
-        channels_last = bool(self.knobs.get("channels_last"))
-        return tuple(
-            tensor.to(self.device, non_blocking=True, memory_format=torch.channels_last)
-            if channels_last and tensor.dim() == 4
-            else tensor.to(self.device, non_blocking=True)
-            for tensor in batch
-        )
+    def _update(self) -> None:
+        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move either."""
+        if not self._scaler.is_enabled():
+            self.optimizer.step()
+            self._schedule.step()
+            return
+        if self.knobs["log_gradients"]:
+            self._scaler.unscale_(self.optimizer)  # so that true gradients are written
+        before = self._scaler.get_scale()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() >= before:
+            self._schedule.step()
 
     def _do_side_work(self, loss: torch.Tensor) -> float | None:
         """Log, save and evaluate as due. The loss as a number: every step where that is free, else when it is logged."""
@@ -125,6 +134,7 @@ class TrainingLoop:
             raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
         before = self.knobs
         self.task.check({**before, **changes})
+        check_optimizer(str(changes.get("optim", before["optim"])))
         self.knobs = {**before, **changes}
         try:
             self._put_in_force(before)
@@ -145,33 +155,27 @@ class TrainingLoop:
         self.arm = arm
         self.account.sample_all = arm != 0
         if arm == 0:
-            self._close_idle_streams()
+            self._streams.close_others(self._stream)
 
     def _put_in_force(self, before: Knobs) -> None:
         settings.apply_model_knobs(self.task.model, self.knobs)
-        if self.knobs["optim"] != before["optim"]:
-            self.optimizer = settings.make_optimizer(self.task.model, str(self.knobs["optim"]), self.optimizer.state_dict())
+        changed = {name for name, value in self.knobs.items() if value != before.get(name)}
+        if "optim" in changed:
+            self.optimizer = make_optimizer(self.task.model, str(self.knobs["optim"]), self.optimizer)
+        if changed & {"optim", "lr_scheduler", "warmup_steps"}:
+            self._schedule.rebuild(self.optimizer, self.knobs)
+        if "precision" in changed:
+            self._scaler = settings.make_scaler(self.device, str(self.knobs["precision"]))
         self._lay_out()
-        self._stream = self._open_stream()
+        self._copier.knobs = self.knobs
+        stream = self._streams.open(self.knobs)
+        if stream is not self._stream:
+            self._copier.forget()
+        self._stream = stream
 
     def _lay_out(self) -> None:
         if "channels_last" in self.knobs:
             settings.set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
-
-    def _open_stream(self) -> Stream:
-        """The stream for the knobs in force. The one before stays open, so that a trial can switch to and fro."""
-        names = ("batch_size", "seq_len", *LOADER_KNOBS)
-        key = tuple(self.knobs.get(name) for name in names)
-        stream = self._streams.pop(key, None) or self.task.open_stream(self.knobs)
-        self._streams[key] = stream
-        while len(self._streams) > 2:
-            self._streams.pop(next(iter(self._streams))).close()
-        return stream
-
-    def _close_idle_streams(self) -> None:
-        """Give back what a finished trial kept open."""
-        for key in [key for key, stream in self._streams.items() if stream is not self._stream]:
-            self._streams.pop(key).close()
 
     def without_side_work(self, run: Callable[[], None]) -> None:
         """Call `run` with logging, checkpoints and evaluation off, its steps marked as a probe's."""
@@ -182,23 +186,14 @@ class TrainingLoop:
             self.side_work, self.kind = True, COUNTS
 
     def close(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
+        self._streams.close()
         self._log.close()
 
     def peak_memory_bytes(self) -> float:
-        """Peak device memory allocated by this process; on a CPU its peak resident set."""
-        if self.device.type == "cuda":
-            return float(torch.cuda.max_memory_allocated(self.device))
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        return memory.peak_bytes(self.device)
 
     def forget_peak_memory(self) -> None:
-        """Calibration's buffers are not the workload's (CUDA only: a process's peak resident set cannot be reset)."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+        memory.forget_peak(self.device)
 
     def release_cached_memory(self) -> None:
         """After an out-of-memory error: drop gradients and the allocator's cache."""

@@ -10,28 +10,19 @@ import torch
 
 from gpuconsole.model.knobs import Knobs
 
-LEARNING_RATE = 3e-4
-
-
-def make_optimizer(model: torch.nn.Module, optim: str, state: dict[str, Any] | None = None) -> torch.optim.Optimizer:
-    """AdamW as `optim` says, carrying on from `state` where given."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=optim == "adamw_foreach", fused=optim == "adamw_fused")
-    if state is not None:
-        own = [{name: group[name] for name in ("foreach", "fused")} for group in optimizer.param_groups]
-        optimizer.load_state_dict(state)
-        for group, flags in zip(optimizer.param_groups, own, strict=True):
-            group.update(flags)
-        for parameter, values in optimizer.state.items():
-            # the fused kernel reads `step` on the device, the others on the host
-            values["step"] = values["step"].to(parameter.device if optim == "adamw_fused" else "cpu")
-    return optimizer
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
     """The context for forward passes at `precision`."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if precision in AUTOCAST:
+        return torch.autocast(device.type, dtype=AUTOCAST[precision])
     return contextlib.nullcontext()
+
+
+def make_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
+    """Scales the loss so that small fp16 gradients do not become 0; at other precisions it does nothing."""
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
 def set_matmul_precision(precision: str) -> None:
@@ -64,5 +55,6 @@ def apply_model_knobs(model: torch.nn.Module, knobs: Knobs) -> None:
     set_matmul_precision(str(knobs["precision"]))
     set_threads(int(knobs["num_threads"]))
     inner = getattr(model, "_orig_mod", model)
-    if "gradient_checkpointing" in knobs:
-        inner.gradient_checkpointing = bool(knobs["gradient_checkpointing"])
+    for name in ("gradient_checkpointing", "attention"):
+        if name in knobs:
+            setattr(inner, name, knobs[name])

@@ -1,0 +1,34 @@
+"""The open streams of a run: the one in force, and the one before, so that a trial can switch to and fro."""
+
+from __future__ import annotations
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training.loader import LOADER_KNOBS
+from gpuconsole.workloads.training.task import Stream, Task
+
+STREAM_KNOBS = ("batch_size", "seq_len", "varied_lengths", "pad_to_multiple_of", *LOADER_KNOBS)
+KEPT = 2
+
+
+class Streams:
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._open: dict[tuple[object, ...], Stream] = {}
+
+    def open(self, knobs: Knobs) -> Stream:
+        """The stream for `knobs`, as it was left where it is still open."""
+        key = tuple(knobs.get(name) for name in STREAM_KNOBS)
+        stream = self._open.pop(key, None) or self._task.open_stream(knobs)
+        self._open[key] = stream
+        while len(self._open) > KEPT:
+            self._open.pop(next(iter(self._open))).close()
+        return stream
+
+    def close_others(self, stream: Stream) -> None:
+        """Give back what a finished trial kept open."""
+        for key in [key for key, value in self._open.items() if value is not stream]:
+            self._open.pop(key).close()
+
+    def close(self) -> None:
+        for stream in self._open.values():
+            stream.close()
