@@ -9,6 +9,7 @@ from functools import cache
 from gpuconsole.diagnosis import rules as rules_package
 from gpuconsole.diagnosis.case import Case, Missing, Rule
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.profile import OP_CLASSES
 
 OPEN_AFTER = 2
 """Windows in a row that must agree before a finding is shown."""
@@ -23,6 +24,11 @@ PROBE_OF = {
     "probe.loader_samples_per_s": "loader_alone",
     "probe.loader_cpu_ratio": "loader_alone",
     "probe.loader_plus_1_samples_per_s": "loader_alone",
+    **{f"profile.{name}_ratio": "op_mix" for name in (*OP_CLASSES, "busy", "tensor_core")},
+    "profile.elementwise_bytes": "op_mix",
+    "profile.elementwise_bytes_per_s": "op_mix",
+    "profile.launches_per_s": "op_mix",
+    "profile.mean_kernel_s": "op_mix",
 }
 """Which probe measures a missing signal."""
 

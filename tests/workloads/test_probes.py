@@ -10,7 +10,7 @@ import torch
 
 from gpuconsole.workloads.training import gpt, vision
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import batch_elasticity, cached_batch, loader_alone
+from gpuconsole.workloads.training.probes import batch_elasticity, cached_batch, loader_alone, op_mix
 from tests.workloads.running import knobs_of
 
 
@@ -39,7 +39,7 @@ def state(loop: TrainingLoop) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in [*tensors, torch.random.get_rng_state()]]
 
 
-@pytest.mark.parametrize("probe", [cached_batch, batch_elasticity, loader_alone])
+@pytest.mark.parametrize("probe", [cached_batch, batch_elasticity, loader_alone, op_mix])
 def test_nothing_is_changed(loop: TrainingLoop, probe: Any) -> None:
     if probe is loader_alone and "num_workers" not in loop.knobs:
         pytest.skip("no loader in this workload")

@@ -14,13 +14,16 @@ import torch
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
+from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.task import Batch
 
 Signals = dict[str, Signal]
 BUDGET_S = 1.8
+PROFILED_PASSES = 2
 
 
 class ProbeError(RuntimeError):
@@ -181,9 +184,41 @@ def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[floa
     return sum(cpu for cpu, _ in pairs), sum(runq for _, runq in pairs)
 
 
+def op_mix(loop: TrainingLoop) -> Signals:
+    """Forward and backward under the profiler: the share of each class of kernels, and how large kernels are."""
+    batch = _resident_batch(loop)
+
+    def one_pass() -> None:
+        loop.forward(batch).backward()
+        loop.optimizer.zero_grad(set_to_none=True)
+
+    with _untouched(loop):
+        one_pass()
+        try:
+            report = profile_passes(one_pass, PROFILED_PASSES, loop.device, loop.scratch)
+        except ProfileError as error:
+            raise ProbeError(str(error)) from None
+    source = f"torch.profiler, {PROFILED_PASSES} forward and backward passes: {report.clock}"
+    found = {one.name: one for one in report.classes}
+    signals = {f"profile.{name}_ratio": Signal(found[name].share_ratio if name in found else 0.0, "ratio", source) for name in OP_CLASSES}
+    elementwise = found.get("elementwise")
+    moved = (elementwise.bytes or 0.0) if elementwise else 0.0
+    signals["profile.elementwise_bytes"] = Signal(moved / PROFILED_PASSES, "B", f"{source}; per pass, {BYTES_NOTE}")
+    if elementwise is not None and elementwise.bytes_per_s:
+        signals["profile.elementwise_bytes_per_s"] = Signal(elementwise.bytes_per_s, "B/s", f"{source}; {BYTES_NOTE}")
+    signals["profile.busy_ratio"] = Signal(report.busy_ratio, "ratio", source)
+    signals["profile.launches_per_s"] = Signal(report.kernels_per_s, "1/s", source)
+    if report.mean_kernel_s is not None:
+        signals["profile.mean_kernel_s"] = Signal(report.mean_kernel_s, "s", source)
+    if report.tensor_core_ratio is not None:
+        signals["profile.tensor_core_ratio"] = Signal(report.tensor_core_ratio, "ratio", f"{source}; {report.tensor_core_note}")
+    return signals
+
+
 PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "side_work_off": side_work_off,
     "loader_alone": loader_alone,
+    "op_mix": op_mix,
 }
