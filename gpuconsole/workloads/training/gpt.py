@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.lora import add_lora
 from gpuconsole.workloads.training.task import Batch
 
 VOCABULARY = 256
@@ -75,27 +76,45 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def next_token_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each next byte; `tokens` is (batch, seq_len + 1)."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.reshape(-1, VOCABULARY).float(), tokens[:, 1:].reshape(-1))
+def next_token_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each next byte. `inputs` may be longer than `targets`: what is beyond them is padding and counts for nothing."""
+    logits = model(inputs)[:, : targets.shape[1]]
+    return F.cross_entropy(logits.reshape(-1, VOCABULARY).float(), targets.reshape(-1))
 
 
 class TextStream:
-    """Random windows of the text, cut in the training process: it costs next to nothing."""
+    """Random windows of the text, cut in the training process: it costs next to nothing. Batches are (inputs, targets).
 
-    def __init__(self, text: torch.Tensor, batch_size: int, seq_len: int, seed: int) -> None:
+    With `varied_lengths` each batch has a length of its own, and `pad_to_multiple_of` pads the inputs with zero bytes.
+    """
+
+    def __init__(self, text: torch.Tensor, knobs: Knobs, seed: int) -> None:
         self._text = text
-        self._offsets = torch.arange(seq_len + 1)
-        self._batch_size = batch_size
+        self._batch_size = int(knobs["batch_size"])
+        self._shortest, self._longest = lengths(knobs)
+        self._multiple = int(knobs["pad_to_multiple_of"])
         self._random = torch.Generator().manual_seed(seed)
 
     def next(self) -> Batch:
-        starts = torch.randint(len(self._text) - len(self._offsets), (self._batch_size, 1), generator=self._random)
-        return (self._text[starts + self._offsets].long(),)
+        tokens = self._longest
+        if self._shortest < self._longest:
+            tokens = int(torch.randint(self._shortest, self._longest + 1, (), generator=self._random))
+        starts = torch.randint(len(self._text) - tokens - 1, (self._batch_size, 1), generator=self._random)
+        window = self._text[starts + torch.arange(tokens + 1)].long()
+        return F.pad(window[:, :-1], (0, padded(tokens, self._multiple) - tokens)), window[:, 1:]
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def lengths(knobs: Knobs) -> tuple[int, int]:
+    """The shortest and the longest sequence, in tokens; all between are equally likely."""
+    longest = int(knobs["seq_len"])
+    return max(1, longest // 4) if knobs["varied_lengths"] else longest, longest
+
+
+def padded(tokens: int, multiple: int) -> int:
+    return math.ceil(tokens / multiple) * multiple if multiple else tokens
 
 
 class GPTTask:
@@ -108,31 +127,46 @@ class GPTTask:
         self._seed = seed
         self._most_tokens = max(1024, 4 * int(knobs["seq_len"]))
         self.model: nn.Module = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), self._most_tokens).to(device)
+        if knobs["peft"] == "lora":
+            add_lora(self.model, int(knobs["lora_rank"]))
 
     def check(self, knobs: Knobs) -> None:
-        if int(knobs["seq_len"]) > self._most_tokens:
-            raise ValueError(f"seq_len {knobs['seq_len']}: this model has {self._most_tokens} positions; start it with a longer seq_len")
+        tokens = padded(int(knobs["seq_len"]), int(knobs["pad_to_multiple_of"]))
+        if tokens > self._most_tokens:
+            raise ValueError(f"{tokens} tokens: this model has {self._most_tokens} positions; start it with a longer seq_len")
 
     def open_stream(self, knobs: Knobs) -> TextStream:
-        return TextStream(self._train, int(knobs["batch_size"]), int(knobs["seq_len"]), self._seed)
+        return TextStream(self._train, knobs, self._seed)
 
     def eval_batch(self, knobs: Knobs) -> Batch:
-        return TextStream(self._held_out, int(knobs["batch_size"]), int(knobs["seq_len"]), 0).next()
+        return TextStream(self._held_out, knobs, 0).next()
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        return next_token_loss(self.model, batch[0])
+        inputs, targets = batch
+        return next_token_loss(self.model, inputs, targets)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        rows, columns = batch[0].shape
-        return rows, rows * (columns - 1)
+        rows, tokens = batch[1].shape
+        return rows, rows * tokens
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        tokens = torch.zeros(1, int(knobs["seq_len"]) + 1, dtype=torch.int64, device="meta")
+        """Of a sequence without its padding. FLOPs are quadratic in its length, so Simpson's rule gives the exact mean over lengths."""
+        shortest, longest = lengths(knobs)
+        if shortest == longest:
+            return self._flops(longest)
+        return (self._flops(shortest) + 4 * self._flops((shortest + longest) // 2) + self._flops(longest)) / 6
+
+    def facts(self, knobs: Knobs) -> dict[str, float]:
+        """What the analytical models need to know beside the parameters."""
+        return {"tokens_per_sample": sum(lengths(knobs)) / 2, "vocabulary": float(VOCABULARY)}
+
+    def _flops(self, length: int) -> float:
+        tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
         model = getattr(self.model, "_orig_mod", self.model)
         assert isinstance(model, GPT)
         before, model.gradient_checkpointing = model.gradient_checkpointing, False  # model FLOPs: recomputation is not work done
         try:
-            return count_training_flops(model, lambda twin: next_token_loss(twin, tokens))
+            return count_training_flops(model, lambda twin: next_token_loss(twin, tokens, tokens))
         finally:
             model.gradient_checkpointing = before
 
