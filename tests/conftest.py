@@ -18,7 +18,9 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the user's own scenarios and caches."""
     home = tmp_path_factory.mktemp("home")
     before = dict(os.environ)
-    os.environ.update(XDG_CONFIG_HOME=str(home / "config"), XDG_CACHE_HOME=str(home / "cache"), PYTHONPATH=str(ROOT))
+    os.environ.update(
+        XDG_CONFIG_HOME=str(home / "config"), XDG_CACHE_HOME=str(home / "cache"), XDG_DATA_HOME=str(home / "data"), PYTHONPATH=str(ROOT)
+    )
     os.environ.pop("NO_COLOR", None)
     yield
     os.environ.clear()

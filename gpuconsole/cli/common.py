@@ -17,6 +17,7 @@ from gpuconsole.model.snapshot import Snapshot, SnapshotError, decode
 from gpuconsole.runtime.catalog import find_scenario
 
 if TYPE_CHECKING:
+    from gpuconsole.runtime.comparing import Keeps
     from gpuconsole.runtime.engine import Engine
 
 
@@ -53,7 +54,8 @@ def live_engine(args: argparse.Namespace) -> Engine:
     """The engine that the common options ask for; raises UsageError."""
     from gpuconsole.runtime.engine import Engine
 
-    engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args))
+    keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
+    engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args), keeps=keeps)
     address = getattr(args, "serve", None)
     if address is not None:
         _serve(engine, address, getattr(args, "token_file", None), interval(args))

@@ -14,7 +14,7 @@ from gpuconsole.cli.common import UsageError, live_engine
 from gpuconsole.export.summary import session_text, trial_text
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs import Knobs, describe_changes
-from gpuconsole.model.snapshot import encode
+from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
 
@@ -144,10 +144,25 @@ class HeadlessRun:
             sys.stdout.buffer.write(encode(snapshot))
         else:
             print(session_text(snapshot))
+        for line in (*engine.comparing.kept, *engine.comparing.failed):
+            print(f"gpuconsole: {line}", file=sys.stderr)
+        failed = failed or bool(self._args.save_baseline and engine.comparing.failed)
+        if self._args.fail_on_regression:
+            failed = self._regressed(snapshot) or failed
         for run in snapshot.runs:
             if run.state == "failed":
                 print(f"gpuconsole: run {run.id} failed: {run.error}", file=sys.stderr)
         return 1 if failed else 0
+
+    def _regressed(self, snapshot: Snapshot) -> bool:
+        """Whether any run is slower than its baseline; says so, or that there was nothing to hold it against."""
+        for run in snapshot.runs:
+            words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
+            if run.baseline is None or run.baseline.verdict is None:
+                print(f"gpuconsole: run {run.id} could not be checked for a regression: {words}", file=sys.stderr)
+            elif run.baseline.verdict == "slower":
+                print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)
+        return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
 
 
 def top_suggestion(view: View) -> Suggestion | None:

@@ -11,7 +11,8 @@ from gpuconsole.cli.common import UsageError, add_console_options, assignments, 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 
 --duration counts from the first training step. Ctrl-C ends the run, keeps what was measured and still writes the snapshot.
-Exit code: 0 ok, 1 the workload failed, 2 bad usage."""
+Every run is held against the baseline of its scenario, knobs, hardware and software, if there is one (--save-baseline keeps a run as
+one; see `gpuconsole baselines`). Exit code: 0 ok, 1 the workload failed or --fail-on-regression found one, 2 bad usage."""
 
 EXAMPLES = """examples:
   gpuconsole run train-gpt
@@ -19,6 +20,8 @@ EXAMPLES = """examples:
   gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
   gpuconsole run train-gpt --headless --try precision=bf16 --json > session.json
   gpuconsole run ./my-scenario.toml --record session.jsonl
+  gpuconsole run train-gpt --headless --save-baseline           three times, so that the spread between runs is known
+  gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 when slower than that beyond noise
 """
 
 
@@ -36,6 +39,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--try", action="append", default=[], metavar="KNOB=VALUE", dest="tries", help="try this change; keep it if it wins"
     )
+    parser.add_argument(
+        "--save-baseline",
+        action="store_true",
+        help="keep each run of the session, when it ends, as a baseline for later ones (the last 20)",
+    )
+    parser.add_argument(
+        "--fail-on-regression",
+        action="store_true",
+        help="exit code 1 when a run is slower than its baseline beyond noise; with --save-baseline such a run is not kept",
+    )
     add_console_options(parser)
     parser.set_defaults(handler=run)
 
@@ -46,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     tries = assignments(args.tries, chosen)
     snapshot = writable(args.snapshot, "--snapshot")
     recording = record_path(args)
+    if args.save_baseline:
+        _check_baselines()
     if importlib.util.find_spec("torch") is None:
         from gpuconsole.runtime.engine import NO_TORCH  # the screen's first picture does not wait for the engine
 
@@ -54,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         from gpuconsole.cli.headless import HeadlessRun
 
         return HeadlessRun(args, knobs, tries, snapshot, recording).run()
+    if args.fail_on_regression:
+        raise UsageError("--fail-on-regression goes with --headless")
     if args.apply_top or args.tries:
         raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
     if not has_screen():
@@ -61,3 +78,13 @@ def run(args: argparse.Namespace) -> int:
     from gpuconsole.cli.console import open_console
 
     return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)
+
+
+def _check_baselines() -> None:
+    """Raises UsageError now if a run could not be kept when it ends."""
+    from gpuconsole.runtime.baselines import BaselineError, baselines_folder, check_folder
+
+    try:
+        check_folder(baselines_folder())
+    except BaselineError as error:
+        raise UsageError(f"--save-baseline: {error}") from None

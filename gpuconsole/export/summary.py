@@ -46,6 +46,8 @@ def _figures(run: Run) -> list[str]:
     rate, unit = run.throughput
     if rate:
         lines.append(f"throughput   {_mean(rate, unit)}")
+    if run.baseline is not None:
+        lines.append(f"baseline     {run.baseline.words}")
     step = summary.step_time_s
     if step is not None and step.p50 is not None and step.p99 is not None:
         lines.append(f"step time    p50 {step.p50 * 1e3:.1f} ms   p99 {step.p99 * 1e3:.1f} ms")

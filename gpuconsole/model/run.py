@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
@@ -90,6 +91,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again.
 
     `figures`: the analytical models beside the measurement. `ranks`: every process, where there are several.
+    `baseline`: held against runs that were kept on this machine.
     """
 
     id: str
@@ -110,6 +112,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     findings: list[Finding] = []
     figures: list[Figure] = []
     ranks: list[Rank] = []
+    baseline: BaselineComparison | None = None
 
     @property
     def throughput(self) -> tuple[Distribution | None, str]:

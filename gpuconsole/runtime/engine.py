@@ -22,6 +22,7 @@ from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
+from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
 from gpuconsole.runtime.front import FrontError, View
@@ -52,9 +53,15 @@ class Engine:
     """One session. Everything happens on one event loop; nothing here blocks it."""
 
     def __init__(
-        self, interval_s: float = 1.0, device: str | None = None, *, price_per_hour: float | None = None, dcgm: str | None = None
+        self,
+        interval_s: float = 1.0,
+        device: str | None = None,
+        *,
+        price_per_hour: float | None = None,
+        dcgm: str | None = None,
+        keeps: Keeps = "chosen",
     ) -> None:
-        """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs."""
+        """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs, `keeps` which runs become baselines."""
         self.store = Store()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
@@ -72,6 +79,7 @@ class Engine:
         self._challenger: WorkerHandle | None = None
         self._trying = False
         self._diagnosing = Diagnosing(self.store, self._emit, lambda: self._worker, self._busy)
+        self.comparing = Comparing(self.store, self._emit, keeps)
         self._kept: list[tuple[Knobs, Knobs]] = []
         self._next_run = 1
         self._next_trial = 1
@@ -87,6 +95,7 @@ class Engine:
         await self._sampling.start()
         self._in_background(watch_self(self._emit))
         self._in_background(self._diagnosing.forever())
+        self._in_background(self.comparing.forever())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
         if not self._devices_known.is_set():
@@ -115,6 +124,7 @@ class Engine:
         await self._sampling.close()
         for worker in workers:
             await worker.stop()
+        await self.comparing.settled()
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
@@ -194,6 +204,7 @@ class Engine:
         """End the run that runs, if any, as `state`; a trial on it is broken off."""
         async with self._lifecycle:
             await self._end_run(state)
+        await self.comparing.settled()
 
     async def _end_run(self, state: RunState) -> None:
         if self._trial is not None:
@@ -237,6 +248,9 @@ class Engine:
                 raise FrontError(answer.error)
             self._kept.pop()
             self._next(before, worker)
+
+    async def keep_baseline(self) -> str:
+        return await self.comparing.keep()
 
     def signal_process(self, process: Process, number: int) -> None:
         send_signal(process, number)
@@ -341,11 +355,13 @@ class Engine:
         scenario = self._scenario
         self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes))
         self._diagnosing.begin()
+        self.comparing.begin(scenario, next((one for one in self.store.devices if one.id == device), Device(device, "")))
 
     def _close_run(self, state: RunState, error: str | None = None) -> None:
         record = self.store.record
         if record is not None and record.closed_t is None:
             self._emit(RunClosed(time.monotonic(), record.run.id, state, error))
+            self.comparing.ended(record)
 
     def _next(self, changes: Knobs, worker: WorkerHandle) -> None:
         """A change is kept: this run ends, and the same work goes on as the next."""

@@ -109,6 +109,10 @@ class Front(Protocol):
         """Undo the last kept change. Raises FrontError."""
         ...
 
+    async def keep_baseline(self) -> str:
+        """Keep the current run as a baseline, when it ends if it runs (a second call takes that back); says so in a line. Raises FrontError."""
+        ...
+
     def signal_process(self, process: Process, number: int) -> None:
         """Send signal `number` to exactly this process, not to a later one with its pid. Raises FrontError."""
         ...

@@ -94,6 +94,9 @@ class Replay:
     async def revert(self) -> None:
         raise FrontError(A_RECORDING)
 
+    async def keep_baseline(self) -> str:
+        raise FrontError(A_RECORDING)
+
     def signal_process(self, process: Process, number: int) -> None:
         raise FrontError(A_RECORDING)
 

@@ -17,6 +17,7 @@ from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.wire.events import (
     AnyEvent,
+    Compared,
     DeviceLost,
     Devices,
     EnvironmentKnown,
@@ -139,6 +140,10 @@ class Store:
                 self.notes.append(f"{event.device} is lost: {event.reason}")
             case Topology():
                 self.links = event.links
+            case Compared():
+                for record in self.records:
+                    if record.run.id == event.run:
+                        record.run.baseline = event.baseline
             case Processes():
                 self.processes, self.processes_missing = event.processes, event.reasons
             case Xid():

@@ -17,6 +17,7 @@ from gpuconsole.runtime.run_record import LIVE_STEPS
 from gpuconsole.runtime.store import Store
 from gpuconsole.wire.events import (
     AnyEvent,
+    Compared,
     DeviceLost,
     Devices,
     EnvironmentKnown,
@@ -144,6 +145,8 @@ def prelude(store: Store, environment: Environment, last_started: Started | None
         if last_started is not None:
             events.append(msgspec.structs.replace(last_started, t=now))
         events.append(Found(now, run.id, run.findings, run.signals))
+        if run.baseline is not None:
+            events.append(Compared(now, run.id, run.baseline))
         if store.record.closed_t is not None:
             events.append(RunClosed(now, run.id, run.state, run.error))
     return events

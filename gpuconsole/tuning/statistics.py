@@ -13,7 +13,22 @@ RHO_SQUARED = 0.88
 MIN_PAIRS = 4
 MINIMUM_EFFECT = math.log(1.02)
 """Less than 2 % is called no gain: an A/A run on a shared machine once excluded 1 by less than that."""
-_T_975 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 12: 2.179, 16: 2.120, 24: 2.064, 40: 2.021}
+NORMAL_975 = 1.96
+_T_975 = {
+    1: 12.706,
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+    9: 2.262,
+    12: 2.179,
+    16: 2.120,
+    24: 2.064,
+    40: 2.021,
+}
 
 
 def confidence_sequence(values: list[float]) -> tuple[float, float, float]:
@@ -26,15 +41,19 @@ def confidence_sequence(values: list[float]) -> tuple[float, float, float]:
     if n < 2:
         raise ValueError("an interval needs at least two pairs")
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    scaled = n * RHO_SQUARED + 1
-    half = deviation * math.sqrt(2 * scaled / (n * n * RHO_SQUARED) * math.log(math.sqrt(scaled) / ALPHA)) * _student(n - 1)
+    half = deviation / math.sqrt(n) * always_valid(n) * student(n - 1) / NORMAL_975
     return mean, mean - half, mean + half
 
 
-def _student(degrees: int) -> float:
-    """t(0.975) over the normal 1.96."""
-    known = [d for d in _T_975 if d <= degrees]
-    return _T_975[max(known)] / 1.96 if known and degrees < 60 else 1.0 if degrees >= 60 else 12.706 / 1.96
+def student(degrees: float) -> float:
+    """t(0.975): how many standard errors a 95 % interval reaches to either side; of the next smaller `degrees` in the table."""
+    return NORMAL_975 if degrees >= 60 else _T_975[max(known for known in _T_975 if known <= max(1, degrees))]
+
+
+def always_valid(n: float) -> float:
+    """What takes the place of the normal quantile where one looks after every block, and `n` are in: of the sequence above."""
+    scaled = n * RHO_SQUARED + 1
+    return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / ALPHA))
 
 
 def speedup(log_ratios: list[float]) -> Speedup | None:

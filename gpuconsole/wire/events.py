@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
@@ -200,6 +201,13 @@ class Found(Event, frozen=True):
     signals: dict[str, Signal] = {}
 
 
+class Compared(Event, frozen=True):
+    """A run beside its baseline; replaces what was said before."""
+
+    run: str
+    baseline: BaselineComparison
+
+
 class TrialUpdate(Event, frozen=True):
     trial: Trial
 
@@ -213,7 +221,7 @@ class Note(Event, frozen=True):
 
 AnyEvent = (
     Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Steps | KnobsSet | ProbeDone | Failed
-    | EnvironmentKnown | RunOpened | RunClosed | Found | TrialUpdate | Note
+    | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | Note
 )  # fmt: skip
 
 

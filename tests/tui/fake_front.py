@@ -221,6 +221,10 @@ class FakeFront:
     async def revert(self) -> None:
         self._call("revert")
 
+    async def keep_baseline(self) -> str:
+        self._call("keep_baseline")
+        return "run 2 will be kept as a baseline when it ends"
+
     def export(self, path: Path | None = None) -> Path:
         self._call("export")
         return Path("snapshot.json")
