@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -42,28 +42,29 @@ class Child:
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                "--fd",
-                str(theirs.fileno()),
-                *self._arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+            await self._spawn([self._module, "--fd", str(theirs.fileno()), *self._arguments], pass_fds=[theirs.fileno()])
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-        self._tasks = [
-            asyncio.create_task(self._read_events(reader)),
-            asyncio.create_task(self._read_words()),
-        ]
-        self._tasks.append(asyncio.create_task(self._wait(self._tasks[:2])))
+        self._watch([asyncio.create_task(self._read_events(reader))])
+
+    async def _spawn(self, module: list[str], *, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            *module,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        )
+
+    def _watch(self, readers: list[asyncio.Task[None]]) -> None:
+        """Read the child's words, and see to its end."""
+        readers = [*readers, asyncio.create_task(self._read_words())]
+        self._tasks = [*readers, asyncio.create_task(self._wait(readers))]
 
     @property
     def pid(self) -> int | None:
@@ -102,7 +103,10 @@ class Child:
             except msgspec.DecodeError:
                 self.last_words.append(f"not understood on the wire: {line[:200]!r}")
                 continue
-            self._on_event(event)
+            self._hear(event)
+
+    def _hear(self, event: AnyEvent) -> None:
+        self._on_event(event)
 
     async def _read_words(self) -> None:
         assert self._process is not None

@@ -16,6 +16,7 @@ from gpuconsole.model.device import Device
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Step
 from gpuconsole.runtime.child import Child
+from gpuconsole.runtime.ranks import Launch, RankedChild
 from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
@@ -23,6 +24,7 @@ from gpuconsole.wire.events import (
     Pause,
     ProbeDone,
     Progress,
+    RankJoined,
     Resume,
     RunProbe,
     SetKnobs,
@@ -45,8 +47,12 @@ class WorkerHandle:
     Events go to `listener`, which the engine exchanges as the worker's role changes (spare, running, challenger).
     """
 
-    def __init__(self, listener: Callable[[AnyEvent], None], on_exit: Callable[[WorkerHandle, int], None]) -> None:
+    def __init__(
+        self, listener: Callable[[AnyEvent], None], on_exit: Callable[[WorkerHandle, int], None], launch: Launch | None = None
+    ) -> None:
+        """`launch`: several processes by torchrun, in place of one."""
         self.listener = listener
+        self._launch = launch
         self.failed: Failed | None = None
         self.progress: Progress | None = None
         self.last_started: Started | None = None
@@ -56,7 +62,12 @@ class WorkerHandle:
         self._answers: dict[int, asyncio.Future[AnyEvent]] = {}
         self._steps_heard = asyncio.Event()
         self.trial_steps: list[Step] = []
-        self._child = Child("gpuconsole.workloads.worker", ["--scratch", str(self._scratch)], self._heard, self._exited)
+        self.joined: list[RankJoined] = []
+        self._child: Child
+        if launch is None:
+            self._child = Child("gpuconsole.workloads.worker", ["--scratch", str(self._scratch)], self._heard, self._exited)
+        else:
+            self._child = RankedChild(launch, self._scratch, self._heard, self._exited)
 
     async def launch(self) -> None:
         await self._child.start()
@@ -74,7 +85,7 @@ class WorkerHandle:
         return list(self._child.last_words)
 
     def start(self, workload: str, knobs: Knobs, device: Device) -> None:
-        self._child.send(Start(workload, knobs, device.id, device.uuid))
+        self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else ""))
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Put hot changes in force; the answer tells from which step, or why not. Raises WorkerGone."""
@@ -135,6 +146,8 @@ class WorkerHandle:
             if answer is not None and not answer.done():
                 answer.set_result(event)
         elif isinstance(event, Steps):
+            if not self.leads(event.rank):
+                return
             self.trial_steps += [step for step in event.steps if step.arm]
             self._steps_heard.set()
         elif isinstance(event, Failed):
@@ -143,6 +156,12 @@ class WorkerHandle:
             self.progress = event
         elif isinstance(event, Started):
             self.last_started = event
+        elif isinstance(event, RankJoined):
+            self.joined.append(event)
+
+    def leads(self, rank: int) -> bool:
+        """Whether the steps of `rank` stand for the run's."""
+        return all(joined.leads for joined in self.joined if joined.rank == rank)
 
     def _exited(self, code: int) -> None:
         for answer in self._answers.values():

@@ -9,10 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.calibration import Reached
 from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.process import Process
+from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState, Step
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
@@ -121,11 +123,13 @@ class Started(Event, frozen=True):
 
 
 class RankJoined(Event, frozen=True):
-    """A process of a run that has several is about to train."""
+    """A process of a run that has several is there. `leads`: its steps stand for the run's. `token` proves that it may join."""
 
     rank: int
     host: str
     pid: int
+    leads: bool = False
+    token: str = ""
 
 
 class Steps(Event, frozen=True):
@@ -162,11 +166,26 @@ class ProbeDone(Event, frozen=True):
     cost_s: float = 0.0
 
 
+class Profiled(Event, frozen=True):
+    """What a profiler window showed; or why there is none. `cost_s`: for how long the workload stood under the profiler."""
+
+    request: int
+    report: ProfileReport | None = None
+    error: str | None = None
+    cost_s: float = 0.0
+
+
 class Failed(Event, frozen=True):
     """The workload ended by an error: `cause` is one line for people, `detail` the traceback's end."""
 
     cause: str
     detail: str = ""
+
+
+class Calibrated(Event, frozen=True):
+    """One figure of a calibration: what the machine reaches, or why that is not known."""
+
+    reached: Reached
 
 
 # --- the runtime's own --------------------------------------------------------------------------------------
@@ -220,7 +239,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Steps | KnobsSet | ProbeDone | Failed
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Steps | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
     | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | Note
 )  # fmt: skip
 
@@ -256,6 +275,14 @@ class RunProbe(Command, frozen=True):
     probe: str
 
 
+class Profile(Command, frozen=True):
+    """Train `steps` steps under the profiler; the trace is kept, gzipped, at the path `keep`."""
+
+    request: int
+    steps: int
+    keep: str
+
+
 class Pause(Command, frozen=True):
     """Stand still between two steps until Resume, so that another worker has the device to itself."""
 
@@ -268,7 +295,7 @@ class Stop(Command, frozen=True):
     pass
 
 
-AnyCommand = Start | SetKnobs | RunProbe | Pause | Resume | Stop
+AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
 
 encode = msgspec.json.Encoder().encode
 decode_event = msgspec.json.Decoder(AnyEvent).decode

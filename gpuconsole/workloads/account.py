@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.workloads.clock import ThreadTimes, now
@@ -22,6 +22,10 @@ DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, O
 SAMPLE_EVERY = 16
 """Run-queue time is read on one step in this many, on average: at every mark of every step it cost +378 µs a step.
 The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them."""
+
+
+Moment: TypeAlias = "float | torch.cuda.Event"
+"""Seconds on the host clock, or a place in the CUDA stream."""
 
 
 class StepAccount:
@@ -59,9 +63,13 @@ class StepAccount:
         self._start = self._last = now()
         self._begin_sampling()
 
-    def mark(self, phase: int) -> None:
-        """The time since the last mark was spent in `phase`."""
-        t = now()
+    def moment(self) -> Moment:
+        """This moment, for a mark that is made later."""
+        return now()
+
+    def mark(self, phase: int, at: Moment | None = None) -> None:
+        """The time since the last mark was spent in `phase`; up to the earlier moment `at`, where given."""
+        t = at if isinstance(at, float) else now()
         self._phases[phase] += t - self._last
         self._last = t
         self._marks += 1
@@ -145,9 +153,12 @@ class CudaStepAccount(StepAccount):
         super().restart()
         self._events = [(OTHER, self._record())]
 
-    def mark(self, phase: int) -> None:
+    def moment(self) -> Moment:
+        return self._record()
+
+    def mark(self, phase: int, at: Moment | None = None) -> None:
         super().mark(phase)
-        self._events.append((phase, self._record()))
+        self._events.append((phase, self._record() if at is None or isinstance(at, float) else at))
 
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
         super().end(samples, tokens, loss, arm, kind)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import queue
 import signal
 import sys
 import time
@@ -17,15 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole import __version__
-from gpuconsole.model.knobs import CATALOGUE
+from gpuconsole.model.knobs import CATALOGUE, show
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,
+    Event,
     Failed,
     Hello,
     KnobsSet,
+    Note,
     Pause,
     ProbeDone,
+    Profile,
+    Profiled,
     Progress,
     Resume,
     RunProbe,
@@ -36,12 +39,14 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.inbox import Inbox
+from gpuconsole.workloads.world import World
 
 if TYPE_CHECKING:
+    from gpuconsole.workloads.profiling.window import Profiling
     from gpuconsole.workloads.training.loop import TrainingLoop
 
 FLUSH_S = 0.2
-Inbox = queue.SimpleQueue[AnyCommand]
 
 
 class DeviceError(RuntimeError):
@@ -49,10 +54,11 @@ class DeviceError(RuntimeError):
 
 
 class Worker:
-    """Runs one workload and talks to the console between its steps."""
+    """Runs one workload and talks to the console between its steps. In a world of several, one answers for all."""
 
-    def __init__(self, channel: ChildChannel, inbox: Inbox, loop: TrainingLoop, start: Start) -> None:
+    def __init__(self, channel: ChildChannel, inbox: Inbox, loop: TrainingLoop, start: Start, world: World | None = None) -> None:
         self._channel = channel
+        self._world = world or World()
         self._inbox = inbox
         self._loop = loop
         self._max_steps = start.max_steps
@@ -60,18 +66,25 @@ class Worker:
         self._sending_s = 0.0
         self._flushed = now()
         self._facts_of: dict[object, dict[str, float]] = {}
+        self._profiling: Profiling | None = None
+        self._told: set[str] = set()
 
     def run(self) -> None:
         self._announce()
         self._loop.forget_peak_memory()
         self._loop.account.restart()
         while not self._stopping and not (self._max_steps and self._loop.account.index >= self._max_steps):
-            if not self._inbox.empty():
-                self._serve(self._inbox.get())
+            command = self._inbox.poll()
+            if command is not None:
+                self._serve(command)
                 continue
             self._loop.step()
             if now() - self._flushed >= FLUSH_S:
                 self._flush()
+                if self._profiling is not None:
+                    self._profiling.poll()
+        if self._profiling is not None:
+            self._profiling.close()
         self._loop.account.finish()
         self._flush()
 
@@ -83,6 +96,8 @@ class Worker:
             self._set_knobs(command)
         elif isinstance(command, RunProbe):
             self._probe(command)
+        elif isinstance(command, Profile):
+            self._profile(command)
         elif isinstance(command, Pause):
             self._wait_for_resume()
         elif isinstance(command, Resume):
@@ -101,7 +116,7 @@ class Worker:
             loop.release_cached_memory()
             loop.set_knobs({name: before[name] for name in command.changes if name in before and CATALOGUE[name].apply == "hot"}, arm)
             first = loop.account.index
-        self._channel.send(KnobsSet(now(), command.request, first, loop.knobs, error))
+        self._answer(KnobsSet(now(), command.request, first, loop.knobs, error))
         loop.account.restart()
 
     def _probe(self, command: RunProbe) -> None:
@@ -116,22 +131,30 @@ class Worker:
             self._loop.release_cached_memory()
         self._loop.account.finish()
         self._flush()
-        self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - start))
+        self._answer(ProbeDone(now(), command.request, command.probe, signals, error, now() - start))
         self._loop.settle()
+
+    def _profile(self, command: Profile) -> None:
+        from gpuconsole.workloads.profiling.window import Profiling
+
+        self._profiling = self._profiling or Profiling(self._loop, self._channel.send, self._world.leads)
+        self._profiling.take(command)
 
     def _wait_for_resume(self) -> None:
         self._loop.account.finish()
         self._flush()
         while True:
-            command = self._inbox.get()
+            command = self._inbox.wait()
             if isinstance(command, Stop):
                 self._stopping = True
             if isinstance(command, Resume | Stop):
                 break
             if isinstance(command, SetKnobs):
-                self._channel.send(KnobsSet(now(), command.request, 0, self._loop.knobs, "the worker is paused"))
+                self._answer(KnobsSet(now(), command.request, 0, self._loop.knobs, "the worker is paused"))
             elif isinstance(command, RunProbe):
-                self._channel.send(ProbeDone(now(), command.request, command.probe, error="the worker is paused"))
+                self._answer(ProbeDone(now(), command.request, command.probe, error="the worker is paused"))
+            elif isinstance(command, Profile):
+                self._answer(Profiled(now(), command.request, error="the worker is paused"))
         if isinstance(command, Resume):
             self._loop.set_arm(command.arm)
         self._loop.settle()
@@ -143,13 +166,35 @@ class Worker:
         times = self._loop.account.times
         overhead = self._loop.account.overhead_s + self._sending_s
         self._channel.send(
-            Steps(start, steps, times.cpu_s(), times.runq_s(), overhead, self._loop.peak_memory_bytes(), self._channel.dropped)
+            Steps(
+                start,
+                steps,
+                times.cpu_s(),
+                times.runq_s(),
+                overhead,
+                self._loop.peak_memory_bytes(),
+                self._channel.dropped,
+                self._world.rank,
+            )
         )
         self._flushed = now()
         self._sending_s += self._flushed - start
 
+    def _answer(self, event: Event) -> None:
+        if self._world.leads:
+            self._channel.send(event)
+
     def _announce(self) -> None:
+        if not self._world.leads:
+            return
+        from gpuconsole.workloads.training.effects import without_effect
+
         notes = {"peak": f"{self._loop.knobs['precision']} {self._loop.task.dense_kind}"}
+        for name, why in without_effect(self._loop.knobs, self._loop.device).items():
+            notes[f"no effect: {name}"] = why
+            if self._loop.knobs[name] != CATALOGUE[name].default and name not in self._told:
+                self._told.add(name)
+                self._channel.send(Note(now(), f"{name} {show(self._loop.knobs[name])} has no effect: {why}"))
         self._channel.send(Started(now(), self._loop.knobs, self._facts(), notes))
 
     def _facts(self) -> dict[str, float]:
@@ -157,17 +202,18 @@ class Worker:
         import torch
 
         from gpuconsole.workloads.calibration.dense import dense_flops_per_s
+        from gpuconsole.workloads.training.facts import model_facts
 
         loop, knobs = self._loop, self._loop.knobs
-        key = tuple(knobs.get(name) for name in ("seq_len", "precision", "num_threads"))
+        key = tuple(knobs.get(name) for name in ("seq_len", "varied_lengths", "precision", "num_threads"))
         if key not in self._facts_of:
             precision = str(knobs["precision"])
             self._facts_of[key] = {
                 "flops_per_sample": loop.task.flops_per_sample(knobs),
                 "peak_flops_per_s": dense_flops_per_s(loop.task.dense_kind, loop.device, precision),
             }
-        parameters = sum(parameter.numel() for parameter in loop.task.model.parameters())
-        return {**self._facts_of[key], "parameters": float(parameters), "threads": float(torch.get_num_threads())}
+        here = {"threads": float(torch.get_num_threads()), "world_size": float(self._world.size)}
+        return {**self._facts_of[key], **model_facts(loop.task, knobs), **here}
 
 
 def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
@@ -183,28 +229,32 @@ def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def build(start: Start, scratch: Path, channel: ChildChannel) -> TrainingLoop:
+def build(start: Start, scratch: Path, channel: ChildChannel, world: World | None = None) -> TrainingLoop:
     """The workload that `start` asks for, ready for its first step."""
+    world = world or World()
     import torch
 
     from gpuconsole.workloads.training.loop import TrainingLoop
-    from gpuconsole.workloads.training.settings import set_threads
+    from gpuconsole.workloads.training.memory import set_up_allocator
+    from gpuconsole.workloads.training.parallel.choose import plan_for
 
     channel.send(Progress(now(), "building", start.workload))
-    set_threads(int(start.knobs["num_threads"]))
-    device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", 0)
+    device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", world.local_rank)
+    set_up_allocator(start.knobs)
     if device.type == "cuda":
         # NVML counts by PCI bus and sees every GPU; CUDA counts by speed and obeys CUDA_VISIBLE_DEVICES. The uuid is unmistakable.
-        os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid or start.device.partition(":")[2]
+        if world.size == 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid or start.device.partition(":")[2]
         if not torch.cuda.is_available():
             build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
             raise DeviceError(f"torch {torch.__version__} ({build_of}) cannot use {start.device}; run on the host with --device cpu")
         torch.cuda.set_device(device)
     torch.manual_seed(start.seed)
     module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")
-    task = module.create(start.knobs, device, start.seed)
+    plan = plan_for(start.knobs, world)
+    task = module.create(start.knobs, device, start.seed + plan.replica)
     channel.send(Progress(now(), "warming", "first steps"))
-    return TrainingLoop(task, start.knobs, device, scratch)
+    return TrainingLoop(task, start.knobs, device, scratch, plan)
 
 
 def warm_up(channel: ChildChannel) -> None:
@@ -223,7 +273,7 @@ def serve(channel: ChildChannel, inbox: Inbox, scratch: Path) -> int:
     loop = None
     try:
         warm_up(channel)
-        start = inbox.get()
+        start = inbox.wait()
         if not isinstance(start, Start):
             return 0
         loop = build(start, scratch, channel)
@@ -251,8 +301,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.scratch / "inductor"))
+    # torch takes all cores, and each of its compile processes imports torch: leave one for the rest
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, (os.cpu_count() or 1) - 1))))
     channel = ChildChannel(args.fd)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     channel.listen(inbox.put, kill_own_group)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
     code = serve(channel, inbox, args.scratch)

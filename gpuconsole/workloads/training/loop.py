@@ -9,17 +9,20 @@ import torch
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.workloads import account as phase
-from gpuconsole.workloads.account import CudaStepAccount, StepAccount
+from gpuconsole.workloads.account import CudaStepAccount, Moment, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import memory, settings
 from gpuconsole.workloads.training.compiling import compiled
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.loader import settle_steps
-from gpuconsole.workloads.training.optimizers import check_optimizer, make_optimizer
+from gpuconsole.workloads.training.optimizers import carry_state, check_optimizer, make_optimizer
+from gpuconsole.workloads.training.parallel.plan import Plan
 from gpuconsole.workloads.training.schedule import Schedule
 from gpuconsole.workloads.training.side_work import RunLog, save_checkpoint
+from gpuconsole.workloads.training.straggler import lose, losing_backward, lost_s
 from gpuconsole.workloads.training.streams import Streams
 from gpuconsole.workloads.training.task import Batch, Task
+from gpuconsole.workloads.world import World
 
 EVAL_BATCHES = 4
 COUNTS, SETTLING, PROBE = 0, 1, 2
@@ -31,8 +34,9 @@ class TrainingLoop:
     `arm` marks the steps of a trial's side; `side_work` off skips logging, checkpoints and evaluation (probe P3).
     """
 
-    def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path) -> None:
+    def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: Plan | None = None) -> None:
         self.task = task
+        self.plan = plan or Plan(World())
         self.knobs = dict(knobs)
         self.device = device
         self.scratch = scratch
@@ -42,8 +46,8 @@ class TrainingLoop:
         self.last_batch: Batch | None = None
         memory.enforce_limit(device, knobs)
         settings.apply_model_knobs(task.model, knobs)
-        task.model = compiled(task.model, knobs)
-        self.optimizer = make_optimizer(task.model, str(knobs["optim"]))
+        task.model = self.plan.wrap(compiled(task.model, knobs), knobs, device)
+        self.optimizer = self._make_optimizer()
         self._schedule = Schedule(self.optimizer, knobs)
         self._scaler = settings.make_scaler(device, str(knobs["precision"]))
         self._lay_out()
@@ -54,6 +58,8 @@ class TrainingLoop:
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
+        self._buckets_ready: Moment | None = None
+        self.plan.on_bucket = self._bucket_ready
 
     # --- one step -------------------------------------------------------------------------------------------
 
@@ -64,12 +70,19 @@ class TrainingLoop:
         self.optimizer.zero_grad(set_to_none=True)
         mark(phase.OPTIMIZER)
         passes = int(self.knobs["gradient_accumulation_steps"])
-        for _ in range(passes):
+        for index in range(passes):
+            lose(lost_s("data_wait", self.knobs, self.plan.world))
             batch = self._copier.take(self._stream, mark)
-            loss = self.forward(batch) / passes
-            mark(phase.FORWARD)
-            self._scaler.scale(loss).backward()
-            mark(phase.BACKWARD)
+            with self.plan.backward_pass(self.task.model, last=index == passes - 1):
+                loss = self.forward(batch) / passes
+                mark(phase.FORWARD)
+                self._scaler.scale(loss).backward()
+            if self._buckets_ready is not None:  # what follows the last bucket is waiting for the other processes
+                mark(phase.BACKWARD, self._buckets_ready)
+                self._buckets_ready = None
+                mark(phase.COMM)
+            else:
+                mark(phase.BACKWARD)
             self._copier.fetch_ahead(self._stream, mark)
             n_samples, n_tokens = self.task.sizes(batch)
             samples, tokens = samples + n_samples, tokens + n_tokens
@@ -82,11 +95,17 @@ class TrainingLoop:
         if self._settling and kind == COUNTS:
             self._settling -= 1
             kind = SETTLING
-        self.account.end(samples, tokens, value, self.arm, kind)
+        replicas = self.plan.replicas  # all of them train on as much in this step
+        self.account.end(samples * replicas, tokens * replicas, value, self.arm, kind)
+
+    def _bucket_ready(self) -> None:
+        self._buckets_ready = self.account.moment()
 
     def forward(self, batch: Batch) -> torch.Tensor:
+        lose(lost_s("forward", self.knobs, self.plan.world))
         with settings.autocast(self.device, str(self.knobs["precision"])):
-            return self.task.loss(batch)
+            loss = self.task.loss(batch)
+        return losing_backward(loss, lost_s("backward", self.knobs, self.plan.world))
 
     def _update(self) -> None:
         """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move either."""
@@ -161,7 +180,7 @@ class TrainingLoop:
         settings.apply_model_knobs(self.task.model, self.knobs)
         changed = {name for name, value in self.knobs.items() if value != before.get(name)}
         if "optim" in changed:
-            self.optimizer = make_optimizer(self.task.model, str(self.knobs["optim"]), self.optimizer)
+            self.optimizer = self._make_optimizer(self.optimizer)
         if changed & {"optim", "lr_scheduler", "warmup_steps"}:
             self._schedule.rebuild(self.optimizer, self.knobs)
         if "precision" in changed:
@@ -172,6 +191,13 @@ class TrainingLoop:
         if stream is not self._stream:
             self._copier.forget()
         self._stream = stream
+
+    def _make_optimizer(self, before: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
+        optim = str(self.knobs["optim"])
+        made = self.plan.optimizer(self.task.model, lambda parameters: make_optimizer(parameters, optim))
+        if before is not None:
+            carry_state(before, made)
+        return made
 
     def _lay_out(self) -> None:
         if "channels_last" in self.knobs:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training.parallel.plan import unwrapped
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,7 +35,8 @@ def set_matmul_precision(precision: str) -> None:
 def set_threads(num_threads: int) -> int:
     """Intra-op threads; 0 leaves one core to loader, console and neighbours. Returns the number in use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = num_threads or max(1, cores - 1)
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun started here
+    threads = num_threads or max(1, (cores - 1) // sharing)
     torch.set_num_threads(threads)
     return threads
 
@@ -54,7 +56,7 @@ def apply_model_knobs(model: torch.nn.Module, knobs: Knobs) -> None:
     """Everything that is a flag on the model or on torch."""
     set_matmul_precision(str(knobs["precision"]))
     set_threads(int(knobs["num_threads"]))
-    inner = getattr(model, "_orig_mod", model)
+    inner = unwrapped(model)
     for name in ("gradient_checkpointing", "attention"):
         if name in knobs:
             setattr(inner, name, knobs[name])

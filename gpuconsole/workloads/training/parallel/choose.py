@@ -1,0 +1,31 @@
+"""The plan that the knobs ask for."""
+
+from __future__ import annotations
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training.parallel.plan import Plan
+from gpuconsole.workloads.world import World
+
+
+def plan_for(knobs: Knobs, world: World) -> Plan:
+    """Raises ValueError, one line, where the knobs do not go together. Imports torch.distributed only where it is needed."""
+    sharding, matrices = str(knobs.get("sharding", "none")), int(knobs.get("tensor_parallel", 1))
+    if world.size == 1 and (sharding != "none" or matrices > 1):
+        wanted = f"sharding {sharding}" if sharding != "none" else f"tensor_parallel {matrices}"
+        raise ValueError(f"{wanted} needs several processes: --set nproc=2")
+    if matrices > 1:
+        if world.size % matrices:
+            raise ValueError(f"tensor_parallel {matrices} does not divide the {world.size} processes")
+        if sharding in ("ddp", "zero1"):
+            raise ValueError(f"tensor_parallel goes with sharding none, zero2 or zero3, not {sharding}")
+        if sharding == "none" and world.size != matrices:
+            raise ValueError(f"tensor_parallel {matrices} on {world.size} processes needs sharding zero2 or zero3 for the rest")
+    if sharding in ("ddp", "zero1"):
+        from gpuconsole.workloads.training.parallel.replicated import Replicated
+
+        return Replicated(world, zero1=sharding == "zero1")
+    if sharding != "none" or matrices > 1:
+        from gpuconsole.workloads.training.parallel.sharded import Sharded
+
+        return Sharded(world, sharding, matrices)
+    return Plan(world)

@@ -1,0 +1,77 @@
+"""DistributedDataParallel, and ZeRO-1: every process has all weights, gradients are all-reduced in buckets.
+
+The exposed part of that communication is measured on every step: a comm hook is called as each bucket becomes ready, so the
+last call tells when the backward pass itself was over; what follows until backward() returns is waiting for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, Plan, trained
+from gpuconsole.workloads.world import World
+
+Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+
+
+class Replicated(Plan):
+    """`zero1`: optimizer states are shared out among the processes, by whole parameters."""
+
+    exchanges = True
+
+    def __init__(self, world: World, zero1: bool) -> None:
+        super().__init__(world)
+        self._zero1 = zero1
+
+    def wrap(self, model: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module:
+        ids = [device.index] if device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=float(knobs["bucket_cap_mb"]), gradient_as_bucket_view=True)
+        state, hook = comm_hook(str(knobs["comm_hook"]))
+
+        def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with types, and ours are strings
+            self.on_bucket()
+            return hook(state, bucket)
+
+        wrapped.register_comm_hook(state, timed)
+        return wrapped
+
+    def optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
+        if not self._zero1:
+            return make(trained(model))
+        like = make([nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))])  # its class and settings
+        settings = {
+            name: value for name, value in like.defaults.items() if name in ("lr", "foreach", "fused", "weight_decay", "betas", "eps")
+        }
+        return ZeroRedundancyOptimizer(trained(model), optimizer_class=type(like), **settings)
+
+    def local(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+
+    def backward_pass(self, model: nn.Module, last: bool) -> Context:
+        return contextlib.nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
+
+    def silence(self, model: nn.Module) -> Context:
+        return self.backward_pass(model, last=False)
+
+
+def comm_hook(name: str) -> tuple[Any, Hook]:
+    """torch's own hook of that name, and its state."""
+    if name == "powersgd":
+        return powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=10
+        ), powerSGD_hook.powerSGD_hook
+    hooks: dict[str, Hook] = {
+        "none": default_hooks.allreduce_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+    }
+    return None, hooks[name]
