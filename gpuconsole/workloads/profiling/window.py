@@ -1,50 +1,131 @@
-"""torch.profiler over a few steps or passes, and what it leaves on disk.
-
-`key_averages()` takes 1.2-2.5 s for three steps; writing the trace takes 0.02-0.09 s, and reading it is another process's business.
-"""
+"""The profiler window of a running workload: a few ordinary steps, read by another process while training goes on."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.workloads.profiling.summary import summarize
-from gpuconsole.workloads.profiling.trace import TraceError, read_trace
+from gpuconsole.wire.events import Profile, Profiled
+from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.profiling.recorder import Recorder, synchronize
+from gpuconsole.workloads.profiling.summary import Update
+
+if TYPE_CHECKING:
+    from gpuconsole.workloads.training.loop import TrainingLoop
+
+ANALYSIS_S = 120.0
+"""Longer than the largest trace has taken; an analysis that has not ended by then is ended."""
+PROBE = 2
+"""The kind of a step that does not count (model/run.py)."""
 
 
-class ProfileError(RuntimeError):
-    """No profile; the message says why."""
+class Profiling:
+    """Takes profiler windows of one worker, one at a time.
+
+    In a world of several processes all take the window's steps; the one that `leads` is profiled and answers.
+    """
+
+    def __init__(self, loop: TrainingLoop, answer: Callable[[Profiled], None], leads: bool) -> None:
+        self._loop = loop
+        self._answer = answer
+        self._leads = leads
+        self._pending: Analysis | None = None
+
+    def take(self, command: Profile) -> None:
+        """Train `command.steps` steps under the profiler; neither they nor those that settle afterwards count."""
+        start, loop = now(), self._loop
+        self.close()
+        path = loop.scratch / "window.json"
+        recorder = Recorder(loop.device, path, command.steps) if self._leads else None
+        usual, loop.kind = loop.kind, PROBE
+        try:
+            for n in range(command.steps + 1):
+                loop.step()
+                if n in (0, command.steps):
+                    synchronize(loop.device)
+                if recorder is not None:
+                    recorder.step()
+        finally:
+            loop.kind = usual
+            if recorder is not None:
+                recorder.stop()
+        loop.settle()
+        if recorder is None:
+            return
+        if recorder.error:
+            self._answer(Profiled(now(), command.request, None, recorder.error, now() - start))
+        else:
+            self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start)
+
+    def poll(self) -> None:
+        """Answer, if the analysis is done."""
+        if self._pending is not None and self._pending.done():
+            pending, self._pending = self._pending, None
+            self._answer(pending.answer())
+
+    def close(self) -> None:
+        """An analysis that is under way is given up."""
+        if self._pending is not None:
+            self._pending.kill()
+            self._pending = None
 
 
-def _profiler(device: torch.device) -> profile:
-    """A profiler that has not begun. Raises ProfileError where torch.profiler cannot start."""
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    if torch._C._autograd._profiler_enabled():
-        raise ProfileError("torch.profiler cannot start: another profiler is running in this process")
-    return profile(activities=activities, record_shapes=True)
+class Analysis:
+    """The process that reads a trace, and keeps it for the user."""
+
+    def __init__(self, command: Profile, path: Path, update: Update, cost_s: float) -> None:
+        self._command = command
+        self._cost_s = cost_s
+        self._report = path.with_name("report.json")
+        self._words = path.with_name("analysis.txt")
+        self._report.unlink(missing_ok=True)
+        arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes)]
+        with self._words.open("wb") as words:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpuconsole.workloads.profiling.analyse", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=subprocess.STDOUT,
+            )
+        self._deadline = now() + ANALYSIS_S
+
+    def done(self) -> bool:
+        return self._process.poll() is not None or now() > self._deadline
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def answer(self) -> Profiled:
+        """What the process found, or its last words."""
+        report, error = None, None
+        if self._process.poll() is None:
+            self.kill()
+            error = f"the trace was not read within {ANALYSIS_S:.0f} s"
+        else:
+            try:
+                report = msgspec.json.decode(self._report.read_bytes(), type=ProfileReport)
+            except (OSError, msgspec.DecodeError):
+                words = self._words.read_text(errors="replace").strip().splitlines()
+                error = f"the trace could not be read: {words[-1] if words else f'exit code {self._process.returncode}'}"
+        return Profiled(now(), self._command.request, report, error, self._cost_s)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def profile_passes(one_pass: Callable[[], None], passes: int, device: torch.device, scratch: Path) -> ProfileReport:
-    """Run `one_pass` so often under the profiler and analyse at once, in this process: for a probe. Raises ProfileError."""
-    path = scratch / "passes.json"
-    try:
-        _synchronize(device)
-        with _profiler(device) as recorder:
-            for _ in range(passes):
-                one_pass()
-            _synchronize(device)
-        recorder.export_chrome_trace(str(path))
-        return summarize(read_trace(path), steps=passes)
-    except (TraceError, RuntimeError) as error:
-        raise ProfileError(f"torch.profiler: {error}") from None
-    finally:
-        path.unlink(missing_ok=True)
+def update_of(optimizer: torch.optim.Optimizer) -> Update:
+    """What one step of `optimizer` moves at least: parameters, gradients and states read, all but the gradients written."""
+    elements = moved = 0.0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                own = float(parameter.numel() * parameter.element_size())
+                states = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, torch.Tensor) and value.dim()]
+                elements += parameter.numel()
+                moved += own + 2 * (own + sum(state.numel() * state.element_size() for state in states))
+    return Update(elements, moved)

@@ -16,7 +16,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
-from gpuconsole.workloads.profiling.window import ProfileError, profile_passes
+from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.task import Batch

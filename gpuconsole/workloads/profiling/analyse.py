@@ -1,0 +1,75 @@
+"""Reads a trace and writes the report: `python -m gpuconsole.workloads.profiling.analyse TRACE REPORT`. Needs no torch.
+
+A process of its own, and a polite one: the training that was profiled goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from gpuconsole.model.profile import ProfileReport
+from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.profiling.summary import Update, summarize
+from gpuconsole.workloads.profiling.trace import TraceError, read_trace
+
+LEVEL = 3
+"""gzip's own is 6, which takes three times as long for a tenth less."""
+NICE = 10
+
+
+def keep(path: Path, target: Path) -> None:
+    """`path`, gzipped, at `target`: whole or not at all. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            with path.open("rb") as source, gzip.GzipFile("", "wb", LEVEL, raw) as packed:
+                shutil.copyfileobj(source, packed, 1 << 20)
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def kept(report: ProfileReport, path: Path, target: Path) -> ProfileReport:
+    """The report with where its trace lies, or why it does not."""
+    try:
+        keep(path, target)
+    except OSError as error:
+        return msgspec.structs.replace(report, notes=[*report.notes, f"the trace was not kept: {target}: {error.strerror or error}"])
+    return msgspec.structs.replace(report, trace=str(target))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="reads a profiler's trace; not for people")
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--update", type=float, nargs=2, default=(0.0, 0.0))
+    args = parser.parse_args()
+    die_with_parent()
+    os.nice(NICE)
+    try:
+        report = summarize(read_trace(args.trace), Update(*args.update))
+        if args.keep:
+            report = kept(report, args.trace, args.keep)
+        args.report.write_bytes(msgspec.json.encode(report))
+        args.trace.unlink()
+    except (TraceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
