@@ -10,6 +10,8 @@ import torch
 from gpuconsole.model.knobs import Knobs
 
 MB = 2**20
+RENAMED_IN = (2, 9)
+"""The first torch that reads PYTORCH_ALLOC_CONF; those before read PYTORCH_CUDA_ALLOC_CONF."""
 
 
 def limit_bytes(device: torch.device, knobs: Knobs) -> float:
@@ -26,6 +28,14 @@ def enforce_limit(device: torch.device, knobs: Knobs) -> None:
     if device.type == "cuda" and knobs.get("memory_limit_mb"):
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(device, knobs) / total), device)
+
+
+def set_up_allocator(knobs: Knobs) -> None:
+    """Put `pytorch_alloc_conf` where the CUDA allocator reads it: in the environment, before its first use in this process."""
+    conf = str(knobs.get("pytorch_alloc_conf", "default"))
+    if conf != "default":
+        newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= RENAMED_IN
+        os.environ["PYTORCH_ALLOC_CONF" if newer else "PYTORCH_CUDA_ALLOC_CONF"] = conf
 
 
 def peak_bytes(device: torch.device) -> float:
