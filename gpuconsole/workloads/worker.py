@@ -120,7 +120,8 @@ class Worker:
         loop.account.restart()
 
     def _probe(self, command: RunProbe) -> None:
-        from gpuconsole.workloads.training.probes import PROBES, ProbeError
+        from gpuconsole.workloads.training.probes import PROBES
+        from gpuconsole.workloads.training.probing import ProbeError
 
         start = now()
         signals, error = {}, None

@@ -1,14 +1,13 @@
 """Short experiments on a running job, free of side effects: weights, optimizer, buffers and random state stay as they were.
 
-Each probe is a function from the loop to signals. Times are the training thread's own: wall less run-queue delay.
+Each probe is a function from the loop to signals.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
@@ -19,79 +18,45 @@ from gpuconsole.workloads.clock import now, process_cpu_s
 from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.training.probing import (
+    ProbeError,
+    Signals,
+    half_width,
+    resident_batch,
+    rounds,
+    stopwatch,
+    timed_pass,
+    untouched,
+)
 
-Signals = dict[str, Signal]
 BUDGET_S = 1.8
 PROFILED_PASSES = 2
 
 
-class ProbeError(RuntimeError):
-    """The probe does not apply to this workload; the message says why."""
-
-
-@contextmanager
-def _untouched(loop: TrainingLoop) -> Iterator[None]:
-    """Restore buffers (batch norm), gradients and random state afterwards."""
-    buffers = {name: buffer.clone() for name, buffer in loop.task.model.named_buffers()}
-    cuda = [loop.device] if loop.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=cuda):
-            yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in loop.task.model.named_buffers():
-                buffer.copy_(buffers[name])
-        loop.release_cached_memory()
-
-
-def _timed_pass(loop: TrainingLoop, batch: Batch) -> float:
-    """Contention-free seconds of one forward and backward pass."""
-    _synchronize(loop)
-    start, runq = now(), loop.account.times.runq_s()
-    loop.forward(batch).backward()
-    _synchronize(loop)
-    loop.optimizer.zero_grad(set_to_none=True)
-    return max(1e-9, now() - start - (loop.account.times.runq_s() - runq))
-
-
-def _synchronize(loop: TrainingLoop) -> None:
-    if loop.device.type == "cuda":
-        torch.cuda.synchronize(loop.device)
-
-
-def _resident_batch(loop: TrainingLoop) -> Batch:
-    if loop.last_batch is None:
-        raise ProbeError("no step has run yet")
-    return loop.last_batch
-
-
 def cached_batch(loop: TrainingLoop) -> Signals:
     """P1: forward and backward on a batch that is already there: what a step costs without input."""
-    batch = _resident_batch(loop)
+    batch = resident_batch(loop)
     times: list[float] = []
-    deadline = now() + 0.8
-    with _untouched(loop):
-        _timed_pass(loop, batch)
-        while len(times) < 3 or (now() < deadline and len(times) < 30):
-            times.append(_timed_pass(loop, batch))
+    with untouched(loop):
+        timed_pass(loop, batch)
+        for _ in rounds(loop, 0.8, 3, 30):
+            times.append(timed_pass(loop, batch))
     passes = int(loop.knobs["gradient_accumulation_steps"])
     return {"probe.cached_pass_s": Signal(statistics.median(times) * passes, "s", f"probe P1, median of {len(times)}")}
 
 
 def batch_elasticity(loop: TrainingLoop) -> Signals:
     """P2: one forward and backward pass at 1x, 2x and 4x the batch, interleaved, until the budget is used."""
-    batch = _resident_batch(loop)
+    batch = resident_batch(loop)
     batches = {factor: tuple(torch.cat([tensor] * factor) for tensor in batch) for factor in (1, 2, 4)}
     times: dict[int, list[float]] = {factor: [] for factor in batches}
-    deadline = now() + BUDGET_S
     largest = 4
-    with _untouched(loop):
-        _timed_pass(loop, batch)
-        while len(times[1]) < 3 or (now() < deadline and len(times[1]) < 25):
+    with untouched(loop):
+        timed_pass(loop, batch)
+        for _ in rounds(loop, BUDGET_S, 3, 25):
             for factor in list(batches):
                 try:
-                    times[factor].append(_timed_pass(loop, batches[factor]))
+                    times[factor].append(timed_pass(loop, batches[factor]))
                 except torch.OutOfMemoryError:
                     loop.release_cached_memory()
                     largest = min(largest, factor // 2)
@@ -107,16 +72,9 @@ def batch_elasticity(loop: TrainingLoop) -> Signals:
     spread = [times[largest][i] / (largest * times[1][i]) for i in range(min(n, len(times[largest])))]
     source = f"probe P2: t({largest}b) / {largest} t(b), n={len(spread)}"
     signals["probe.batch_cost_ratio"] = Signal(statistics.median(spread), "ratio", source)
-    signals["probe.batch_cost_spread"] = Signal(_half_width(spread), "ratio", "probe P2: 2 standard errors of that median")
+    signals["probe.batch_cost_spread"] = Signal(half_width(spread), "ratio", "probe P2: 2 standard errors of that median")
     signals["probe.batch_factor"] = Signal(largest, "x", "probe P2: largest factor that fits")
     return signals
-
-
-def _half_width(values: list[float]) -> float:
-    """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample)."""
-    if len(values) < 2:
-        return 1.0
-    return 2 * 1.25 * statistics.stdev(values) / len(values) ** 0.5
 
 
 def side_work_off(loop: TrainingLoop) -> Signals:
@@ -125,13 +83,10 @@ def side_work_off(loop: TrainingLoop) -> Signals:
     times: list[float] = []
 
     def steps() -> None:
-        deadline = now() + 1.0
-        while len(times) < 4 or (now() < deadline and len(times) < 50):
-            _synchronize(loop)
-            start, runq = now(), loop.account.times.runq_s()
-            loop.step()
-            _synchronize(loop)
-            times.append(now() - start - (loop.account.times.runq_s() - runq))
+        for _ in rounds(loop, 1.0, 4, 50):
+            with stopwatch(loop) as measured:
+                loop.step()
+            times.extend(measured)
 
     loop.without_side_work(steps)
     return {"probe.step_no_side_work_s": Signal(statistics.median(times), "s", f"probe P3, median of {len(times)} steps")}
@@ -186,13 +141,13 @@ def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[floa
 
 def op_mix(loop: TrainingLoop) -> Signals:
     """Forward and backward under the profiler: the share of each class of kernels, and how large kernels are."""
-    batch = _resident_batch(loop)
+    batch = resident_batch(loop)
 
     def one_pass() -> None:
         loop.forward(batch).backward()
         loop.optimizer.zero_grad(set_to_none=True)
 
-    with _untouched(loop):
+    with untouched(loop):
         one_pass()
         try:
             report = profile_passes(one_pass, PROFILED_PASSES, loop.device, loop.scratch)

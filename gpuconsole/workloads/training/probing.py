@@ -1,0 +1,85 @@
+"""What probes are made of: passes that are timed, in a loop that is left as it was.
+
+Times are the training thread's own: wall less run-queue delay.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.task import Batch
+
+Signals = dict[str, Signal]
+
+
+class ProbeError(RuntimeError):
+    """The probe does not apply to this workload; the message says why."""
+
+
+@contextmanager
+def untouched(loop: TrainingLoop) -> Iterator[None]:
+    """Restore buffers (batch norm), gradients and random state afterwards."""
+    buffers = {name: buffer.clone() for name, buffer in loop.task.model.named_buffers()}
+    cuda = [loop.device] if loop.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in loop.task.model.named_buffers():
+                buffer.copy_(buffers[name])
+        loop.release_cached_memory()
+
+
+def resident_batch(loop: TrainingLoop) -> Batch:
+    """The batch of the last step, on the device."""
+    if loop.last_batch is None:
+        raise ProbeError("no step has run yet")
+    return loop.last_batch
+
+
+def rounds(loop: TrainingLoop, budget_s: float, least: int, most: int) -> Iterator[int]:
+    """Counts from 0 until the budget is used; all processes of a run end at the same round."""
+    deadline = now() + budget_s
+    for index in range(most):
+        if index >= least and loop.plan.world.agree(now() >= deadline):
+            return
+        yield index
+
+
+@contextmanager
+def stopwatch(loop: TrainingLoop) -> Iterator[list[float]]:
+    """Appends the contention-free seconds of its block to the list that it gives."""
+    times: list[float] = []
+    synchronize(loop)
+    start, runq = now(), loop.account.times.runq_s()
+    yield times
+    synchronize(loop)
+    times.append(max(1e-9, now() - start - (loop.account.times.runq_s() - runq)))
+
+
+def timed_pass(loop: TrainingLoop, batch: Batch) -> float:
+    """Contention-free seconds of one forward and backward pass."""
+    with stopwatch(loop) as times:
+        loop.forward(batch).backward()
+    loop.optimizer.zero_grad(set_to_none=True)
+    return times[0]
+
+
+def synchronize(loop: TrainingLoop) -> None:
+    if loop.device.type == "cuda":
+        torch.cuda.synchronize(loop.device)
+
+
+def half_width(values: list[float]) -> float:
+    """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample)."""
+    if len(values) < 2:
+        return 1.0
+    return 2 * 1.25 * statistics.stdev(values) / len(values) ** 0.5
