@@ -10,6 +10,7 @@ from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.profile import ProfileReport
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
 """The exclusive parts of a step; they sum to its wall time."""
@@ -91,7 +92,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again.
 
     `figures`: the analytical models beside the measurement. `ranks`: every process, where there are several.
-    `baseline`: held against runs that were kept on this machine.
+    `baseline`: held against runs that were kept on this machine. `profile`: the last profiler window.
     """
 
     id: str
@@ -113,6 +114,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     figures: list[Figure] = []
     ranks: list[Rank] = []
     baseline: BaselineComparison | None = None
+    profile: ProfileReport | None = None
 
     @property
     def throughput(self) -> tuple[Distribution | None, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
@@ -69,13 +70,18 @@ class Diagnosing:
         memory = self._store.memory_used(record.run.device)
         return Case(record.run.knobs, record.signals(cores(), memory, WINDOW_S))
 
-    async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
-        self._probed.add(probe)
-        self.probing = probe
+    @contextlib.contextmanager
+    def showing(self, what: str) -> Iterator[None]:
+        """Tell the screen what is being measured meanwhile."""
+        self.probing = what
         try:
-            async with self._busy:
-                await worker.probe(probe)
-        except WorkerGone:
-            return  # the run has failed, and that is told elsewhere
+            yield
         finally:
             self.probing = ""
+
+    async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
+        self._probed.add(probe)
+        with contextlib.suppress(WorkerGone):  # the run has failed, and that is told elsewhere
+            async with self._busy:
+                with self.showing(probe):
+                    await worker.probe(probe)

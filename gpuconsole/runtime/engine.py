@@ -17,6 +17,7 @@ from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.process import Process
+from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
@@ -26,6 +27,7 @@ from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
 from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.runtime.profiling import STEPS, take_window
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.runtime.signalling import send_signal
@@ -83,6 +85,7 @@ class Engine:
         self._kept: list[tuple[Knobs, Knobs]] = []
         self._next_run = 1
         self._next_trial = 1
+        self.profile_dir: Path | None = None
         self._closing = False
         self._devices_known = asyncio.Event()
 
@@ -231,6 +234,12 @@ class Engine:
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         record, _ = self._running()
         changes = self._checked(changes, record)
+    async def profile(self, steps: int = STEPS) -> ProfileReport:
+        async with self._exclusive():
+            record, worker = self._running()
+            with self._diagnosing.showing("profiler"):
+                return await take_window(worker, record.run.scenario, steps, self.profile_dir)
+
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)
@@ -325,9 +334,9 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """Probes, trials and changes exclude each other. Raises FrontError for a worker's end in the midst of it."""
+        """Probes, trials, changes and profiles exclude each other. Raises FrontError for a worker's end in the midst of it."""
         if self._trying:
-            raise FrontError("a trial is under way")
+            raise FrontError("a trial, a change or a profile is under way")
         self._trying = True
         try:
             async with self._busy:

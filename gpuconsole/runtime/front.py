@@ -15,6 +15,7 @@ from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.process import Process
+from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
@@ -103,6 +104,10 @@ class Front(Protocol):
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         """Prove a change by paired blocks and keep it if it wins; returns the finished trial. Raises FrontError."""
+        ...
+
+    async def profile(self) -> ProfileReport:
+        """Take a profiler window of the run that runs, and keep it with the run. Raises FrontError."""
         ...
 
     async def revert(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.process import Process
+from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import FrontError, View
@@ -89,6 +90,9 @@ class Replay:
         raise FrontError(A_RECORDING)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        raise FrontError(A_RECORDING)
+
+    async def profile(self) -> ProfileReport:
         raise FrontError(A_RECORDING)
 
     async def revert(self) -> None:

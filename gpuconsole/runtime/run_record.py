@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
-from gpuconsole.wire.events import ProbeDone, RunClosed, Started, Steps
+from gpuconsole.wire.events import ProbeDone, Profiled, RunClosed, Started, Steps
 
 MAX_STEPS = 20_000
 """Steps kept per run: a finished run's summary is over its last 20 000 steady ones."""
@@ -81,6 +81,14 @@ class RunRecord:
 
     def note_energy(self, joules: float) -> None:
         """The device's energy counter, from the moment the run was steady; tokens are counted between the same two readings."""
+    def profiled(self, event: Profiled) -> None:
+        """The last window stands; why one could not be had is told only where there is none."""
+        if event.report is not None:
+            self.run.profile = event.report
+            self.run.unavailable.pop("profile", None)
+        elif self.run.profile is None and event.error:
+            self.run.unavailable["profile"] = event.error
+
         if self.steady_t is None:
             return
         if self._energy is None:

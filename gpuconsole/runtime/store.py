@@ -28,6 +28,7 @@ from gpuconsole.wire.events import (
     Note,
     ProbeDone,
     Processes,
+    Profiled,
     Progress,
     RunClosed,
     RunOpened,
@@ -156,7 +157,7 @@ class Store:
                 self.notes.append(event.text)
             case RunOpened():
                 self._open(event)
-            case Progress() | Started() | Steps() | KnobsSet() | ProbeDone() | Failed() | RunClosed() | Found():
+            case Progress() | Started() | Steps() | KnobsSet() | ProbeDone() | Profiled() | Failed() | RunClosed() | Found():
                 self._apply_to_run(event)
 
     def _open(self, event: RunOpened) -> None:
@@ -199,6 +200,8 @@ class Store:
                 record.run.error = event.cause
                 if event.detail:
                     record.error_detail = event.detail
+            case Profiled():
+                record.profiled(event)
             case RunClosed():
                 record.close(event)
                 record.refresh_summary(self.devices)

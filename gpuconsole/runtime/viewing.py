@@ -23,6 +23,7 @@ from gpuconsole.wire.events import (
     EnvironmentKnown,
     Found,
     Processes,
+    Profiled,
     RunClosed,
     RunOpened,
     Started,
@@ -145,6 +146,8 @@ def prelude(store: Store, environment: Environment, last_started: Started | None
         if last_started is not None:
             events.append(msgspec.structs.replace(last_started, t=now))
         events.append(Found(now, run.id, run.findings, run.signals))
+        if run.profile is not None:
+            events.append(Profiled(now, 0, run.profile))
         if run.baseline is not None:
             events.append(Compared(now, run.id, run.baseline))
         if store.record.closed_t is not None:

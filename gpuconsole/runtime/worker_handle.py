@@ -23,6 +23,8 @@ from gpuconsole.wire.events import (
     KnobsSet,
     Pause,
     ProbeDone,
+    Profile,
+    Profiled,
     Progress,
     RankJoined,
     Resume,
@@ -99,6 +101,12 @@ class WorkerHandle:
         assert isinstance(answer, ProbeDone)
         return answer
 
+    async def profile(self, steps: int, keep: str) -> Profiled:
+        """Profile `steps` steps and keep the trace at `keep`. Raises WorkerGone."""
+        answer = await self._ask(lambda request: Profile(request, steps, keep))
+        assert isinstance(answer, Profiled)
+        return answer
+
     def pause(self) -> None:
         self._child.send(Pause())
 
@@ -130,7 +138,7 @@ class WorkerHandle:
         """Why the worker is gone, in one line."""
         return self.failed.cause if self.failed else "the worker process ended unexpectedly"
 
-    async def _ask(self, command: Callable[[int], SetKnobs | RunProbe]) -> AnyEvent:
+    async def _ask(self, command: Callable[[int], SetKnobs | RunProbe | Profile]) -> AnyEvent:
         if not self.alive:
             raise WorkerGone(self.cause())
         self._request += 1
@@ -141,7 +149,7 @@ class WorkerHandle:
 
     def _heard(self, event: AnyEvent) -> None:
         self.listener(event)
-        if isinstance(event, KnobsSet | ProbeDone):
+        if isinstance(event, KnobsSet | ProbeDone | Profiled):
             answer = self._answers.pop(event.request, None)
             if answer is not None and not answer.done():
                 answer.set_result(event)

@@ -12,6 +12,7 @@ from gpuconsole.model.device import Device, Peaks
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.metrics import series_key
+from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment
@@ -217,6 +218,11 @@ class FakeFront:
         self._call("try_change", changes, predicted)
         await asyncio.sleep(0)
         return Trial("9", "2", changes, "done", Speedup(1.5, 1.4, 1.6), verdict="win", kept=True)
+
+    async def profile(self) -> ProfileReport:
+        self._call("profile")
+        assert self.shown.run is not None and self.shown.run.profile is not None
+        return self.shown.run.profile
 
     async def revert(self) -> None:
         self._call("revert")
