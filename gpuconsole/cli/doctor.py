@@ -12,9 +12,12 @@ from importlib import metadata
 from pathlib import Path
 
 from gpuconsole import __version__
+from gpuconsole.cli.calibrate import age
 from gpuconsole.cli.common import seconds
 from gpuconsole.model.device import Device
 from gpuconsole.model.text import visible
+from gpuconsole.runtime.calibration import of_this_machine
+from gpuconsole.runtime.environment import fingerprint
 from gpuconsole.telemetry.once import Look, look
 
 EXAMPLES = """examples:
@@ -67,7 +70,18 @@ def report(seen: Look) -> str:
 
 
 def program_rows(seen: Look) -> list[Row]:
-    return [("gpuconsole", __version__), ("python", sys.version.split()[0]), ("torch", torch_text(seen.cuda))]
+    return [
+        ("gpuconsole", __version__),
+        ("python", sys.version.split()[0]),
+        ("torch", torch_text(seen.cuda)),
+        ("calibration", calibration_text(seen)),
+    ]
+
+
+def calibration_text(seen: Look) -> str:
+    """Which devices have been calibrated as they are now, and how long ago."""
+    records = of_this_machine(fingerprint(seen.devices, seen.driver, seen.cuda))
+    return "; ".join(f"{record.device} {age(record)}" for record in records) or "none yet: gpuconsole calibrate"
 
 
 def torch_text(driver_cuda: str) -> str:

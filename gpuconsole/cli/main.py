@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   gpuconsole run data-starved                     one scenario on the screen
   gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
   gpuconsole replay session.jsonl                 a recorded session on the same screen
+  gpuconsole calibrate                            what this machine reaches, measured once and kept as a yardstick
   gpuconsole doctor                               what works on this machine, and why not
 """
 

@@ -13,6 +13,7 @@ import psutil
 
 from gpuconsole.model.device import Device
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.runtime.calibration import figures
 from gpuconsole.wire.events import AnyEvent, Sample
 
 MEMORY_EVERY = 10
@@ -24,9 +25,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fingerprint(devices: list[Device], driver: str | None, cuda: str = "") -> Environment:
+def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", device: str = "") -> Environment:
+    """The machine as it is; with what `device` was measured to reach, where one is named and was calibrated."""
     cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
-    return Environment(
+    environment = Environment(
         host=platform.node(),
         os=f"{platform.system()} {platform.release()}",
         cpu=cpu,
@@ -38,6 +40,9 @@ def fingerprint(devices: list[Device], driver: str | None, cuda: str = "") -> En
         driver=driver,
         devices=devices,
     )
+    if device:
+        environment.calibration = figures(environment, device)
+    return environment
 
 
 def torch_version() -> str | None:

@@ -113,7 +113,7 @@ def make_snapshot(store: Store, environment: Environment) -> Snapshot:
     return Snapshot(
         created=store.wall_clock(store.now),
         gpuconsole=__version__,
-        environment=msgspec.structs.replace(environment, calibration=measured),
+        environment=msgspec.structs.replace(environment, calibration={**environment.calibration, **measured}),
         runs=[_run_with_series(store, index) for index in range(len(store.records))],
         trials=list(store.trials.values()),
         unavailable={**store.reasons(), **({"gpu": store.no_gpu_reason} if store.no_gpu_reason else {})},

@@ -1,4 +1,4 @@
-"""What this device reaches, measured: dense arithmetic by kind, and a memory copy. The second yardstick beside datasheets.
+"""What this device reaches in dense arithmetic, by kind and precision. The second yardstick beside datasheets.
 
 The kind matters. On some CPUs torch's matrix product and its convolution come from different libraries with very different
 ceilings (fp32 on a Zen CPU: MKL 105, oneDNN 190 GFLOP/s a core), so a workload is held against the kind it consists of.
@@ -12,53 +12,60 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.calibration.repeats import once_s, repeats_s
 
 Kind = Literal["matrix product", "3x3 convolution"]
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TENSOR_CORES_SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
+"""Compute capability with units for it (CUDA programming guide, "Arithmetic Instructions" and "Tensor Cores")."""
+SMALLEST_SIDE, LARGEST_SIDE = 256, 8192
 
 
 def dense_flops_per_s(kind: Kind, device: torch.device, precision: str, budget_s: float = 0.25) -> float:
-    """Best FLOP/s of `kind` in `precision` (fp32, tf32, bf16) within `budget_s`, on random data.
+    """Best FLOP/s of `kind` in `precision` (fp32, tf32, bf16, fp16) within `budget_s`, on random data.
 
     torch's generators are left as they were.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []), torch.no_grad():
-        if kind == "matrix product":
-            side = 8192 if on_gpu else 1024
-            a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-            return 2.0 * side**3 / _best_s(lambda: a @ b, device, budget_s)
-        batch, channels, side = (256, 256, 56) if on_gpu else (8, 256, 16)
-        x = torch.randn(batch, channels, side, side, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-        weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-        return 2.0 * batch * channels**2 * 9 * side**2 / _best_s(lambda: F.conv2d(x, weight, padding=1), device, budget_s)
+        flops, work = product(device, precision, 8192 if on_gpu else 1024) if kind == "matrix product" else convolution(device, precision)
+        return flops / min(repeats_s(work, device, budget_s))
 
 
-def copy_bytes_per_s(device: torch.device, budget_s: float = 0.25) -> float:
-    """Best bytes/s, read plus written, of a copy within the device's memory."""
-    size = 2**30 if device.type == "cuda" else 2**26
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2.0 * size / _best_s(lambda: target.copy_(source), device, budget_s)
+def product(device: torch.device, precision: str, side: int) -> tuple[float, Callable[[], object]]:
+    """FLOPs of one square matrix product, and the work itself."""
+    a, b = (torch.randn(side, side, device=device).to(DTYPES[precision]) for _ in range(2))
+    return 2.0 * side**3, lambda: a @ b
 
 
-def _best_s(work: Callable[[], object], device: torch.device, budget_s: float) -> float:
-    """The shortest of many repeats: what the device does when nobody disturbs it."""
-    best = float("inf")
-    work()
-    deadline = now() + budget_s
-    for attempt in range(200):
-        _synchronize(device)
-        start = now()
+def convolution(device: torch.device, precision: str) -> tuple[float, Callable[[], object]]:
+    """FLOPs of one 3x3 convolution in NHWC, and the work itself."""
+    batch, channels, side = (256, 256, 56) if device.type == "cuda" else (8, 256, 16)
+    x = torch.randn(batch, channels, side, side, device=device).to(DTYPES[precision]).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(channels, channels, 3, 3, device=device).to(DTYPES[precision]).contiguous(memory_format=torch.channels_last)
+    return 2.0 * batch * channels**2 * 9 * side**2, lambda: F.conv2d(x, weight, padding=1)
+
+
+def fitting_side(device: torch.device, precision: str, budget_s: float) -> int:
+    """The largest side, in doublings, whose product is short beside `budget_s`.
+
+    Emulated arithmetic may be 50 times slower than native, and a GPU 1000 times faster than a core: no one size suits both.
+    """
+    side = SMALLEST_SIDE
+    while side < LARGEST_SIDE:
+        _, work = product(device, precision, side)
         work()
-        _synchronize(device)
-        best = min(best, now() - start)
-        if attempt >= 2 and now() > deadline:
+        if 8 * once_s(work, device) > budget_s / 16:  # twice the side is eight times the work
             break
-    return best
+        side *= 2
+    return side
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def not_native(device: torch.device, precision: str) -> str:
+    """Why `precision` cannot be measured on `device`; empty where it can. A CPU that emulates it is measured: how slow is the point."""
+    if device.type != "cuda":
+        return "TF32 is an arithmetic of GPUs" if precision == "tf32" else ""
+    has, needs = torch.cuda.get_device_capability(device), TENSOR_CORES_SINCE.get(precision, (0, 0))
+    if has >= needs:
+        return ""
+    return f"compute capability {has[0]}.{has[1]}; {precision} needs {needs[0]}.{needs[1]}"

@@ -1,0 +1,121 @@
+"""All-reduce between the processes of this machine: two on CPU through gloo, one for each GPU through NCCL.
+
+Figures as nccl-tests defines them: algbw is the tensor's bytes over the time of one operation; busbw is
+algbw x 2(n-1)/n, what each link must carry in a ring, so that it may be held against a link's own bandwidth.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gpuconsole.model.calibration import Reached
+from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.calibration.repeats import LEAST, MOST, as_rate, as_time, missing, synchronize
+from gpuconsole.workloads.clock import now
+
+LATENCY, BANDWIDTH = "allreduce_latency_s", "allreduce_bytes_per_s"
+LATENCY_BYTES, LATENCY_OPERATIONS = 64 * 2**10, 20
+BANDWIDTH_BYTES, BANDWIDTH_OPERATIONS = 16 * 2**20, 2
+MEET_S = 60.0
+"""Two processes that import torch on busy cores need up to 20 s to meet."""
+
+
+def all_reduce(gpus: int, on_gpu: bool, folder: Path, budget_s: float, environment: dict[str, str | None]) -> list[Reached]:
+    """Latency at 64 KiB and bus bandwidth at 16 MiB. `environment`: variables that the processes get, None to have them unset."""
+    world, backend = (gpus, "nccl") if on_gpu else (2, "gloo")
+    if world < 2:
+        return [missing(name, "one GPU in sight: there is nobody to exchange with") for name in (LATENCY, BANDWIDTH)]
+    if not dist.is_available() or not (dist.is_nccl_available() if on_gpu else dist.is_gloo_available()):
+        return [missing(name, f"this torch is built without {backend}") for name in (LATENCY, BANDWIDTH)]
+    short, long = _in_processes(world, backend, folder, budget_s, environment)
+    bus = 2 * (world - 1) / world
+    who = f"{world} {'GPUs' if on_gpu else 'processes'}, {backend}"
+    algbw = BANDWIDTH_BYTES / min(long) / 1e9
+    return [
+        as_time(LATENCY, short, f"{LATENCY_BYTES >> 10} KiB, {who}"),
+        as_rate(BANDWIDTH, BANDWIDTH_BYTES * bus, long, f"busbw, {BANDWIDTH_BYTES >> 20} MiB, {who}; algbw {algbw:.3g} GB/s"),
+    ]
+
+
+def _in_processes(
+    world: int, backend: str, folder: Path, budget_s: float, environment: dict[str, str | None]
+) -> tuple[list[float], list[float]]:
+    """Seconds per operation, short and long. Raises RuntimeError; no process is left in either case."""
+    from torch.multiprocessing.spawn import ProcessException, start_processes
+
+    arguments = (world, backend, str(folder), budget_s, environment, os.getpid())
+    processes = start_processes(_rank, arguments, nprocs=world, join=False, start_method="spawn")
+    assert processes is not None
+    deadline = now() + MEET_S + 4 * budget_s
+    try:
+        while not processes.join(timeout=1.0):
+            if now() > deadline:
+                raise RuntimeError(f"the {world} processes did not finish within {MEET_S + 4 * budget_s:.0f} s")
+    except ProcessException as error:
+        lines = str(error).strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else type(error).__name__) from None
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return msgspec.json.decode((folder / "allreduce.json").read_bytes(), type=tuple[list[float], list[float]])
+
+
+def _rank(rank: int, world: int, backend: str, folder: str, budget_s: float, environment: dict[str, str | None], parent: int) -> None:
+    """One of the processes, from its start to its end."""
+    die_with_parent()
+    if os.getppid() != parent:  # it died before the kernel was asked to tell
+        return
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if backend == "gloo" and sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # both are here, whatever the host's name resolves to
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    patience = datetime.timedelta(seconds=MEET_S)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=patience)
+    times = (
+        _operations_s(LATENCY_BYTES, LATENCY_OPERATIONS, device, budget_s),
+        _operations_s(BANDWIDTH_BYTES, BANDWIDTH_OPERATIONS, device, budget_s),
+    )
+    if rank == 0:
+        Path(folder, "allreduce.json").write_bytes(msgspec.json.encode(times))
+    dist.destroy_process_group()
+
+
+def _operations_s(size: int, operations: int, device: torch.device, budget_s: float) -> list[float]:
+    """Seconds per operation, the mean of each block of them: one alone may end early where the others began before it."""
+    source = torch.randn(size // 4, device=device)
+    tensor = torch.empty_like(source)
+
+    def block() -> float:
+        tensor.copy_(source)  # sums of sums would overflow
+        dist.barrier()
+        synchronize(device)
+        start = now()
+        for _ in range(operations):
+            dist.all_reduce(tensor)
+        synchronize(device)
+        return (now() - start) / operations
+
+    block()
+    return [block() for _ in range(_agreed_count(block, operations, device, budget_s))]
+
+
+def _agreed_count(block: Callable[[], float], operations: int, device: torch.device, budget_s: float) -> int:
+    """How many blocks fit in the budget, as the first process sees it."""
+    count = torch.tensor([min(MOST, max(LEAST, int(budget_s / (block() * operations))))], device=device)
+    dist.broadcast(count, 0)
+    return int(count.item())

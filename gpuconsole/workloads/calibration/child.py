@@ -1,0 +1,230 @@
+"""The calibration process: measures what the machine reaches, one figure after the other, tells each, and ends.
+
+Started by the runtime as `python -m gpuconsole.workloads.calibration.child --fd N --scratch DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from gpuconsole import __version__
+from gpuconsole.model.calibration import Reached
+from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
+from gpuconsole.wire.events import AnyCommand, Calibrated, Failed, Hello, Progress
+from gpuconsole.workloads.clock import now
+
+if TYPE_CHECKING:
+    import torch
+
+ONE_THREAD = "gemm_fp32_1_thread_flops_per_s"
+ON_CPU = "the device is the host's CPU: nothing is transferred"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, and how long. `gpus`: in this process's sight; `visible`: CUDA_VISIBLE_DEVICES as it was before one was chosen."""
+
+    device: torch.device
+    threads: int
+    budget_s: float
+    scratch: Path
+    gpus: int = 0
+    visible: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+class Stage(NamedTuple):
+    """`measure` gives the figures of those `names`; where it raises, they read n/a with the error as their reason."""
+
+    title: str
+    names: tuple[str, ...]
+    measure: Callable[[Bench], list[Reached]]
+
+
+def stages(bench: Bench) -> list[Stage]:
+    found = []
+    if not bench.on_gpu:
+        found.append(Stage("matrix product fp32", (ONE_THREAD, gemm_name("fp32")), _fp32_on_cpu))
+    for precision in ("fp32", "tf32", "bf16", "fp16")[len(found) :]:
+        found.append(Stage(f"matrix product {precision}", (gemm_name(precision),), _product(precision)))
+    found.append(Stage("convolution fp32", ("conv_fp32_flops_per_s",), _convolution))
+    found.append(Stage("memory copy", ("copy_bytes_per_s",), _copy))
+    for direction in ("h2d", "d2h"):
+        for kind in ("pinned", "pageable"):
+            name = f"{direction}_{kind}_bytes_per_s"
+            found.append(Stage(f"{direction.upper()} {kind}", (name,), _transfer(name)))
+    found.append(Stage("all-reduce", ("allreduce_latency_s", "allreduce_bytes_per_s"), _all_reduce))
+    found.append(Stage("disk", ("disk_write_bytes_per_s", "disk_read_bytes_per_s"), _disk))
+    return found
+
+
+def gemm_name(precision: str) -> str:
+    return f"gemm_{precision}_flops_per_s"
+
+
+def _fp32_on_cpu(bench: Bench) -> list[Reached]:
+    """With one thread, and with as many as a workload gets: all cores but one, which on two cores is the same."""
+    one = _gemm(bench, gemm_name("fp32"), "fp32", 1)
+    all_but_one = _gemm(bench, gemm_name("fp32"), "fp32", bench.threads) if bench.threads > 1 else one
+    return [msgspec.structs.replace(one, name=ONE_THREAD), all_but_one]
+
+
+def _product(precision: str) -> Callable[[Bench], list[Reached]]:
+    return lambda bench: [_gemm(bench, gemm_name(precision), precision, bench.threads)]
+
+
+def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
+    import torch
+
+    from gpuconsole.workloads.calibration.dense import fitting_side, not_native, product
+    from gpuconsole.workloads.calibration.memory import threads_text
+    from gpuconsole.workloads.calibration.repeats import as_rate, missing, repeats_s
+    from gpuconsole.workloads.training.settings import set_matmul_precision
+
+    reason = not_native(bench.device, precision)
+    if reason:
+        return missing(name, reason)
+    torch.set_num_threads(threads)
+    set_matmul_precision(precision)
+    try:
+        side = fitting_side(bench.device, precision, bench.budget_s)
+        flops, work = product(bench.device, precision, side)
+        times = repeats_s(work, bench.device, bench.budget_s)
+    finally:
+        torch.set_num_threads(bench.threads)
+        set_matmul_precision("fp32")
+    return as_rate(name, flops, times, f"{side} x {side}" + ("" if bench.on_gpu else f", {threads_text(threads)}"))
+
+
+def _convolution(bench: Bench) -> list[Reached]:
+    from gpuconsole.workloads.calibration.dense import convolution
+    from gpuconsole.workloads.calibration.memory import threads_text
+    from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
+
+    flops, work = convolution(bench.device, "fp32")
+    times = repeats_s(work, bench.device, bench.budget_s)
+    return [
+        as_rate("conv_fp32_flops_per_s", flops, times, "3x3, 256 channels" + ("" if bench.on_gpu else f", {threads_text(bench.threads)}"))
+    ]
+
+
+def _copy(bench: Bench) -> list[Reached]:
+    from gpuconsole.workloads.calibration.memory import copy
+
+    return [copy(bench.device, bench.budget_s, bench.threads)]
+
+
+def _transfer(name: str) -> Callable[[Bench], list[Reached]]:
+    def measure(bench: Bench) -> list[Reached]:
+        from gpuconsole.workloads.calibration.memory import transfer
+        from gpuconsole.workloads.calibration.repeats import missing
+
+        if not bench.on_gpu:
+            return [missing(name, ON_CPU)]
+        return [transfer(name, "h2d" if name.startswith("h2d") else "d2h", "pinned" in name, bench.device, bench.budget_s)]
+
+    return measure
+
+
+def _all_reduce(bench: Bench) -> list[Reached]:
+    from gpuconsole.workloads.calibration.allreduce import all_reduce
+
+    return all_reduce(bench.gpus, bench.on_gpu, bench.scratch, bench.budget_s, {"CUDA_VISIBLE_DEVICES": bench.visible})
+
+
+def _disk(bench: Bench) -> list[Reached]:
+    from gpuconsole.workloads.calibration.disk import disk
+
+    return disk(bench.scratch, bench.budget_s)
+
+
+def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
+    """Torch on that device. Raises RuntimeError where this torch cannot use it."""
+    import torch
+
+    from gpuconsole.workloads.training.settings import set_matmul_precision, set_threads
+
+    threads = set_threads(0)
+    set_matmul_precision("fp32")
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    if device == "cpu":
+        return Bench(torch.device("cpu"), threads, budget_s, scratch)
+    gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid or device.partition(":")[2]
+    if not torch.cuda.is_available():
+        build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        raise RuntimeError(f"torch {torch.__version__} ({build_of}) cannot use {device}; the host is calibrated with --device cpu")
+    return Bench(torch.device("cuda", 0), threads, budget_s, scratch, gpus, visible)
+
+
+def measured(stage: Stage, bench: Bench) -> list[Reached]:
+    """The stage's figures. What fails costs its own figures only."""
+    from gpuconsole.workloads.calibration.repeats import missing
+
+    try:
+        return stage.measure(bench)
+    except (RuntimeError, OSError, MemoryError) as error:
+        lines = str(error).strip().splitlines()
+        return [missing(name, f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}") for name in stage.names]
+
+
+def serve(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path) -> int:
+    """Everything, one after the other. Returns the exit code; a failure has been told by then."""
+    try:
+        channel.send(Progress(now(), "importing", "torch"))
+        bench = prepare(device, uuid, budget_s, scratch)
+        todo = stages(bench)
+        for number, stage in enumerate(todo, 1):
+            channel.send(Progress(now(), "calibrating", f"{number}/{len(todo)} {stage.title}"))
+            for reached in measured(stage, bench):
+                channel.send(Calibrated(now(), reached))
+    except ModuleNotFoundError as error:
+        channel.send(Failed(now(), f'{error.name} is not installed: pip install "gpuconsole[torch]"'))
+        return 1
+    except Exception as error:  # the last line of defence: whatever ended it is shown to the user
+        channel.send(Failed(now(), str(error) or type(error).__name__, "".join(traceback.format_exception(error)[-6:])))
+        return 1
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="calibration process of gpuconsole; not for people")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--uuid", default="")
+    parser.add_argument("--budget", type=float, default=1.0)
+    args = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    channel = ChildChannel(args.fd)
+
+    def obey(command: AnyCommand) -> None:
+        kill_own_group()  # Stop is the only one that comes, and there is nothing to keep
+
+    channel.listen(obey, kill_own_group)
+    channel.send(Hello(now(), "calibration", os.getpid(), __version__, time.time()))
+    code = serve(channel, args.device, args.uuid, args.budget, args.scratch)
+    channel.drain(2.0)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Copies within the device's memory, and between it and the host."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from gpuconsole.model.calibration import Reached
+from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
+
+ON_GPU_BYTES = 2**30
+ON_CPU_BYTES = 2**28
+"""Twice as much is touched: more than the last-level cache of one socket."""
+TRANSFER_BYTES = 2**28
+
+
+def copy(device: torch.device, budget_s: float, threads: int) -> Reached:
+    """Bytes/s, read plus written, of a copy within the device's memory."""
+    size = ON_GPU_BYTES if device.type == "cuda" else ON_CPU_BYTES
+    source = _random(size, device)
+    target = torch.empty_like(source)
+    times = repeats_s(lambda: target.copy_(source), device, budget_s)
+    by = "" if device.type == "cuda" else f", {threads_text(threads)}"
+    return as_rate("copy_bytes_per_s", 2.0 * size, times, f"read plus written, {size >> 20} MiB{by}")
+
+
+def transfer(name: str, direction: Literal["h2d", "d2h"], pinned: bool, device: torch.device, budget_s: float) -> Reached:
+    """Bytes/s of a copy between host and GPU."""
+    host = torch.empty(TRANSFER_BYTES, dtype=torch.uint8, pin_memory=pinned)
+    host.random_(0, 256)
+    there = _random(TRANSFER_BYTES, device)
+    source, target = (host, there) if direction == "h2d" else (there, host)
+    times = repeats_s(lambda: target.copy_(source, non_blocking=pinned), device, budget_s)
+    return as_rate(name, float(TRANSFER_BYTES), times, f"{TRANSFER_BYTES >> 20} MiB, {'pinned' if pinned else 'pageable'} host memory")
+
+
+def threads_text(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def _random(size: int, device: torch.device) -> torch.Tensor:
+    return torch.rand(size // 4, device=device).view(torch.uint8)

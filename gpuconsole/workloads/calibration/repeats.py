@@ -1,0 +1,58 @@
+"""Work that is timed again and again, and what the times come to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from gpuconsole.model.calibration import Reached, unit_of
+from gpuconsole.workloads.clock import now
+
+LEAST, MOST = 3, 200
+"""Repeats, whatever the budget."""
+
+
+def repeats_s(work: Callable[[], object], device: torch.device, budget_s: float) -> list[float]:
+    """Seconds of each repeat of `work` within `budget_s`, after one that does not count."""
+    work()
+    times: list[float] = []
+    deadline = now() + budget_s
+    while len(times) < LEAST or (len(times) < MOST and now() < deadline):
+        times.append(once_s(work, device))
+    return times
+
+
+def once_s(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds from an idle device to an idle device."""
+    synchronize(device)
+    start = now()
+    work()
+    synchronize(device)
+    return now() - start
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def as_rate(name: str, amount: float, times: list[float], detail: str) -> Reached:
+    """`amount` per second."""
+    return Reached(name, unit_of(name), amount / min(times), amount / statistics.median(times), _spread(times), len(times), detail)
+
+
+def as_time(name: str, times: list[float], detail: str) -> Reached:
+    return Reached(name, unit_of(name), min(times), statistics.median(times), _spread(times), len(times), detail)
+
+
+def missing(name: str, reason: str) -> Reached:
+    return Reached(name, unit_of(name), reason=reason)
+
+
+def _spread(times: list[float]) -> float | None:
+    if len(times) < 2:
+        return None
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    return (high - low) / middle
