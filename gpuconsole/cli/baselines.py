@@ -7,6 +7,7 @@ import sys
 
 from gpuconsole.cli.common import UsageError, to_json
 from gpuconsole.model.baseline import Baseline, BaselineRun
+from gpuconsole.model.knob import show
 from gpuconsole.model.text import visible
 from gpuconsole.runtime.baselines import BaselineError, baselines_folder, read_all, remove
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n\n".join(visible_lines(one) for one in found))
     else:
         print("no baselines yet: `gpuconsole run SCENARIO --headless --save-baseline` keeps one")
-    for mistake in mistakes:
+    for mistake in mistakes.values():
         print(f"gpuconsole: {mistake}", file=sys.stderr)
     return 0
 
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
 def visible_lines(baseline: Baseline) -> str:
     """A key with what it stands for, and each of its runs in a line."""
     parts = baseline.key.parts()
-    head = f"{baseline.key.name}  {baseline.key.scenario}: {', '.join(dict.fromkeys(parts.values()))}"
+    changed = [f"{name}={show(value)}" for name, value in baseline.key.changed.items()] or ["the scenario's own knobs"]
+    head = f"{baseline.key.name}  {baseline.key.scenario}: {', '.join(dict.fromkeys([*parts.values(), *changed]))}"
     return "\n".join(visible(line) for line in (head, *(_run_line(one, baseline.unit) for one in baseline.runs)))
 
 
@@ -68,6 +70,6 @@ def _run_line(run: BaselineRun, unit: str) -> str:
         figures.append(f"memory {run.memory_peak_bytes / 2**30:.2f} GiB")
     if run.energy_per_token_j is not None:
         figures.append(f"{run.energy_per_token_j:.3g} J/token")
-    if run.waiting_ratio is not None:
-        figures.append(f"cores waited for {run.waiting_ratio:.0%} of the time")
+    if run.others_ratio is not None:
+        figures.append(f"others used {run.others_ratio:.0%} of the cores")
     return f"  {run.date}  {'  '.join(figures)}  (gpuconsole {run.gpuconsole})"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gpuconsole.model.knobs import Knobs, show
+from gpuconsole.model.knob import Knobs
 
 SCHEMA = "gpuconsole.baseline/1"
 MOST_RUNS = 20
@@ -44,14 +44,13 @@ class BaselineKey(msgspec.Struct, frozen=True):
         return f"{plain or 'scenario'}-{digest}"
 
     def parts(self) -> dict[str, str]:
-        """Each part in words, for telling which ones differ."""
+        """Hardware and software in words, for telling which parts differ."""
         return {
             "device": self.device,
             "cpu": self.cpu,
             "cores": f"{self.cores} cores",
             "torch": f"torch {self.torch}",
             "driver": f"driver {self.driver}" if self.driver else "no GPU driver",
-            "changed": ", ".join(f"{name}={show(value)}" for name, value in sorted(self.changed.items())) or "the scenario's own knobs",
         }
 
 
@@ -60,7 +59,7 @@ class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `rates` are tokens/s (or samples/s) of successive blocks of steps on the wall clock; `contention_free` the same with the training
     thread's run-queue delay taken off, where it was read. `waiting_ratio` is the share of time in which some task of the host waited
-    for a core, `cores_busy` counts all processes: the load beside which it was measured. `step_time_s` is the median.
+    for a core, `others_ratio` that of the host's cores which other programs kept busy: the load beside which it was measured. `step_time_s` is the median.
     """
 
     date: Date
@@ -75,7 +74,7 @@ class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
     energy_per_token_j: float | None = None
     run_queue_ratio: float | None = None
     waiting_ratio: float | None = None
-    cores_busy: float | None = None
+    others_ratio: float | None = None
 
     @property
     def rate(self) -> float:

@@ -61,20 +61,20 @@ def read_baseline(path: Path) -> Baseline:
     return found
 
 
-def read_all(folder: Path) -> tuple[list[Baseline], list[str]]:
-    """All baselines by name, and a line for each file that is none."""
-    found, mistakes = [], []
+def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
+    """All baselines, and a line for each file that is none, by the name it has without its ending."""
+    found, mistakes = [], dict[str, str]()
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
     except FileNotFoundError:
-        return [], []
+        return [], {}
     except OSError as error:
-        return [], [f"{folder}: cannot be read: {error.strerror}"]
+        return [], {"": f"{folder}: cannot be read: {error.strerror}"}
     for path in paths:
         try:
             found.append(read_baseline(path))
         except BaselineError as error:
-            mistakes.append(str(error))
+            mistakes[path.stem] = str(error)
     return found, mistakes
 
 
@@ -83,7 +83,7 @@ def differing_knobs(baseline: Baseline, knobs: Knobs) -> Knobs:
     return {name: knobs[name] for name, value in baseline.knobs.items() if name in knobs and knobs[name] != value}
 
 
-def keep(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: BaselineRun) -> str:
+def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: BaselineRun) -> str:
     """Add `run` to the baseline of `key`; returns a line that says so. Raises BaselineError.
 
     The oldest run makes room, and all of them where the scenario was changed since. Several consoles may do this at once.

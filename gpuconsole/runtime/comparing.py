@@ -11,17 +11,17 @@ from gpuconsole import __version__
 from gpuconsole.diagnosis.account import runq_ratio
 from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
 from gpuconsole.model.device import Device
-from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Step
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.runtime import baselines
-from gpuconsole.runtime.baselines import BaselineError, baselines_folder
+from gpuconsole.runtime.baselines import BaselineError, baselines_folder, keep_run, read_all
 from gpuconsole.runtime.front import FrontError
+from gpuconsole.runtime.own_load import OthersLoad
 from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
 from gpuconsole.runtime.store import Store
-from gpuconsole.tuning.against_baseline import compare, nothing_alike
+from gpuconsole.tuning.against_baseline import compare, nearest_baseline, unlike
 from gpuconsole.tuning.regression import MIN_BLOCKS, block_rates
 from gpuconsole.wire.events import AnyEvent, Compared, Note
 
@@ -50,17 +50,16 @@ def key_of(scenario: Scenario, knobs: Knobs, device: Device, environment: Enviro
 
 
 def look_up(key: BaselineKey, knobs: Knobs) -> LookedUp:
-    """The baseline of `key`, else what is nearest to it. Reads the disk; raises BaselineError for a file of that name that is none."""
-    folder = baselines_folder()
-    path = folder / f"{key.name}.json"
-    if not path.exists():
-        return LookedUp(instead=nothing_alike(key, baselines.read_all(folder)[0]))
-    found = baselines.read_baseline(path)
-    changed = baselines.differing_knobs(found, knobs)
-    if changed:
-        words = f"the scenario has changed since its baseline was kept: {describe_changes(changed, found.knobs)}"
-        return LookedUp(instead=BaselineComparison(key=key.name, words=words, short="no baseline for these knobs"))
-    return LookedUp(found)
+    """The baseline for a run of `key` with `knobs`, else what is nearest to it. Reads the disk; raises BaselineError when its file is none."""
+    known, mistakes = read_all(baselines_folder())
+    own = mistakes.get(key.name)
+    if own is not None:
+        raise BaselineError(own)
+    found = nearest_baseline(key, knobs, known)
+    if found is None:
+        return LookedUp()
+    other, parts = found
+    return LookedUp(instead=unlike(key, other, parts)) if parts else LookedUp(other)
 
 
 class Comparing:
@@ -74,6 +73,7 @@ class Comparing:
         self._keeps = keeps
         self._keys: dict[str, BaselineKey] = {}
         self._found: dict[str, LookedUp] = {}
+        self._others: dict[str, OthersLoad] = {}
         self._wanted: set[str] = set()
         self._done: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +102,9 @@ class Comparing:
             await asyncio.sleep(EVERY_S)
             record = self._store.record
             if record is not None and record.closed_t is None and record.steady_t is not None:
-                self._look(record, live=True)
+                await self._others.setdefault(record.run.id, OthersLoad()).look()
+                if record.closed_t is None:
+                    self._look(record, live=True)
 
     def ended(self, record: RunRecord) -> None:
         """The last word on a run; and it is kept, if that was asked for."""
@@ -119,9 +121,13 @@ class Comparing:
     def _look(self, record: RunRecord, live: bool) -> None:
         baseline = self._found.get(record.run.id, LookedUp()).baseline
         if baseline is not None:
-            now = measured(record, self._store, LIVE_STEPS if live else None)
+            now = self._measured(record, LIVE_STEPS if live else None)
             if now is not None:
                 self._emit(Compared(time.monotonic(), record.run.id, compare(now, baseline, live)))
+
+    def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun | None:
+        others = self._others.get(record.run.id)
+        return measured(record, self._store, limit, others.ratio if others else None)
 
     # --- keeping --------------------------------------------------------------------------------------------
 
@@ -150,11 +156,11 @@ class Comparing:
         run = record.run
         self._done.add(run.id)
         try:
-            measurement = measured(record, self._store, None)
+            measurement = self._measured(record, None)
             if measurement is None or len(measurement.rates) < MIN_BLOCKS:
                 raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks of them are needed)")
             key, unit = self._keys[run.id], run.throughput[1]
-            line = await asyncio.to_thread(baselines.keep, baselines_folder(), key, run.knobs, unit, measurement)
+            line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
         except BaselineError as error:
             self._done.discard(run.id)
             line = f"run {run.id} is not kept as a baseline: {error}"
@@ -178,8 +184,8 @@ class Comparing:
         task.add_done_callback(self._tasks.discard)
 
 
-def measured(record: RunRecord, store: Store, limit: int | None) -> BaselineRun | None:
-    """What a run has shown over its last `limit` steady steps (None: all); None where it has no throughput yet."""
+def measured(record: RunRecord, store: Store, limit: int | None, others: float | None) -> BaselineRun | None:
+    """What a run has shown over its last `limit` steady steps (None: all) beside the load of `others`; None where it has no throughput yet."""
     steps, run = record.steady_steps(limit), record.run
     rates = block_rates(steps)
     if not rates:
@@ -198,7 +204,7 @@ def measured(record: RunRecord, store: Store, limit: int | None) -> BaselineRun 
         energy_per_token_j=1 / summary.tokens_per_j if summary.tokens_per_j else None,
         run_queue_ratio=runq_ratio(steps),
         waiting_ratio=_mean(store, "host.run_queue_delay_ratio", steps),
-        cores_busy=_mean(store, "host.cores_busy", steps),
+        others_ratio=others,
     )
 
 

@@ -28,6 +28,7 @@ from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.profiling import STEPS, take_window
+from gpuconsole.runtime.recorder import Recorder
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.runtime.signalling import send_signal
@@ -45,7 +46,6 @@ from gpuconsole.wire.events import (
     RunOpened,
     TrialUpdate,
 )
-from gpuconsole.wire.recording import RecordingWriter, without_command_lines
 
 DEVICES_S = 3.0
 NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
@@ -72,7 +72,7 @@ class Engine:
         self._spare: WorkerHandle | None = None
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None
-        self._recorder: RecordingWriter | None = None
+        self._recorder = Recorder()
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
@@ -128,9 +128,7 @@ class Engine:
         for worker in workers:
             await worker.stop()
         await self.comparing.settled()
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
+        self._recorder.close()
 
     def environment(self) -> Environment:
         return msgspec.structs.replace(
@@ -154,7 +152,7 @@ class Engine:
             device=self._wanted_device or self.device().id,
             probing=self._diagnosing.probing,
             recording=False,
-            recording_to=str(self._recorder.path) if self._recorder else "",
+            recording_to=self._recorder.path,
             ended=False,
         )
 
@@ -272,19 +270,8 @@ class Engine:
         return write_snapshot(self.snapshot(), path)
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-            return None
-        target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
-        try:
-            self._recorder = RecordingWriter(target)
-        except OSError as error:
-            raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
         last_started = self._worker.last_started if self._worker else None
-        for event in prelude(self.store, self.environment(), last_started):
-            self._recorder.write(without_command_lines(event))
-        return target
+        return self._recorder.toggle(path, prelude(self.store, self.environment(), last_started))
 
     def note(self, text: str) -> None:
         """One line for the person at the screen, and for a recording."""
@@ -301,12 +288,8 @@ class Engine:
             self._devices_known.set()
             if self.store.environment.host:  # what was known of the machine was without these devices
                 self._emit(EnvironmentKnown(event.t, self.environment()))
-        if self._recorder is not None:
-            try:
-                self._recorder.write(without_command_lines(event))
-            except OSError as error:
-                path, self._recorder = self._recorder.path, None
-                self.store.apply(Note(time.monotonic(), f"recording to {path} ended: {error.strerror}", "error"))
+        if ended := self._recorder.write(event):
+            self.store.apply(Note(time.monotonic(), ended, "error"))
 
     # --- children -------------------------------------------------------------------------------------------
 

@@ -267,6 +267,7 @@ class ConsoleApp(App[int]):
         ):
             yield SystemCommand(title, help_text, lambda name=name: self.action_open(name))
         yield SystemCommand("Revert", "Undo the last change that was kept", self.action_revert)
+        yield SystemCommand("Baseline", "Keep the run as a baseline for later ones", self.action_keep_baseline)
         yield SystemCommand("Record", "Begin or end a recording", self.action_record)
         yield SystemCommand("Export", "Write a snapshot", self.action_export)
         yield SystemCommand("Stop", "End the run", self.action_stop)
@@ -288,6 +289,9 @@ class ConsoleApp(App[int]):
 
     def action_stop(self) -> None:
         self._act(self.front.stop())
+
+    def action_keep_baseline(self) -> None:
+        self._act(self.front.keep_baseline(), lambda line: line)
 
     def action_record(self) -> None:
         self._do(lambda: self.front.toggle_recording(), lambda path: f"recording to {path}" if path else "recording ended")

@@ -6,13 +6,16 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
+from gpuconsole.model.knob import Knobs, Value, show
 from gpuconsole.model.text import visible
 from gpuconsole.tuning.regression import MIN_BLOCKS, RUNS_FOR_SPREAD, change, verdict
 
 RUN_QUEUE_DIFFERS = 0.15
 """The threshold of host.cpu_contention: below it verdicts on contention-free time stay right."""
-WAITING_DIFFERS = 0.20
+OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Pressure on the cores that counts as contention in that rule's signals (DIAGNOSIS.md, T15)."""
+WORTH_TELLING = 0.02
+"""Run-queue delay below the least difference that counts needs no words."""
 FEW_RUNS = f"how much whole runs differ is not known before {RUNS_FOR_SPREAD} are kept"
 
 
@@ -21,11 +24,11 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> Baselin
     free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
     rates = now.contention_free if free else now.rates
     found = change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
-    excused, contention = _contention(now, baseline.runs)
+    excused, contention = _contention(now, baseline.runs, free)
     decided: BaselineVerdict = verdict(found, excused) if found else "undecided"
     return BaselineComparison(
         key=baseline.key.name,
-        words=visible(_words(now, baseline, found, decided, contention, live)),
+        words=visible(_words(now, baseline, found, decided, contention, free, live)),
         short=_short(found, decided),
         verdict=decided,
         change=found,
@@ -40,46 +43,64 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> Baselin
     )
 
 
-def nothing_alike(key: BaselineKey, others: Iterable[Baseline]) -> BaselineComparison | None:
-    """What there is instead of a baseline for `key`: the one with the fewest parts that differ, and those parts by name."""
-    own = key.parts()
-    found = [(_unequal(own, other.key.parts()), other) for other in others if other.key.scenario == key.scenario]
-    if not found:
-        return None
-    fewest = min(len(names) for names, _ in found)
-    names, other = max((one for one in found if len(one[0]) == fewest), key=lambda one: one[1].runs[-1].date)
-    theirs = other.key.parts()
-    here, there = (", ".join(dict.fromkeys(parts[name] for name in names)) for parts in (own, theirs))
+Unequal = list[tuple[str, str]]
+"""Parts that differ: each as it is here, and as it is there."""
+
+
+def nearest_baseline(key: BaselineKey, knobs: Knobs, known: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
+    """The baseline of the same scenario that differs in the fewest parts, the newest of several; fit for comparison when in none."""
+    newest_first = sorted(known, key=lambda one: one.runs[-1].date, reverse=True)
+    alike = [(one, _unequal(key, knobs, one)) for one in newest_first if one.key.scenario == key.scenario]
+    return min(alike, key=lambda one: len(one[1]), default=None)
+
+
+def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
+    """No comparison, and why: what there is instead of a baseline for `key`."""
+    here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
     words = f"no baseline for {here}; there is one for {there} from {other.runs[-1].date[:10]}: {_rate(other.rate)} {other.unit}"
     return BaselineComparison(key=key.name, words=visible(words), short=visible(f"no baseline for {here}"))
 
 
-def _unequal(own: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    return [name for name, value in own.items() if theirs[name] != value]
+def _unequal(key: BaselineKey, knobs: Knobs, other: Baseline) -> Unequal:
+    """Hardware, software, then knobs; a knob that only one of them has is newer than the other, and does not count."""
+    theirs = other.key.parts()
+    parts = [(part, theirs[name]) for name, part in key.parts().items() if part != theirs[name]]
+    changed = {name: value for name, value in knobs.items() if name in other.knobs and other.knobs[name] != value}
+    return parts + [(_knob(name, value), _knob(name, other.knobs[name])) for name, value in changed.items()]
 
 
-def _contention(now: BaselineRun, kept: Sequence[BaselineRun]) -> tuple[float, str]:
-    """How much more of its time the run waited for cores than the kept ones did, where that is enough to matter; and in words."""
+def _knob(name: str, value: Value) -> str:
+    return f"{name}={show(value)}"
+
+
+def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tuple[float, str]:
+    """How much more load there was beside the run than beside the kept ones, where that is enough to matter; and in words.
+
+    Others do harm without anything waiting: a core's other hyperthread, memory bandwidth. Where their load is not known, waiting stands
+    in for it. The training thread's own waiting is taken off already on contention-free time.
+    """
+    load = ("others_ratio", OTHERS_DIFFER, "other programs kept {} of the cores busy")
+    waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a core {} of the time")
+    queue = ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a core {} of the time")
+    known = now.others_ratio is not None and any(run.others_ratio is not None for run in kept)
     found = [(0.0, "")]
-    for name, least, what in (
-        ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a core"),
-        ("waiting_ratio", WAITING_DIFFERS, "something waited for a core"),
-    ):
+    for name, least, words in (load if known else waiting, *(() if free else (queue,))):
         mine = getattr(now, name)
         theirs = [value for run in kept if (value := getattr(run, name)) is not None]
-        if mine is None or not theirs:
-            continue
-        usual = statistics.fmean(theirs)
-        if abs(mine - usual) >= least:
-            found.append((mine - usual, f"contention: {what} {mine:.0%} of the time, in the baseline {usual:.0%}"))
+        usual = statistics.fmean(theirs) if theirs else 0.0
+        if mine is not None and theirs and abs(mine - usual) >= least:
+            found.append((mine - usual, f"contention: {words.format(f'{mine:.0%}')}, in the baseline {usual:.0%}"))
     return max(found, key=lambda one: abs(one[0]))
 
 
-def _words(now: BaselineRun, baseline: Baseline, found: RateChange | None, decided: BaselineVerdict, contention: str, live: bool) -> str:
+def _words(
+    now: BaselineRun, baseline: Baseline, found: RateChange | None, decided: BaselineVerdict, contention: str, free: bool, live: bool
+) -> str:
     name = _name(baseline)
+    delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_TELLING for run in (now, *baseline.runs))
+    so_far = (", run-queue delay taken off" if delayed else "") + (", so far" if live else "")
     if found is None:
         return f"{name}: no verdict before there are {MIN_BLOCKS} blocks of steady steps, in the run and in the baseline"
-    so_far = " so far" if live else ""
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(found.low), abs(found.high)))
         text = f"{abs(found.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}: beyond its noise"

@@ -19,6 +19,7 @@ MAIN: Keys = (
     ("u", "revert"),
     ("x", "stop"),
     ("l", "links"),
+    ("b", "baseline"),
     ("r", "record"),
     ("e", "export"),
 )

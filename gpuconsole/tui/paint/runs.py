@@ -9,7 +9,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import format
-from gpuconsole.tui.paint.cells import Row, fit, inner_width, line, panel
+from gpuconsole.tui.paint.cells import Row, Segment, cell_width, cut, fit, inner_width, line, panel
 from gpuconsole.tui.paint.facts import shorter
 
 
@@ -82,7 +82,16 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     rows += [_row(entry, numbers, change, rates, inner) for entry in found[-(room - len(rows)) :] if room > len(rows)]
     if not found:
         rows.append(line(inner, ("no runs yet", "dim")))
-    return panel("Runs", [], rows, width, height, boxed)
+    return panel("Runs", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
+
+
+def _against_baseline(run: Run | None, width: int) -> list[Segment]:
+    """The current run beside its baseline: all of it where there is room; red only for what is slower beyond noise."""
+    found = run.baseline if run is not None else None
+    if found is None:
+        return []
+    style = {"slower": "alert", "faster": "good"}.get(found.verdict or "", "dim")
+    return [(found.words if cell_width(found.words) <= width else cut(found.short, width), style)]
 
 
 def _row(entry: Entry, numbers: int, change: int, rates: int, width: int) -> Row:

@@ -37,6 +37,7 @@ class MainScreen(Screen[None]):
         Binding("enter,t", "try_selected", "Try the suggestion", show=False),
         Binding("u", "app.revert", show=False),
         Binding("x", "app.stop", show=False),
+        Binding("b", "app.keep_baseline", show=False),
         Binding("r", "app.record", show=False),
         Binding("e", "app.export", show=False),
         Binding("s", "app.open('scenarios')", show=False),
