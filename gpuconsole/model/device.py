@@ -6,14 +6,44 @@ import msgspec
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Dense datasheet peaks, FLOP/s by precision and bytes/s. None: not known, and then not guessed."""
+    """Dense datasheet peaks, FLOP/s by precision and bytes/s. None: not known, and then not guessed.
+
+    Tensor-core figures of 16 and 8 bits accumulate in fp32 where a device has two rates. `memory_bytes` is the datasheet's
+    size as it rounds it; NVLink counts both directions together, as datasheets do.
+    """
 
     fp32_flops_per_s: float | None = None
     tf32_flops_per_s: float | None = None
     bf16_flops_per_s: float | None = None
     fp16_flops_per_s: float | None = None
+    fp8_flops_per_s: float | None = None
+    int8_ops_per_s: float | None = None
     memory_bytes_per_s: float | None = None
+    memory_bytes: float | None = None
+    nvlink_bytes_per_s: float | None = None
+    pcie_generation: int | None = None
     source: str = ""
+
+
+class Published(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A training throughput that somebody published: tokens/s of each device, with what was trained.
+
+    `parameters` as the publisher names the model; `n_layer` and `d_model` 0 where its shape is not told. `mfu_ratio` is
+    the publisher's own, None where there is none. `devices`: how many took part, 0 where it is not told.
+    """
+
+    device: str
+    model: str
+    parameters: float
+    seq_len: int
+    precision: str
+    tokens_per_s: float
+    source: str
+    n_layer: int = 0
+    d_model: int = 0
+    devices: int = 0
+    mfu_ratio: float | None = None
+    note: str = ""
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):

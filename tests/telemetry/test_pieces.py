@@ -1,4 +1,4 @@
-"""The parts of telemetry that need no child: peaks, the beat, and what the sampler may import."""
+"""The parts of telemetry that need no child: the beat, and what the sampler may import."""
 
 from __future__ import annotations
 
@@ -11,25 +11,6 @@ from gpuconsole.model.text import visible
 from gpuconsole.telemetry.beat import next_beat
 from gpuconsole.telemetry.nvml import library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
-from gpuconsole.telemetry.peaks import peaks_of
-
-
-@pytest.mark.parametrize(
-    ("name", "bytes_per_s"),
-    [
-        ("NVIDIA H200", 4.8e12),
-        ("NVIDIA H100 80GB HBM3", 3.35e12),
-        ("NVIDIA H100 PCIe", 2.0e12),
-        ("NVIDIA A100-SXM4-80GB", 2.039e12),
-        ("NVIDIA L40S", 0.864e12),
-        ("NVIDIA L4", 0.3e12),
-        ("NVIDIA L40", None),  # not an L4
-        ("NVIDIA GH200 480GB", None),  # not an H200
-        ("AMD EPYC", None),
-    ],
-)
-def test_peaks_are_of_the_named_device_or_none(name: str, bytes_per_s: float | None) -> None:
-    assert peaks_of(name).memory_bytes_per_s == bytes_per_s
 
 
 @pytest.mark.parametrize(("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)])
