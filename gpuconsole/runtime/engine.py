@@ -17,7 +17,7 @@ from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.process import Process
-from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
@@ -27,7 +27,8 @@ from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
 from gpuconsole.runtime.front import FrontError, View
-from gpuconsole.runtime.profiling import STEPS, take_window
+from gpuconsole.runtime.profiling import take_window
+from gpuconsole.runtime.ranks import Launch
 from gpuconsole.runtime.recorder import Recorder
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.sampling import Sampling
@@ -62,8 +63,13 @@ class Engine:
         price_per_hour: float | None = None,
         dcgm: str | None = None,
         keeps: Keeps = "chosen",
+        nodes: Launch | None = None,
     ) -> None:
-        """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs, `keeps` which runs become baselines."""
+        """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs, `keeps` which runs become baselines.
+
+        `nodes`: where processes on several machines meet.
+        """
+        self._nodes = nodes or Launch(1)
         self.store = Store()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
@@ -85,8 +91,8 @@ class Engine:
         self._kept: list[tuple[Knobs, Knobs]] = []
         self._next_run = 1
         self._next_trial = 1
-        self.profile_dir: Path | None = None
         self._closing = False
+        self.profile_dir: Path | None = None
         self._devices_known = asyncio.Event()
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -132,7 +138,8 @@ class Engine:
 
     def environment(self) -> Environment:
         return msgspec.structs.replace(
-            fingerprint(self.store.devices, self.store.driver, self.store.cuda), price_per_hour=self._price_per_hour
+            fingerprint(self.store.devices, self.store.driver, self.store.cuda, self._wanted_device or self.device().id),
+            price_per_hour=self._price_per_hour,
         )
 
     def device(self) -> Device:
@@ -187,9 +194,7 @@ class Engine:
         self._scenario = chosen
         self._kept.clear()
         self._open_run(knobs, device.id, {})
-        await self.warm()
-        self._worker, self._spare = self._spare, None
-        assert self._worker is not None
+        self._worker = await self._take_worker(knobs)
         if self._worker.progress is not None:
             self._emit(self._worker.progress)
         self._worker.listener = self._emit
@@ -232,15 +237,15 @@ class Engine:
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         record, _ = self._running()
         changes = self._checked(changes, record)
+        async with self._exclusive():
+            record, _ = self._running()  # it may have ended while a probe held the lock
+            return await self._try(record, changes, predicted)
+
     async def profile(self, steps: int = STEPS) -> ProfileReport:
         async with self._exclusive():
             record, worker = self._running()
             with self._diagnosing.showing("profiler"):
                 return await take_window(worker, record.run.scenario, steps, self.profile_dir)
-
-        async with self._exclusive():
-            record, _ = self._running()  # it may have ended while a probe held the lock
-            return await self._try(record, changes, predicted)
 
     async def revert(self) -> None:
         _, worker = self._running()
@@ -293,9 +298,19 @@ class Engine:
 
     # --- children -------------------------------------------------------------------------------------------
 
-    async def _launch_worker(self) -> WorkerHandle:
-        worker = WorkerHandle(_nobody, self._worker_ended)
+    async def _launch_worker(self, launch: Launch | None = None) -> WorkerHandle:
+        worker = WorkerHandle(_nobody, self._worker_ended, launch)
         await worker.launch()
+        return worker
+
+    async def _take_worker(self, knobs: Knobs) -> WorkerHandle:
+        """The worker for a run with `knobs`: the warm one, or as many processes as they ask for."""
+        nproc = int(knobs.get("nproc", 1))
+        if nproc > 1 or self._nodes.nnodes > 1:
+            return await self._launch_worker(msgspec.structs.replace(self._nodes, nproc=nproc))
+        await self.warm()
+        worker, self._spare = self._spare, None
+        assert worker is not None
         return worker
 
     def _worker_ended(self, worker: WorkerHandle, code: int) -> None:
@@ -362,8 +377,9 @@ class Engine:
             return
         self._close_run("finished")
         self._open_run({**record.run.knobs, **changes}, record.run.device, changes)
-        if worker.last_started is not None:
-            self._emit(msgspec.structs.replace(worker.last_started, t=time.monotonic()))
+        for said in (*worker.joined, worker.last_started):
+            if said is not None:
+                self._emit(msgspec.structs.replace(said, t=time.monotonic()))
 
     async def _try(self, record: RunRecord, changes: Knobs, predicted: Interval | None) -> Trial:
         _, baseline = self._running()
@@ -426,10 +442,7 @@ class Engine:
     async def _launch_challenger(self, knobs: Knobs) -> None:
         """A second worker with other knobs, past its start, waiting. Raises TrialFailed."""
         assert self._scenario is not None
-        await self.warm()
-        challenger, self._spare = self._spare, None
-        assert challenger is not None
-        self._challenger = challenger
+        self._challenger = challenger = await self._take_worker(knobs)
         challenger.start(self._scenario.workload.name, knobs, self.device())
         try:
             async with asyncio.timeout(START_S):

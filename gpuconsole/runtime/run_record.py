@@ -10,6 +10,7 @@ from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
+from gpuconsole.runtime.rank_steps import Ranks
 from gpuconsole.wire.events import ProbeDone, Profiled, RunClosed, Started, Steps
 
 MAX_STEPS = 20_000
@@ -35,6 +36,7 @@ class RunRecord:
         self.probe_signals: dict[str, Signal] = {}
         self.probe_errors: dict[str, str] = {}
         self.error_detail = ""
+        self.ranks = Ranks()
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0
@@ -47,6 +49,7 @@ class RunRecord:
     def carry_on(self, before: RunRecord) -> None:
         """A kept change: the same worker goes on under new knobs."""
         self.facts, self.notes = before.facts, before.notes
+        self.ranks.carry_on(before.ranks)
         self.run.state = "running"
 
     def started(self, event: Started) -> None:
@@ -79,8 +82,6 @@ class RunRecord:
             self.probe_errors[event.probe] = event.error
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
 
-    def note_energy(self, joules: float) -> None:
-        """The device's energy counter, from the moment the run was steady; tokens are counted between the same two readings."""
     def profiled(self, event: Profiled) -> None:
         """The last window stands; why one could not be had is told only where there is none."""
         if event.report is not None:
@@ -89,6 +90,8 @@ class RunRecord:
         elif self.run.profile is None and event.error:
             self.run.unavailable["profile"] = event.error
 
+    def note_energy(self, joules: float) -> None:
+        """The device's energy counter, from the moment the run was steady; tokens are counted between the same two readings."""
         if self.steady_t is None:
             return
         if self._energy is None:
@@ -144,7 +147,8 @@ class RunRecord:
         if device is not None and device.is_gpu:
             datasheet = getattr(device.peaks, f"{precision}_flops_per_s", None)
             if datasheet:
-                return datasheet, f"{precision} dense, {device.peaks.source}"
+                count = int(self.facts.get("world_size", 1))
+                return datasheet * count, f"{f'{count} x ' if count > 1 else ''}{precision} dense, {device.peaks.source}"
         measured = self.facts.get("peak_flops_per_s")
         threads = self.facts.get("threads", 1)
         return (measured, f"{self.notes.get('peak', precision)} measured here, {threads:.0f} threads") if measured else None
@@ -166,6 +170,7 @@ class RunRecord:
             first = [step.loss for step in itertools.islice(self.steps, 5) if step.loss is not None]
             summary.loss_first = sum(first) / len(first) if first else summary.loss_first
         self.run.summary = summary
+        self.run.ranks = self.ranks.summaries(limit)
 
     def signals(self, cores: int, memory: tuple[float, float] | None, window_s: float | None = None) -> dict[str, Signal]:
         """What the rules work on, over the steady steps (of the last `window_s`, where given)."""

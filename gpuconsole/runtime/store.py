@@ -30,6 +30,7 @@ from gpuconsole.wire.events import (
     Processes,
     Profiled,
     Progress,
+    RankJoined,
     RunClosed,
     RunOpened,
     Sample,
@@ -157,7 +158,7 @@ class Store:
                 self.notes.append(event.text)
             case RunOpened():
                 self._open(event)
-            case Progress() | Started() | Steps() | KnobsSet() | ProbeDone() | Profiled() | Failed() | RunClosed() | Found():
+            case Progress() | Started() | RankJoined() | Steps() | KnobsSet() | ProbeDone() | Profiled() | Failed() | RunClosed() | Found():
                 self._apply_to_run(event)
 
     def _open(self, event: RunOpened) -> None:
@@ -190,18 +191,22 @@ class Store:
                 self.stage, self.stage_detail = event.stage, event.detail
             case Started():
                 record.started(event)
+            case RankJoined():
+                record.ranks.join(event)
             case Steps():
-                self.stage = "running"
-                record.add_steps(event)
-                self._add_step_points(record, event)
+                record.ranks.add(event)
+                if record.ranks.leads(event.rank):
+                    self.stage = "running"
+                    record.add_steps(event)
+                    self._add_step_points(record, event)
             case ProbeDone():
                 record.probe_done(event)
+            case Profiled():
+                record.profiled(event)
             case Failed():
                 record.run.error = event.cause
                 if event.detail:
                     record.error_detail = event.detail
-            case Profiled():
-                record.profiled(event)
             case RunClosed():
                 record.close(event)
                 record.refresh_summary(self.devices)

@@ -46,7 +46,9 @@ def console_of_environment() -> Console | None:
 
 def connect(console: Console, rank: int, leads: bool) -> ChildChannel:
     """A connection to the console. Raises OSError where it cannot be reached."""
-    channel = ChildChannel(socket.create_connection((console.host, console.port), CONNECT_S).detach())
+    connection = socket.create_connection((console.host, console.port), CONNECT_S)
+    connection.settimeout(None)
+    channel = ChildChannel(connection.detach())
     channel.send(RankJoined(now(), rank, socket.gethostname(), os.getpid(), leads, console.token))
     channel.send(Hello(now(), f"rank {rank}", os.getpid(), __version__, time.time()))
     return channel
@@ -82,7 +84,7 @@ def main() -> None:
         world = ProcessWorld("nccl" if torch.cuda.is_available() else "gloo", leading=console is not None)
     except Exception as error:
         if early is not None:
-            early.send(Failed(now(), explain(error, {})))
+            early.send(Failed(now(), f"the processes did not find each other: {explain(error, {})}"))
             early.drain(2.0)
         raise
     inbox = LockstepInbox(world)

@@ -211,7 +211,7 @@ class Worker:
             precision = str(knobs["precision"])
             self._facts_of[key] = {
                 "flops_per_sample": loop.task.flops_per_sample(knobs),
-                "peak_flops_per_s": dense_flops_per_s(loop.task.dense_kind, loop.device, precision),
+                "peak_flops_per_s": dense_flops_per_s(loop.task.dense_kind, loop.device, precision) * self._world.size,
             }
         here = {"threads": float(torch.get_num_threads()), "world_size": float(self._world.size)}
         return {**self._facts_of[key], **model_facts(loop.task, knobs), **here}

@@ -126,9 +126,15 @@ class GPTTask:
         self._train, self._held_out = text[:cut], text[cut:]
         self._seed = seed
         self._most_tokens = max(1024, 4 * int(knobs["seq_len"]))
-        self.model: nn.Module = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), self._most_tokens).to(device)
+        self.model: nn.Module = self._new_model(knobs).to(device)
+        with torch.device("meta"):
+            self._twin = self._new_model(knobs)  # for counting FLOPs: the model itself may be compiled, wrapped or in shards
+
+    def _new_model(self, knobs: Knobs) -> GPT:
+        model = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), self._most_tokens)
         if knobs["peft"] == "lora":
-            add_lora(self.model, int(knobs["lora_rank"]))
+            add_lora(model, int(knobs["lora_rank"]))
+        return model
 
     def check(self, knobs: Knobs) -> None:
         tokens = padded(int(knobs["seq_len"]), int(knobs["pad_to_multiple_of"]))
@@ -161,14 +167,9 @@ class GPTTask:
         return {"tokens_per_sample": sum(lengths(knobs)) / 2, "vocabulary": float(VOCABULARY)}
 
     def _flops(self, length: int) -> float:
+        """Model FLOPs: the twin recomputes nothing."""
         tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
-        model = getattr(self.model, "_orig_mod", self.model)
-        assert isinstance(model, GPT)
-        before, model.gradient_checkpointing = model.gradient_checkpointing, False  # model FLOPs: recomputation is not work done
-        try:
-            return count_training_flops(model, lambda twin: next_token_loss(twin, tokens, tokens))
-        finally:
-            model.gradient_checkpointing = before
+        return count_training_flops(self._twin, lambda twin: next_token_loss(twin, tokens, tokens))
 
 
 def create(knobs: Knobs, device: torch.device, seed: int) -> GPTTask:
