@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -50,3 +52,68 @@ def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def held_bytes(tensors: Iterable[object]) -> float:
+    """Bytes that this process holds of `tensors`: of a sharded one its own part, of a sparse one its values and indices."""
+    return float(sum(_bytes(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)))
+
+
+def _bytes(tensor: torch.Tensor) -> float:
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:  # a tensor made of others: DTensor's local part, an 8-bit state's codes and scales
+        return held_bytes(getattr(tensor, name) for name in flatten()[0])
+    if tensor.is_sparse:
+        return held_bytes([tensor._values(), tensor._indices()])
+    return tensor.numel() * tensor.element_size()
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """Bytes of the optimizer's states (its step counters too)."""
+    return held_bytes(value for values in optimizer.state.values() for value in values.values())
+
+
+def saved_bytes(forward: Callable[[], torch.Tensor], besides: Iterable[torch.Tensor]) -> tuple[torch.Tensor, float]:
+    """What `forward` returns, and the bytes that it saved for the backward pass, each storage once.
+
+    Parameters and `besides` (the batch) are not counted: they are there anyway. Copies of weights that autocast made are.
+    """
+    known = {tensor.untyped_storage().data_ptr() for tensor in besides}
+    found: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        for part in _plain(tensor):
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in known and not isinstance(_root(part), torch.nn.Parameter):
+                found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = forward()
+    return result, float(sum(found.values()))
+
+
+def _root(tensor: torch.Tensor) -> Any:
+    """What `tensor` is a view of; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with a storage that `tensor` is made of."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return [] if tensor.is_sparse else [tensor]
+    return [part for name in flatten()[0] for part in _plain(getattr(tensor, name))]
+
+
+def allocator_figures(device: torch.device) -> dict[str, float]:
+    """The allocator's own figures in bytes, and how often it had to free its cache and try again; empty where it tells none."""
+    if device.type != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats(device)
+    return {
+        "memory.allocated_bytes": float(stats.get("allocated_bytes.all.current", 0)),
+        "memory.allocated_peak_bytes": float(stats.get("allocated_bytes.all.peak", 0)),
+        "memory.reserved_bytes": float(stats.get("reserved_bytes.all.current", 0)),
+        "memory.alloc_retries": float(stats.get("num_alloc_retries", 0)),
+    }

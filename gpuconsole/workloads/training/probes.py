@@ -16,6 +16,7 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
 from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
+from gpuconsole.workloads.training import memory
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import (
@@ -28,6 +29,7 @@ from gpuconsole.workloads.training.probing import (
     timed_pass,
     untouched,
 )
+from gpuconsole.workloads.training.swaps import swap_attention, swap_optim, swap_precision
 
 BUDGET_S = 1.8
 PROFILED_PASSES = 2
@@ -170,10 +172,36 @@ def op_mix(loop: TrainingLoop) -> Signals:
     return signals
 
 
+def memory_parts(loop: TrainingLoop) -> Signals:
+    """Where this process's device memory goes, and how much there is. Activations: what one forward pass saves for its backward."""
+    batch = resident_batch(loop)
+    model, device = loop.task.model, loop.device
+    figures = memory.allocator_figures(device)  # of the job itself, before this probe adds to them
+    with untouched(loop):
+        loss, activations = memory.saved_bytes(lambda: loop.forward(batch), [*batch, *model.parameters()])
+        loss.backward()
+        gradients = memory.held_bytes(parameter.grad for parameter in model.parameters())
+    parts = {
+        "parameters": (memory.held_bytes(model.parameters()), "this process's part"),
+        "gradients": (gradients, "after a backward pass, this process's part"),
+        "optimizer": (memory.state_bytes(loop.plan.local(loop.optimizer)), "optimizer state, this process's part"),
+        "activations": (activations, "saved_tensors_hooks on one forward pass, each storage once, without parameters and batch"),
+        "limit": (memory.limit_bytes(device, loop.knobs), "memory_limit_mb" if loop.knobs["memory_limit_mb"] else "the device's memory"),
+    }
+    signals = {f"memory.{name}_bytes": Signal(value, "B", source) for name, (value, source) in parts.items()}
+    for name, value in figures.items():
+        signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", "torch.cuda.memory_stats")
+    return signals
+
+
 PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "side_work_off": side_work_off,
     "loader_alone": loader_alone,
     "op_mix": op_mix,
+    "memory_parts": memory_parts,
+    "swap_attention": swap_attention,
+    "swap_precision": swap_precision,
+    "swap_optim": swap_optim,
 }
