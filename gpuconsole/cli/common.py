@@ -56,6 +56,7 @@ def live_engine(args: argparse.Namespace) -> Engine:
 
     keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
     engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args), keeps=keeps)
+    engine.profile_dir = getattr(args, "profile_dir", None)
     address = getattr(args, "serve", None)
     if address is not None:
         _serve(engine, address, getattr(args, "token_file", None), interval(args))

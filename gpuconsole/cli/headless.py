@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from gpuconsole.cli.common import UsageError, live_engine
+from gpuconsole.cli.profiling import nsys_line, profile_once
 from gpuconsole.export.summary import session_text, trial_text
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs import Knobs, describe_changes
@@ -72,6 +73,7 @@ class HeadlessRun:
         first_step: float | None = None
         begun = time.monotonic()
         tried = not (self._args.apply_top or self._tries)
+        profiled = not self._args.profile
         while not self._interrupted.is_set():
             view = engine.view()
             if view.state in ("failed", "finished", "stopped"):
@@ -84,6 +86,10 @@ class HeadlessRun:
                 return
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
+            if not profiled and first_step is not None and self._measurable(view, elapsed):
+                profiled = True
+                await profile_once(engine, self._args.profile, self._interrupted, self._progress.line)
+                continue
             if not tried and first_step is not None and self._ready(view, elapsed):
                 tried = True
                 await self._try(engine, view)
@@ -93,6 +99,11 @@ class HeadlessRun:
             if first_step is not None and elapsed >= self._duration_s:
                 return
             await self._wait(TICK_S)
+
+    def _measurable(self, view: View, elapsed: float) -> bool:
+        """Whether the run is steady, or will hardly be in the time that is left."""
+        steady = view.run is not None and view.run.steady_from_s is not None
+        return steady or elapsed > self._duration_s * TRIAL_LATEST
 
     def _ready(self, view: View, elapsed: float) -> bool:
         """Whether the diagnosis stands: steady, nothing being probed, and a suggestion or no rule left in doubt."""
@@ -144,6 +155,7 @@ class HeadlessRun:
             sys.stdout.buffer.write(encode(snapshot))
         else:
             print(session_text(snapshot))
+            self._tell_nsys(engine)
         for line in (*engine.comparing.kept, *engine.comparing.failed):
             print(f"gpuconsole: {line}", file=sys.stderr)
         failed = failed or bool(self._args.save_baseline and engine.comparing.failed)
@@ -163,6 +175,11 @@ class HeadlessRun:
             elif run.baseline.verdict == "slower":
                 print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)
         return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
+
+    def _tell_nsys(self, engine: Engine) -> None:
+        line = nsys_line(self._args.scenario, self._knobs, engine.device().id) if self._args.profile else None
+        if line is not None:
+            print(line)
 
 
 def top_suggestion(view: View) -> Suggestion | None:

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from gpuconsole.cli.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
+from gpuconsole.cli.profiling import add_profile_options, check_folder
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 
@@ -19,6 +20,7 @@ EXAMPLES = """examples:
   gpuconsole run train-gpt --set batch_size=16 --set precision=bf16
   gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
   gpuconsole run train-gpt --headless --try precision=bf16 --json > session.json
+  gpuconsole run train-gpt --headless --duration 30 --profile --profile-dir traces
   gpuconsole run ./my-scenario.toml --record session.jsonl
   gpuconsole run train-gpt --headless --save-baseline           three times, so that the spread between runs is known
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 when slower than that beyond noise
@@ -49,6 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="exit code 1 when a run is slower than its baseline beyond noise; with --save-baseline such a run is not kept",
     )
+    add_profile_options(parser)
     add_console_options(parser)
     parser.set_defaults(handler=run)
 
@@ -59,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     tries = assignments(args.tries, chosen)
     snapshot = writable(args.snapshot, "--snapshot")
     recording = record_path(args)
+    check_folder(args.profile_dir)
     if args.save_baseline:
         _check_baselines()
     if importlib.util.find_spec("torch") is None:
@@ -71,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         return HeadlessRun(args, knobs, tries, snapshot, recording).run()
     if args.fail_on_regression:
         raise UsageError("--fail-on-regression goes with --headless")
+    if args.profile:
+        raise UsageError("--profile goes with --headless; on the screen, press f")
     if args.apply_top or args.tries:
         raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
     if not has_screen():

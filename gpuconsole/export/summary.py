@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from gpuconsole.export.profile_text import profile_lines
+from gpuconsole.export.quantities import si
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs import describe_changes
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
 from gpuconsole.model.trial import Trial
-
-
-def si(value: float, unit: str) -> str:
-    """`18.2 k tokens/s`: three significant digits with an SI prefix."""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}" if unit in ("FLOP/s", "B") else f"{value / factor:.3g} {prefix} {unit}"
-    return f"{value:.3g} {unit}"
 
 
 def session_text(snapshot: Snapshot) -> str:
@@ -33,6 +27,8 @@ def run_text(run: Run, trials: list[Trial]) -> str:
     if run.error:
         lines.append(f"  error: {visible(run.error)}")
     lines += [f"  {line}" for line in _figures(run)]
+    if run.profile is not None:
+        lines += [f"  {line}" for line in profile_lines(run.profile, run.summary.step_time_s.p50 if run.summary.step_time_s else None)]
     firing = [finding for finding in run.findings if finding.state == "fires"]
     lines.append("  diagnosis:" + ("" if firing else " nothing fires" + _why_nothing(run.findings)))
     for number, finding in enumerate(firing, 1):

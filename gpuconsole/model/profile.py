@@ -23,6 +23,10 @@ OpClassName = Literal[
 OP_CLASSES: tuple[OpClassName, ...] = get_args(OpClassName)
 """`fused`: code that torch.compile generated for a CPU, which the profiler sees as one piece. `other`: dispatch, views, allocation, and what no class knows."""
 
+STEPS = 3
+"""Enough to see every kernel several times; ten times as many make a trace that a browser is slow to open."""
+MOST_STEPS = 50
+
 FLOPS_NOTE = "FLOPs from shapes: matrix products 2mnk, convolutions and attention likewise (a causal mask counted as half), everything else one per element"
 BYTES_NOTE = "bytes estimated from shapes: every input read once and every output written once"
 

@@ -12,9 +12,6 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 
-STEPS = 3
-"""Enough to see every kernel several times; ten times as many make a trace that a browser is slow to open."""
-MOST_STEPS = 50
 NSYS_S = 20
 
 
