@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Signal, Suggestion
+from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Resource, Signal, Suggestion
 from gpuconsole.model.knobs import Knobs, Value, describe_changes
 
 
@@ -82,9 +82,10 @@ def fires(
     suggestions: tuple[Suggestion, ...] = (),
     level: float = 1.0,
     note: bool = False,
+    resource: Resource = "time",
 ) -> Finding:
-    """The rule found its cause; `recoverable` is the share of step time at stake."""
-    return Finding(rule, "fires", title, max(0.0, recoverable), confidence, summary, evidence, suggestions, note, (), level)
+    """The rule found its cause; `recoverable` is the share of step time (or of the memory limit) at stake."""
+    return Finding(rule, "fires", title, max(0.0, recoverable), confidence, summary, evidence, suggestions, note, (), level, resource)
 
 
 def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:

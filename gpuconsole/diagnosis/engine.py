@@ -17,6 +17,8 @@ CLOSE_BELOW = 0.6
 """A shown finding stays until its leading signal falls below this share of its threshold."""
 
 PROBE_OF = {
+    "comm.exposed_s": "exposed_communication",
+    "comm.straggler_ratio": "exposed_communication",
     "probe.cached_pass_s": "cached_batch",
     "probe.batch_cost_ratio": "batch_elasticity",
     "probe.step_no_side_work_s": "side_work_off",
@@ -24,6 +26,9 @@ PROBE_OF = {
     "probe.loader_samples_per_s": "loader_alone",
     "probe.loader_cpu_ratio": "loader_alone",
     "probe.loader_plus_1_samples_per_s": "loader_alone",
+    "probe.attention_sdpa_speedup": "swap_attention",
+    "probe.precision_bf16_native": "swap_precision",
+    "probe.optim_present_step_s": "swap_optim",
     **{f"profile.{name}_ratio": "op_mix" for name in (*OP_CLASSES, "busy", "tensor_core")},
     "profile.elementwise_bytes": "op_mix",
     "profile.elementwise_bytes_per_s": "op_mix",

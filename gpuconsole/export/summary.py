@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.export.profile_text import profile_lines
 from gpuconsole.export.quantities import si
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import STAKE, Finding
 from gpuconsole.model.knobs import describe_changes
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.snapshot import Snapshot
@@ -82,7 +82,7 @@ def _why_nothing(findings: list[Finding]) -> str:
 
 
 def _finding_lines(number: int, finding: Finding) -> list[str]:
-    stake = "nothing to recover" if finding.note else f"{finding.recoverable_ratio:.0%} recoverable"
+    stake = "nothing to recover" if finding.note else f"{finding.recoverable_ratio:.0%} {STAKE[finding.resource]}"
     lines = [f"{number}. {finding.rule}  {finding.title}  ({stake}, confidence {finding.confidence})", f"   {finding.summary}"]
     for item in finding.evidence:
         against = f" (threshold {item.threshold:g})" if item.threshold is not None else ""

@@ -10,6 +10,9 @@ from gpuconsole.model.knobs import Knobs
 
 State = Literal["fires", "clear", "cant_tell"]
 Confidence = Literal["high", "medium", "low"]
+Resource = Literal["time", "memory"]
+STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
+"""What stands behind a finding's share, in words."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
@@ -52,6 +55,8 @@ class Suggestion(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """A rule's conclusion about one run. `recoverable_ratio` is the share of step time that is at stake.
 
+    With `resource` memory it is the share of the memory that may be used which the best suggestion would free; that may cost time.
+
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: the signals without which
     the rule can't tell. `level`: the leading signal over its threshold; the engine's hysteresis works on it.
     """
@@ -67,6 +72,7 @@ class Finding(msgspec.Struct, frozen=True):
     note: bool = False
     missing: tuple[str, ...] = ()
     level: float = 0.0
+    resource: Resource = "time"
 
     @property
     def weight(self) -> float:

@@ -17,8 +17,8 @@ from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
 WINDOW_S = 30.0
-FIRST_PROBE = "cached_batch"
-"""Run once on every steady run: what a step costs without its input is worth knowing whatever the rules ask."""
+FIRST_PROBES = ("cached_batch", "memory_parts")
+"""Run once on every steady run: what a step costs without its input, and where memory goes, are worth knowing whatever the rules ask."""
 
 
 class Diagnosing:
@@ -56,7 +56,7 @@ class Diagnosing:
         case = self._case(record)
         findings = evaluate(case)
         if record.steady_t is not None:
-            for probe in [FIRST_PROBE, *wanted_probes(findings)]:
+            for probe in [*FIRST_PROBES, *wanted_probes(findings)]:
                 if probe in self._probed:
                     continue
                 await self._run_probe(probe, worker)

@@ -56,6 +56,8 @@ class RunRecord:
         """Facts about the workload; those of a trial's other side are not this run's."""
         if event.knobs == self.run.knobs:
             self.facts, self.notes = event.facts, event.notes
+            prefix = "no effect: "
+            self.run.unavailable |= {f"knob.{name.removeprefix(prefix)}": why for name, why in event.notes.items() if name.startswith(prefix)}
         if self.run.state == "starting":
             self.run.state = "running"
 
@@ -203,7 +205,7 @@ class RunRecord:
             found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {self.run.summary.mfu_peak_source}")
         if memory is not None:
             found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
-        return found | self.probe_signals
+        return found | self.ranks.signals() | self.probe_signals
 
     def _look_for_steady(self) -> None:
         steps = list(self.steps)

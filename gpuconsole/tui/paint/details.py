@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.finding import Evidence, Finding, Suggestion
+from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import facts, format
@@ -29,7 +29,7 @@ def paint_details(view: View, width: int) -> list[Row]:
 
 
 def _finding(number: int, finding: Finding, knobs: Knobs, width: int) -> list[Row]:
-    share = "for information" if finding.note else f"{format.percent(finding.recoverable_ratio).strip()} recoverable"
+    share = "for information" if finding.note else f"{format.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
     rows = [
         spread(width, [(f"{number} {finding.title}", "heading")], [(f"  {share}", "accent"), (f"   confidence {finding.confidence}", "")])
     ]

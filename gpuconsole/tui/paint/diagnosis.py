@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.finding import STAKE, Finding, Suggestion
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.runtime.front import View
@@ -85,8 +85,9 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
     right: list[Segment] = []
     if not finding.note:
         full = width >= cell_width(finding.title) + 29
+        short = " mem" if finding.resource == "memory" else ""
         right = [
-            (f"  {format.percent(finding.recoverable_ratio)}{' recoverable' if full else ''}", "accent"),
+            (f"  {format.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}", "accent"),
             (f"  {finding.confidence:<6}", "dim"),
         ]
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)

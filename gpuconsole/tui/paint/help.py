@@ -28,6 +28,7 @@ KEYS = (
 READING = (
     ("where a step goes", "the parts exclude each other and add up to the whole step"),
     ("recoverable", "the share of step time that a finding is about; findings are ranked by it and by their confidence"),
+    ("of memory", "the share of the memory that may be used which the first suggestion would free; that may cost time"),
     ("predicted", "throughput after over before, as an interval, from the measured parts of a step"),
     ("trial", "steps with and without the change in turn (ABBA); the figure is the ratio with its 95 % interval"),
     ("kept, reverted", "the verdict of a trial; 'unproven' is a change that was applied without one"),
