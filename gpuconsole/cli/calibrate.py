@@ -177,7 +177,7 @@ def _head(record: CalibrationRecord, chosen: Device) -> list[str]:
         f"measured {record.created} ({age(record)})  torch {machine.torch}{f', driver {machine.driver}' if machine.driver else ''}{load_text}",
     ]
     if record.others_cores >= BUSY_CORES:
-        lines.append(f"other processes used {record.others_cores:.1f} of {machine.cores} cores meanwhile: these figures are low")
+        lines.append(f"other processes used {record.others_cores:.1f} of {machine.cores} cores meanwhile: these figures may be low")
     if chosen.peaks.source:
         lines.append(f"datasheet: {chosen.peaks.source}")
     return lines
@@ -186,7 +186,7 @@ def _head(record: CalibrationRecord, chosen: Device) -> list[str]:
 def _row(one: Reached, chosen: Device) -> tuple[str, ...]:
     if one.value is None or one.median is None:
         return (one.name, NA, "", "", "", "", "", visible(one.reason))
-    peak = getattr(chosen.peaks, PEAKS.get(one.name, ""), None)
+    peak = datasheet(one.name, chosen)
     return (
         one.name,
         quantity(one.value, one.unit),
@@ -197,6 +197,14 @@ def _row(one: Reached, chosen: Device) -> tuple[str, ...]:
         f"{one.value / peak:.0%}" if peak else "",
         one.detail,
     )
+
+
+def datasheet(name: str, chosen: Device) -> float | None:
+    """The peak to hold a figure against, None where the datasheet has none."""
+    if name == "allreduce_bytes_per_s":  # bus bandwidth goes one way, NVLink's figure counts both
+        both_ways = chosen.peaks.nvlink_bytes_per_s if chosen.nvlink else None
+        return both_ways / 2 if both_ways else None
+    return getattr(chosen.peaks, PEAKS[name]) if name in PEAKS else None
 
 
 def age(record: CalibrationRecord) -> str:
