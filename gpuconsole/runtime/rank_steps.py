@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import deque
 
 from gpuconsole.diagnosis.account import distribution, wall_shares
-from gpuconsole.model.run import Rank, Step
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import PHASES, Rank, Step
 from gpuconsole.wire.events import RankJoined, Steps
 
 KEPT_STEPS = 2000
+LEAST_STEPS = 8
 COUNTS = 0
+COMM = PHASES.index("comm")
 
 
 class Ranks:
@@ -43,6 +47,22 @@ class Ranks:
         """Each process by rank, over its last `limit` steps."""
         return [self._summary(event, limit or KEPT_STEPS) for _, event in sorted(self._joined.items())]
 
+    def signals(self) -> dict[str, Signal]:
+        """Which process is busiest outside of communication, and by how much; nothing before all have taken some steps."""
+        busy = {
+            rank: statistics.median(_busy_s(step) for step in steps) for rank, steps in self._steps.items() if len(steps) >= LEAST_STEPS
+        }
+        if len(busy) < max(2, len(self._joined)):
+            return {}
+        busiest = max(busy, key=lambda rank: busy[rank])
+        others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
+        source = f"step account of {len(busy)} processes: time without communication, its median over the others'"
+        return {
+            "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
+            "ranks.busiest": Signal(float(busiest), "", "step account"),
+            "world_size": Signal(float(len(busy)), "", "processes that have joined"),
+        }
+
     def _summary(self, event: RankJoined, limit: int) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))
         return Rank(
@@ -54,3 +74,8 @@ class Ranks:
             phases_ratio=wall_shares(steps) if steps else {},
             memory_peak_bytes=self._memory.get(event.rank),
         )
+
+
+def _busy_s(step: Step) -> float:
+    """A step's time without communication, which is waiting for others too."""
+    return step.wall_s - step.phases[COMM]

@@ -17,6 +17,7 @@ from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
 from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.training import memory
+from gpuconsole.workloads.training.communication import exposed_communication
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import (
@@ -204,4 +205,5 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "swap_attention": swap_attention,
     "swap_precision": swap_precision,
     "swap_optim": swap_optim,
+    "exposed_communication": exposed_communication,
 }

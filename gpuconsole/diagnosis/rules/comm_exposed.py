@@ -1,0 +1,100 @@
+"""comm.exposed: the step waits for gradients or layers to travel between processes."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.rules import _comm
+from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.knobs import Knobs
+
+ID = "comm.exposed"
+TITLE = "Communication holds up the step"
+TIMES_RARER = 4
+PREDICTION_ERROR = 0.25
+
+
+def check(case: Case) -> Finding:
+    if not _comm.several(case):
+        return clear(ID, TITLE, 0.0, summary="one process, or several that exchange nothing")
+    ratio = _comm.exposed_ratio(case)
+    limit = _comm.EXPOSED.value
+    evidence = (
+        case.evidence("comm.exposed_s", limit * _comm.step_s(case)),
+        case.evidence("comm.pass_s"),
+        case.evidence("comm.pass_alone_s"),
+        case.evidence("step_s"),
+    )
+    if ratio < limit:
+        return clear(ID, TITLE, ratio / limit, evidence)
+    certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
+    matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
+    return fires(
+        ID,
+        TITLE,
+        f"{ratio:.0%} of a step is communication that no computation hides ({_what(case)})",
+        recoverable=ratio * (1 if matrices else 1 - 1 / TIMES_RARER),
+        confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
+        evidence=evidence,
+        suggestions=_suggestions(case, ratio),
+        level=ratio / limit,
+    )
+
+
+def _what(case: Case) -> str:
+    if int(case.knobs.get("tensor_parallel", 1)) > 1:
+        return "every layer's results are summed over the processes"
+    return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients a step"
+
+
+def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
+    if int(case.knobs.get("tensor_parallel", 1)) > 1:
+        whole: Knobs = {"tensor_parallel": 1, "sharding": "ddp"}
+        gain = speedup_interval(1 / (1 - ratio), 0.5)
+        return some(
+            suggest(
+                case,
+                whole,
+                gain,
+                "gradients travel once a step in place of results in every layer",
+                "model = DistributedDataParallel(model)",
+            )
+        )
+    passes = int(case.knobs["gradient_accumulation_steps"]) * TIMES_RARER
+    return some(
+        suggest(
+            case,
+            {"gradient_accumulation_steps": passes},
+            speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR),
+            f"gradients travel once in {passes} passes; this changes training: the effective batch grows as much",
+            f"with model.no_sync() if (i + 1) % {passes} else nullcontext():\n    (loss / {passes}).backward()",
+        ),
+        suggest(
+            case,
+            {"comm_hook": "bf16"},
+            speedup_interval(1 / (1 - ratio / 2), 0.5),
+            "half as many bytes travel",
+            "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+        )
+        if case.knobs.get("sharding") in ("ddp", "zero1") and case.knobs.get("comm_hook") == "none"
+        else None,
+    )
+
+
+def predicted(case: Case, rarer: int) -> float:
+    """Samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
+    step = _comm.step_s(case)
+    saved = (case.value("comm.exposed_s") + case.value("optimizer_ratio") * step) * (1 - 1 / rarer)
+    return step / max(0.05 * step, step - saved)
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "step_s", "optimizer_ratio"),
+    thresholds=(_comm.EXPOSED,),
+    text="""Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
+shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
+without it is communication that overlaps with nothing. Waiting for a slow process is not counted here: see comm.straggler.
+Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k) per pass, O the optimizer's time.""",
+    check=check,
+)
