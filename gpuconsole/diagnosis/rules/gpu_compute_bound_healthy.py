@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
-from gpuconsole.diagnosis.rules import _input, _side_work, gpu_small_batch
+from gpuconsole.diagnosis.case import Case, Missing, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.rules import (
+    _comm,
+    _input,
+    _side_work,
+    gpu_attention_math,
+    gpu_fp32_no_tensor_core,
+    gpu_optimizer_unfused,
+    gpu_small_batch,
+)
 from gpuconsole.model.finding import Finding
 
 ID = "gpu.compute_bound_healthy"
 TITLE = "Compute-bound and healthy"
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: what well-tuned large training runs report (PaLM 46 %, MPT-7B 40-46 %)")
+PROBED = (gpu_attention_math.RULE, gpu_fp32_no_tensor_core.RULE, gpu_optimizer_unfused.RULE)
+"""Rules by which a run whose time is all computing may still be slower than it need be."""
 
 
 def check(case: Case) -> Finding:
@@ -23,8 +33,9 @@ def check(case: Case) -> Finding:
         if case.value(signal) >= limit:
             return clear(ID, TITLE, 0.0, tuple(evidence), f"{signal} is {case.value(signal):.0%}")
         evidence.append(case.evidence(signal, limit))
-    small = gpu_small_batch.check(case)
-    if mfu < MFU.value or small.state == "fires":
+    if case.get("comm_ratio", 0.0) >= _comm.EXPOSED.value:
+        return clear(ID, TITLE, 0.0, tuple(evidence), f"comm_ratio is {case.value('comm_ratio'):.0%}")
+    if mfu < MFU.value or gpu_small_batch.check(case).state == "fires" or any(_gains(rule, case) for rule in PROBED):
         return clear(ID, TITLE, min(0.59, mfu / MFU.value), tuple(evidence))
     threads, cores = case.get("threads", 0), case.get("cores", 0)
     on_cpu = f"; {threads:.0f} of {cores:.0f} cores compute, the rest is left to loader and console" if case.get("is_gpu", 0) == 0 else ""
@@ -40,6 +51,15 @@ def check(case: Case) -> Finding:
     )
 
 
+def _gains(rule: Rule, case: Case) -> bool:
+    """Whether `rule` finds time to win; where its probe could not be run it finds none."""
+    try:
+        finding = rule.check(case)
+    except Missing:
+        return False
+    return finding.state == "fires" and not finding.note
+
+
 RULE = Rule(
     id=ID,
     title=TITLE,
@@ -47,7 +67,7 @@ RULE = Rule(
     thresholds=(MFU,),
     text="""Model FLOP/s reach 40 % of the peak (a GPU's dense datasheet figure for the precision in use; on a CPU the best matrix
 product measured on it with the same threads), data wait, logging and checkpoints are below their thresholds, and probe P2
-finds nothing in a larger batch. Then the time goes where it should, and tuning further means changing the mathematics:
+finds nothing in a larger batch, nor P5 in a fused kernel. Then the time goes where it should, and tuning further means changing the mathematics:
 precision, attention, model shape.""",
     check=check,
 )

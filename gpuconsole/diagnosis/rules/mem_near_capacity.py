@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from collections.abc import Callable
+
+from gpuconsole.diagnosis.case import Case, Missing, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules import mem_activation_capped, mem_state_capped
 from gpuconsole.model.finding import Finding
 
 ID = "mem.near_capacity"
@@ -13,6 +16,8 @@ USED = Threshold("memory_used", 0.90, "ratio", "90 % of device memory (PyTorch p
 def check(case: Case) -> Finding:
     used = case.value("memory_used_ratio")
     evidence = (case.evidence("memory_used_ratio", USED.value),)
+    if not case.knobs.get("memory_limit_mb") and any(_fires(rule.check, case) for rule in (mem_activation_capped, mem_state_capped)):
+        return clear(ID, TITLE, 0.0, evidence, "another finding says what of this run fills it")
     if used < USED.value:
         return clear(ID, TITLE, used / USED.value * 0.99, evidence)
     batch = int(case.knobs.get("batch_size", 1))
@@ -44,6 +49,13 @@ def check(case: Case) -> Finding:
         level=used / USED.value,
         note=True,
     )
+
+
+def _fires(check: Callable[[Case], Finding], case: Case) -> bool:
+    try:
+        return check(case).state == "fires"
+    except Missing:
+        return False
 
 
 RULE = Rule(

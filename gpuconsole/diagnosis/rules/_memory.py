@@ -1,0 +1,53 @@
+"""What the memory rules share: a process's memory by part, against what it may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.model.finding import Evidence
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All in bytes, of one process. `states`: parameters, gradients and optimizer state."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    limit: float
+    allocated_peak: float
+
+    @property
+    def states(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def used(self) -> float:
+        """The sum of the parts; where an allocator tells its peak, that, if it is more (workspaces, copies)."""
+        return max(self.states + self.activations, self.allocated_peak)
+
+    @property
+    def used_ratio(self) -> float:
+        return self.used / self.limit
+
+
+def memory_of(case: Case) -> Memory:
+    """Raises Missing."""
+    return Memory(
+        parameters=case.value("memory.parameters_bytes"),
+        gradients=case.value("memory.gradients_bytes"),
+        optimizer=case.value("memory.optimizer_bytes"),
+        activations=case.value("memory.activations_bytes"),
+        limit=case.value("memory.limit_bytes"),
+        allocated_peak=case.get("memory.allocated_peak_bytes", 0.0),
+    )
+
+
+def memory_evidence(case: Case, limit_share: float) -> tuple[Evidence, ...]:
+    """Every part, and the bytes at which the rule would begin to look."""
+    memory = memory_of(case)
+    used = Evidence("memory used", memory.used, "B", limit_share * memory.limit, f"the parts together; {limit_share:.0%} of the limit")
+    names = ("parameters", "gradients", "optimizer", "activations", "limit")
+    return (used, *(case.evidence(f"memory.{name}_bytes") for name in names))

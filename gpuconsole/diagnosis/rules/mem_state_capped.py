@@ -1,0 +1,103 @@
+"""mem.state_capped: parameters, gradients and optimizer state fill the memory, whatever the batch."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules._memory import Memory, memory_evidence, memory_of
+from gpuconsole.model.finding import Finding, Interval, Suggestion
+
+ID = "mem.state_capped"
+TITLE = "Parameters, gradients and optimizer state fill the memory"
+USED = Threshold(
+    "memory_used", 0.70, "ratio", "70 % of what may be used: states do not shrink with the batch, so the rest is all there is to train with"
+)
+PART = Threshold("states", 0.50, "ratio", "half of what is used: otherwise activations are the larger lever")
+LORA_FASTER = Interval(1.1, 1.5)
+"""No weight gradients and no update of frozen weights: 1.19x measured on a CPU, 1.47x published for Llama 2 7B (NVIDIA NeMo)."""
+ADAPTED = 16
+"""Rows and columns of the four Linears of a block in units of its width: (1 + 3) + (1 + 1) + (1 + 4) + (4 + 1)."""
+BYTES = 4
+
+
+def check(case: Case) -> Finding:
+    memory = memory_of(case)
+    evidence = memory_evidence(case, USED.value)
+    part = memory.states / memory.used
+    level = memory.used_ratio / USED.value
+    if memory.used_ratio < USED.value or part < PART.value:
+        return clear(ID, TITLE, min(level, 0.99) if part >= PART.value else 0.0, evidence)
+    found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
+    return fires(
+        ID,
+        TITLE,
+        f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by states; a smaller batch would not help",
+        recoverable=found[0][1] / memory.limit if found else 0.0,
+        confidence="high",
+        evidence=evidence,
+        suggestions=some(*(suggestion for suggestion, _ in found)),
+        level=level,
+        resource="memory",
+    )
+
+
+Freed = tuple[Suggestion, float]
+"""A suggestion, and the bytes that it frees."""
+
+
+def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
+    """ZeRO: optimizer state, gradients, parameters shared out among N processes. With AdamW in fp32 16 P bytes become these."""
+    n = int(case.knobs.get("nproc", 1))
+    if n < 2 or case.knobs.get("sharding") not in ("none", "ddp"):
+        return []
+    saved = 1 - 1 / n
+    stages = (
+        (
+            "zero2",
+            memory.optimizer + memory.gradients,
+            f"4P + 12P/{n} bytes instead of 16P, for the traffic of DDP",
+            "reshard_after_forward=False",
+        ),
+        ("zero3", memory.states, f"16P/{n} bytes instead of 16P, for 1.5x the traffic of DDP", "reshard_after_forward=True"),
+        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, for the traffic of DDP", ""),
+    )
+    codes = {"zero1": "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)"}
+    return [
+        _freeing(suggest(case, {"sharding": stage}, None, why, codes.get(stage, f"fully_shard(block, {flag})")), saved * size)
+        for stage, size, why, flag in stages
+    ]
+
+
+def _lora(case: Case, memory: Memory) -> Freed | None:
+    if case.knobs.get("peft") != "none":
+        return None
+    adapters = BYTES * ADAPTED * int(case.knobs["lora_rank"]) * int(case.knobs["d_model"]) * int(case.knobs["n_layer"])
+    freed = memory.gradients + memory.optimizer - 4 * adapters
+    why = "for fine-tuning: gradients and optimizer state of low-rank adapters only; what can be learnt is less"
+    return _freeing(suggest(case, {"peft": "lora"}, LORA_FASTER, why, "peft.get_peft_model(model, LoraConfig(r=8, ...))"), freed)
+
+
+def _eight_bit(case: Case, memory: Memory) -> Freed | None:
+    if not str(case.knobs.get("optim", "")).startswith("adamw") or case.knobs.get("optim") == "adamw_8bit":
+        return None
+    why = "moments in one byte instead of four; needs torchao or bitsandbytes"
+    return _freeing(
+        suggest(case, {"optim": "adamw_8bit"}, None, why, "torchao.optim.AdamW8bit(model.parameters())"), 0.75 * memory.optimizer
+    )
+
+
+def _freeing(suggestion: Suggestion | None, size: float) -> Freed | None:
+    return (suggestion, size) if suggestion is not None and size > 0 else None
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=tuple(f"memory.{name}_bytes" for name in ("parameters", "gradients", "optimizer", "activations", "limit")),
+    thresholds=(USED, PART),
+    text="""AdamW in fp32 holds 16 bytes for each parameter that is trained: the parameter, its gradient and two moments (mixed precision with
+fp32 masters: 16 too). No batch size changes that. Several processes can share them out (ZeRO-1: optimizer state; ZeRO-2: gradients
+too; ZeRO-3: parameters too); fine-tuning can do with low-rank adapters, whose gradients and moments are a few per cent; 8-bit
+moments save three quarters of the optimizer's half. Bytes are those of the tensors that this process holds; the limit is
+`memory_limit_mb`, else the device's memory. This finding's share is of memory, not of time.""",
+    check=check,
+)
