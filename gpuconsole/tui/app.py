@@ -245,6 +245,10 @@ class ConsoleApp(App[int]):
                 from gpuconsole.tui.screens.processes import ProcessesScreen
 
                 return ProcessesScreen(front)
+            case "profile":
+                from gpuconsole.tui.screens.profile import ProfileScreen
+
+                return ProfileScreen(front, self.take_profile)
             case "topology":
                 from gpuconsole.tui.screens.topology import TopologyScreen
 
@@ -260,6 +264,7 @@ class ConsoleApp(App[int]):
             ("Knobs", "Edit the settings of the run", "knobs"),
             ("Details", "Findings with their evidence", "details"),
             ("History", "Charts of the session", "history"),
+            ("Profile", "Kernel classes, roofline, a trace", "profile"),
             ("Devices", "All metrics with their sources", "device"),
             ("Processes", "Who holds the GPUs; send a signal", "processes"),
             ("Topology", "How the GPUs are linked", "topology"),
@@ -283,6 +288,11 @@ class ConsoleApp(App[int]):
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
         self._act(self.front.try_change(changes, predicted), verdict_line)
+
+    def take_profile(self) -> None:
+        self._act(
+            self.front.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
+        )
 
     def action_revert(self) -> None:
         self._act(self.front.revert(), lambda _: "reverted the last kept change")

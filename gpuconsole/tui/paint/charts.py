@@ -11,12 +11,12 @@ from gpuconsole.tui.paint import format
 from gpuconsole.tui.paint.cells import Row, line
 
 BINS = 40
-_DATA = re.compile("([▀▄█▌▐▖▗▘▝▚▞▙▛▜▟]+)")
+_DOTS = "▀▄█▌▐▖▗▘▝▚▞▙▛▜▟"
 
 
 def throughput(times: list[float], values: list[float], marks: Sequence[float], unit: str, width: int, height: int) -> list[Row]:
     """Throughput over session time, with a line where knobs changed."""
-    figure = _figure(width, height)
+    figure = empty_figure(width, height)
     top = max(values) * 1.1 or 1.0
     figure.draw(figure.signal(times, values).lines())
     for t in marks:
@@ -38,7 +38,7 @@ def step_times(seconds: Sequence[float], width: int, height: int) -> list[Row]:
     counts = [0] * bins
     for value in inside:
         counts[min(bins - 1, int((value - low) / span))] += 1
-    figure = _figure(width, height)
+    figure = empty_figure(width, height)
     figure.draw(figure.bar([low + (n + 0.5) * span for n in range(bins)], counts, width=1.0))
     _ticks(figure, "x", round_ticks(low, high, 6), lambda value: format.duration(value).strip())
     _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
@@ -63,7 +63,7 @@ def _percentile(ordered: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
 
 
-def _figure(width: int, height: int) -> Any:
+def empty_figure(width: int, height: int) -> Any:
     """Plotext's one figure, empty. Imported here: it costs time, and few open the charts."""
     import plotext
 
@@ -79,9 +79,16 @@ def _ticks(figure: Any, axis: str, positions: list[float], text: Callable[[float
 
 
 def _rows(figure: Any, title: str, width: int) -> list[Row]:
-    """The chart as rows: data in the accent colour, the frame dim."""
-    rows = [line(width, (title, "title"))]
+    return [line(width, (title, "title")), *chart_rows(figure, width)]
+
+
+def chart_rows(figure: Any, width: int, letters: str = "") -> list[Row]:
+    """The chart as rows: data in the accent colour, the frame and its figures dim. `letters` stand for points."""
+    data = re.compile(f"([{_DOTS}]+" + (f"|[{letters}])" if letters else ")"))
+    rows = []
     for text in figure.build().string(colorless=True).rstrip("\n").split("\n"):
-        parts = _DATA.split(text)
-        rows.append(line(width, *((part, "trace" if n % 2 else "dim") for n, part in enumerate(parts))))
+        edge = next((n for n, char in enumerate(text) if char in "│┤"), len(text))
+        parts = data.split(text[edge:])
+        inside = ((part, ("title" if part in letters else "trace") if n % 2 else "dim") for n, part in enumerate(parts))
+        rows.append(line(width, (text[:edge], "dim"), *inside))
     return rows

@@ -14,6 +14,7 @@ KEYS = (
     ("k", "knobs: edit values, apply them at once or try them as a trial"),
     ("d", "details of all findings: evidence, reasons, code for your own program"),
     ("h", "history: throughput over time with the moments of change, distribution of step times"),
+    ("f", "profile a few steps: where device time goes by kernel class, a roofline, a trace for Perfetto"),
     ("i", "device: every metric with its value, unit and source, and why some are n/a"),
     ("p", "processes on the GPUs: sort, filter, tree, send a signal"),
     ("l", "links: the topology of the GPUs, with NUMA nodes and CPUs"),

@@ -15,6 +15,7 @@ MAIN: Keys = (
     ("p", "processes"),
     ("?", "help"),
     ("h", "history"),
+    ("f", "profile"),
     ("k", "knobs"),
     ("u", "revert"),
     ("x", "stop"),
