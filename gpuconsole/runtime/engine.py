@@ -15,7 +15,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.knobs import KnobError, Knobs, check_knobs
 from gpuconsole.model.process import Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
@@ -23,6 +23,7 @@ from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
+from gpuconsole.runtime.changes import check_hot, checked, is_cold
 from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
@@ -35,7 +36,7 @@ from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
-from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, prelude, write_snapshot
+from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -52,7 +53,7 @@ DEVICES_S = 3.0
 NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
 
 
-class Engine:
+class Engine(StoreReader):
     """One session. Everything happens on one event loop; nothing here blocks it."""
 
     def __init__(
@@ -89,8 +90,6 @@ class Engine:
         self._diagnosing = Diagnosing(self.store, self._emit, lambda: self._worker, self._busy)
         self.comparing = Comparing(self.store, self._emit, keeps)
         self._kept: list[tuple[Knobs, Knobs]] = []
-        self._next_run = 1
-        self._next_trial = 1
         self._closing = False
         self.profile_dir: Path | None = None
         self._devices_known = asyncio.Event()
@@ -163,13 +162,6 @@ class Engine:
             ended=False,
         )
 
-    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
-        return bucketed(self.store, key, columns, seconds)
-
-    def points(self, key: str) -> tuple[list[float], list[float]]:
-        series = self.store.series.get(key)
-        return series.points() if series else ([], [])
-
     def scenarios(self) -> list[Scenario]:
         found, mistakes = catalog.scenarios()
         for mistake in mistakes:
@@ -223,20 +215,22 @@ class Engine:
 
     async def set_knobs(self, changes: Knobs) -> None:
         record, worker = self._running()
-        changes = self._checked(changes, record)
-        if any(CATALOGUE[name].apply == "cold" for name in changes):
-            raise FrontError(f"{describe_changes(changes)} needs a restart of the worker: try it as a trial")
+        changes = checked(changes, record.run)
+        check_hot(changes, "needs a restart of the worker: try it as a trial")
         before = {name: record.run.knobs[name] for name in changes}
         async with self._exclusive():
-            answer = await worker.set_knobs(changes, 0)
-            if answer.error:
-                raise FrontError(answer.error)
+            await self._change(worker, changes)
             self._kept.append((before, changes))
-            self._next(changes, worker)
+
+    async def _change(self, worker: WorkerHandle, changes: Knobs) -> None:
+        answer = await worker.set_knobs(changes, 0)
+        if answer.error:
+            raise FrontError(answer.error)
+        self._next(changes, worker)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         record, _ = self._running()
-        changes = self._checked(changes, record)
+        changes = checked(changes, record.run)
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)
@@ -252,14 +246,10 @@ class Engine:
         if not self._kept:
             raise FrontError("nothing to revert: no change was kept")
         before, changes = self._kept[-1]
-        if any(CATALOGUE[name].apply == "cold" for name in changes):
-            raise FrontError(f"{describe_changes(changes)} needed a restart: start the scenario again to go back")
+        check_hot(changes, "needed a restart: start the scenario again to go back")
         async with self._exclusive():
-            answer = await worker.set_knobs(before, 0)
-            if answer.error:
-                raise FrontError(answer.error)
+            await self._change(worker, before)
             self._kept.pop()
-            self._next(before, worker)
 
     async def keep_baseline(self) -> str:
         return await self.comparing.keep()
@@ -344,22 +334,11 @@ class Engine:
         finally:
             self._trying = False
 
-    def _checked(self, changes: Knobs, record: RunRecord) -> Knobs:
-        try:
-            checked = check_knobs(dict(changes), tuple(record.run.knobs), record.run.scenario)
-        except KnobError as error:
-            raise FrontError(str(error)) from None
-        changed = {name: value for name, value in checked.items() if record.run.knobs[name] != value}
-        if not changed:
-            raise FrontError(f"{describe_changes(checked)}: already so")
-        return changed
-
     # --- runs and trials ------------------------------------------------------------------------------------
 
     def _open_run(self, knobs: Knobs, device: str, changes: Knobs) -> None:
         assert self._scenario is not None
-        run, self._next_run = str(self._next_run), self._next_run + 1
-        scenario = self._scenario
+        run, scenario = str(len(self.store.records) + 1), self._scenario
         self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes))
         self._diagnosing.begin()
         self.comparing.begin(scenario, next((one for one in self.store.devices if one.id == device), Device(device, "")))
@@ -383,8 +362,7 @@ class Engine:
 
     async def _try(self, record: RunRecord, changes: Knobs, predicted: Interval | None) -> Trial:
         _, baseline = self._running()
-        trial = Trial(id=str(self._next_trial), baseline_run=record.run.id, changes=changes, predicted=predicted)
-        self._next_trial += 1
+        trial = Trial(id=str(len(self.store.trials) + 1), baseline_run=record.run.id, changes=changes, predicted=predicted)
         self._on_trial(trial)
         self._trial_over.clear()
         self._trial = asyncio.create_task(self._run_trial(trial, record, baseline))
@@ -409,7 +387,7 @@ class Engine:
         run, on_cpu = record.run, record.run.device == "cpu"
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
-            if any(CATALOGUE[name].apply == "cold" for name in trial.changes):
+            if is_cold(trial.changes):
                 baseline.pause()
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
@@ -425,7 +403,7 @@ class Engine:
         winner = challenger if challenger is not None and trial.kept else baseline
         if challenger is not None and winner is not challenger:
             await challenger.stop()
-        if any(CATALOGUE[name].apply == "cold" for name in trial.changes):
+        if is_cold(trial.changes):
             if winner is challenger:
                 self._worker = challenger
                 baseline.listener, challenger.listener = _nobody, self._emit

@@ -14,14 +14,14 @@ from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.store import Store
-from gpuconsole.runtime.viewing import bucketed, make_snapshot, make_view, write_snapshot
+from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, write_snapshot
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import read_recording
 
 A_RECORDING = "this is a recording: nothing runs that could be changed"
 
 
-class Replay:
+class Replay(StoreReader):
     """Plays a recording's events; `speed` 0 plays them all at once. Reading the file raises RecordingError, OSError."""
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
@@ -69,13 +69,6 @@ class Replay:
             recording_to="",
             ended=self.ended,
         )
-
-    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
-        return bucketed(self.store, key, columns, seconds)
-
-    def points(self, key: str) -> tuple[list[float], list[float]]:
-        series = self.store.series.get(key)
-        return series.points() if series else ([], [])
 
     def scenarios(self) -> list[Scenario]:
         return []

@@ -92,6 +92,19 @@ def bucketed(store: Store, key: str, columns: int, seconds: float) -> list[float
     return _filled(found)
 
 
+class StoreReader:
+    """What a front reads straight from its store, live or recorded."""
+
+    store: Store
+
+    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
+        return bucketed(self.store, key, columns, seconds)
+
+    def points(self, key: str) -> tuple[list[float], list[float]]:
+        series = self.store.series.get(key)
+        return series.points() if series else ([], [])
+
+
 def _filled(values: list[float | None]) -> list[float | None]:
     """Buckets narrower than the sampling period repeat the sample before them, for at most two columns."""
     since, last = 0, None

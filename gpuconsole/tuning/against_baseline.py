@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.knob import Knobs, Value, show
 from gpuconsole.model.text import visible
-from gpuconsole.tuning.regression import MIN_BLOCKS, RUNS_FOR_SPREAD, change, verdict
+from gpuconsole.tuning.regression import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, change, verdict
 
 RUN_QUEUE_DIFFERS = 0.15
 """The threshold of host.cpu_contention: below it verdicts on contention-free time stay right."""
@@ -16,7 +16,7 @@ OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Pressure on the cores that counts as contention in that rule's signals (DIAGNOSIS.md, T15)."""
 WORTH_TELLING = 0.02
 """Run-queue delay below the least difference that counts needs no words."""
-FEW_RUNS = f"how much whole runs differ is not known before {RUNS_FOR_SPREAD} are kept"
+FEW_RUNS = f"runs are taken to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} are kept"
 
 
 def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> BaselineComparison:

@@ -25,6 +25,11 @@ MOST_BLOCKS = 60
 MIN_BLOCKS = 4
 RUNS_FOR_SPREAD = 3
 """From so many kept runs on, the spread between them is the measure of noise."""
+RUN_TO_RUN = 0.02
+"""What whole runs are taken to differ by (standard deviation) until three are kept. Measured on a shared two-core VM, six runs beside
+equal load: 2.7 %, and more when its hosts' neighbours changed; a machine of one's own does better."""
+USUAL_RUNS = 4
+"""As many degrees of freedom as five kept runs have."""
 SAME_WITHIN = math.log(1.05)
 """An interval within 5 % is `same`: the least gain that the diagnosis benchmark counts as a cause."""
 MOST_CORRELATED = 0.9
@@ -82,8 +87,9 @@ def estimate(rates: Sequence[float]) -> Estimate:
 def change(now: Sequence[float], kept: Sequence[Sequence[float]], live: bool = False) -> RateChange | None:
     """Throughput `now` against the `kept` runs', each as block rates; None while there are too few blocks.
 
-    Up to two kept runs: Welch's t on their blocks. From three on: a prediction interval from the spread between the runs, which
-    is taken as no smaller than the noise within them. With `live`, an interval that holds however often one looks.
+    The noise within runs is Welch's, over blocks. To it comes what whole runs differ by: `RUN_TO_RUN` while one or two are kept; from
+    three on their own spread, with `RUN_TO_RUN` weighing as `USUAL_RUNS` degrees of freedom beside it, so that three that happen to lie
+    together prove nothing (a moderated t, Smyth 2004). With `live`, an interval that holds however often one looks.
     """
     usable = [rates for rates in kept if len(rates) >= MIN_BLOCKS]
     if len(now) < MIN_BLOCKS or not usable:
@@ -91,15 +97,16 @@ def change(now: Sequence[float], kept: Sequence[Sequence[float]], live: bool = F
     new, old = estimate(now), [estimate(rates) for rates in usable]
     log_rates = [math.log(one.mean) for one in old]
     k = len(old)
+    within = new.error**2 * ((always_valid(new.worth) / NORMAL_975) ** 2 if live else 1.0)
     if k >= RUNS_FOR_SPREAD:
-        within = statistics.fmean(one.error**2 for one in old)
-        between = max(statistics.variance(log_rates), within)
-        variance, degrees = max(between, new.error**2) + between / k, k - 1.0
+        degrees = USUAL_RUNS + k - 1.0
+        between = (USUAL_RUNS * RUN_TO_RUN**2 + (k - 1) * statistics.variance(log_rates)) / degrees
+        variance = max(between, within) + between / k  # the spread between runs has the noise within them in it
     else:
-        parts = [(new.error**2, new.worth - 1), *((one.error**2 / k**2, one.worth - 1) for one in old)]
+        parts = [(within, new.worth - 1), *((one.error**2 / k**2, one.worth - 1) for one in old)]
+        parts.append((RUN_TO_RUN**2 * (1 + 1 / k), math.inf))
         variance, degrees = sum(part for part, _ in parts), _welch(parts)
-    reach = student(degrees) * (always_valid(new.worth) / NORMAL_975 if live else 1.0)
-    middle, half = math.log(new.mean) - statistics.fmean(log_rates), reach * math.sqrt(variance)
+    middle, half = math.log(new.mean) - statistics.fmean(log_rates), student(degrees) * math.sqrt(variance)
     return RateChange(*(math.expm1(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half)))
 
 
