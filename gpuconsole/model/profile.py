@@ -92,7 +92,7 @@ class Gap(msgspec.Struct, frozen=True):
 class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A profiler window over `steps` ordinary steps, which took `wall_s` under the profiler.
 
-    `kernels` counts kernels on a GPU, and on a CPU the operators that compute. What is n/a has its reason in the note beside it.
+    `kernels` counts kernels and copies on a GPU, and on a CPU the operators that compute or copy. What is n/a has its reason in the note beside it.
     """
 
     steps: int

@@ -59,10 +59,10 @@ _OPS = tuple((name, re.compile(f"^(?:{pattern})$")) for name, pattern in _OP_NAM
 _TENSOR_CORE = re.compile(
     # the names that Kineto's TensorBoard plug-in goes by (tc_allowlist.py), and what came after it: GMMA, nvjet, FlashAttention
     r"[hs]884|[hs]1688|i8816|16816|16832|[hs]gmma|wgmma|hmma|imma|qmma|tensorop|xmma_|nvjet|conv2d_c1_k1|c1_k1|dgrad_1x1_stride_2x2"
-    r"|first_layer_wgrad_kernel|flash_(fwd|bwd)|flash.*(fprop|bprop)|fmha_cutlass[FB]_(f16|bf16)",
+    r"|first_layer_wgrad_kernel|flash_(fwd|bwd)|flash.*(fprop|bprop)|FlashAtt\w*(Fwd|Bwd|Forward|Backward)Sm|fmha_cutlass[FB]_(f16|bf16)",
     re.IGNORECASE,
 )
-_ON_CUDA_CORES = re.compile(r"simt|xmma_\w*f32f32_f32f32|_sgemm|flash_bwd_(dot|convert)|splitkreduce", re.IGNORECASE)
+_ON_CUDA_CORES = re.compile(r"simt|xmma_\w*?_(f32f32_)+f32|_sgemm|flash_bwd_(dot|convert)|combine|splitkreduce", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
