@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Collection
 
-_NOT_COMMANDS = ("main", "common", "console", "headless")
+_NOT_COMMANDS = ("main", "common", "console", "headless", "profiling")
 COMMANDS = tuple(
     sorted(
         name[:-3]

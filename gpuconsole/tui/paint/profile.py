@@ -14,7 +14,7 @@ WIDE = 110
 CHART_ROWS = 18
 WIDE_CHART_ROWS = 22
 NAME = max(len(name) for name in OP_CLASSES)
-FIGURES = 9 + 9 + 13
+FIGURES = 7 + 8 + 8
 """Columns for the share, the time and the FLOP/s of a class."""
 OPEN_AT = "to be opened at https://ui.perfetto.dev"
 
@@ -64,8 +64,8 @@ def _window(report: ProfileReport, run: Run, width: int) -> list[Row]:
 
 def _classes(report: ProfileReport, width: int) -> list[Row]:
     """A bar for each class; the longest as wide as there is room."""
-    room = max(4, width - NAME - FIGURES - 2)
-    rows = [line(width, (f"{'class':<{NAME}} {'':<{room}} {'share':>6} {'a step':>9} {'FLOP/s':>12}", "dim"))]
+    room = max(4, width - NAME - FIGURES - 1)
+    rows = [line(width, (f"{'class':<{NAME}} {'':<{room}} {'share':>6} {'a step':>7} {'FLOP/s':>7}", "dim"))]
     largest = max(one.share_ratio for one in report.classes) or 1.0
     return rows + [_class(one, one.share_ratio / largest, room, report.steps, width) for one in report.classes]
 
@@ -78,8 +78,8 @@ def _class(one: OpClass, part: float, room: int, steps: int, width: int) -> Row:
         (f"{one.name:<{NAME}} ", ""),
         (f"{bar:<{room}}", "accent"),
         (f" {one.share_ratio:>6.1%}", "title"),
-        (f" {format.duration(one.time_s / steps):>9}", ""),
-        (f" {flops:>12}", "dim"),
+        (f" {format.duration(one.time_s / steps):>7}", ""),
+        (f" {flops:>7}", "dim"),
     )
 
 

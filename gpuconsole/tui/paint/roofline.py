@@ -67,7 +67,7 @@ def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, he
     points = [one for one in classes if one.name in LETTERS and one.share_ratio >= SMALLEST and one.intensity and one.flops_per_s]
     if roof is None or not points:
         return paragraph(NO_PEAK if roof is None else NO_POINTS, width, "dim")
-    head = [line(width, (_title(roof), "title")), *paragraph(_sources(roof), width, "dim")]
+    head = paragraph(_title(roof), width, "title") + paragraph(_sources(roof), width, "dim")
     legend = _legend(points, width)
     return [*head, *_chart(points, roof, width, max(8, height - len(head) - len(legend))), *legend]
 
@@ -88,8 +88,8 @@ def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> li
     top = math.log10(roof.flops_per_s)
     ridge = math.log10(roof.ridge) if roof.ridge else None
     left = math.floor(min([x for x, _, _ in places] + ([ridge - 1] if ridge is not None else [])))
-    right = math.ceil(max([x for x, _, _ in places] + ([ridge + 0.5] if ridge is not None else [])) + 0.2)
-    low, high = math.floor(min(y for _, y, _ in places)), math.ceil(max([top + 0.1, *(y + 0.1 for _, y, _ in places)]))
+    right = max([x for x, _, _ in places] + ([ridge + 0.5] if ridge is not None else [])) + 0.3
+    low, high = math.floor(min(y for _, y, _ in places)), max(top, *(y for _, y, _ in places)) + 0.3
     figure = empty_figure(width, height)
     if ridge is not None:
         start = max(left, ridge - (top - low))  # where the slope enters the chart
@@ -104,9 +104,10 @@ def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> li
     return chart_rows(figure, width, "".join(LETTERS.values()))
 
 
-def _decades(figure: Any, axis: str, low: int, high: int, most: int, text: Callable[[float], str]) -> None:
+def _decades(figure: Any, axis: str, low: int, high: float, most: int, text: Callable[[float], str]) -> None:
     """Ticks at powers of ten, at most `most` of them."""
-    powers = range(low, high + 1, -(-(high - low + 1) // most))
+    last = math.floor(high)
+    powers = range(low, last + 1, -(-(last - low + 1) // most))
     figure.ruler(axis).ticks(list(powers), [text(10.0**power) for power in powers])
 
 

@@ -1,0 +1,138 @@
+"""The profile screen and the roofline."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+
+from gpuconsole.model.device import Peaks
+from gpuconsole.model.profile import OpClass
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.paint.cells import row_width
+from gpuconsole.tui.paint.profile import paint_profile
+from gpuconsole.tui.paint.roofline import NO_PEAK, Roof, paint_roofline, roof_of
+from gpuconsole.tui.screens.profile import ProfileScreen
+from tests.tui.fake_front import H200, FakeFront, gpu_view, view
+from tests.tui.fake_profile import GPU_PROFILE, profiled_view
+from tests.tui.test_app import on_screen, shows, text_of
+from tests.tui.test_paint import HOSTILE
+from tests.waiting import until
+
+ROOF = Roof(989e12, "bf16 dense, datasheet", 4.8e12, "datasheet")
+
+
+def text(shown: View, width: int) -> str:
+    rows = paint_profile(shown, width)
+    assert {row_width(row) for row in rows} == {width}
+    return "\n".join("".join(part for part, _ in row) for row in rows)
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 120, 200])
+def test_the_page_holds_everything(width: int) -> None:
+    page = text(profiled_view(), width)
+    words = " ".join(page.split())
+    for part in ("3 steps of 440 ms", "3 182 launches/s", "gemm", "58.0%", "74 %: share of kernel time", "H2D pageable 6x", "21.0 ms between",
+                 "gpuconsole-trace-train-gpt-20261121-110755.json.gz", "https://ui.perfetto.dev", "ridge at 206 FLOP/byte", "nvjet_hsh"):  # fmt: skip
+        assert part in words or width in (60, 110), part  # where lines are broken within these words
+
+
+def test_names_from_outside_are_shown_as_plain_text() -> None:
+    top = [msgspec.structs.replace(op, name=HOSTILE) for op in GPU_PROFILE.top]
+    page = text(profiled_view(msgspec.structs.replace(GPU_PROFILE, top=top, trace=HOSTILE)), 120)
+    assert not any(ord(char) < 32 and char != "\n" for char in page)
+
+
+@pytest.mark.parametrize("name", ["gemm", "elementwise"])
+def test_a_class_lies_where_its_figures_say(name: str) -> None:
+    """Up is more FLOP/s, right is more FLOP/byte; and the roof is drawn."""
+    lone = [one for one in GPU_PROFILE.classes if one.name == name]
+    rows = ["".join(part for part, _ in row) for row in paint_roofline([*lone, GPU_PROFILE.classes[1]], ROOF, 80, 20)]
+    inside = [row[next(n for n, char in enumerate(row) if char in "│┤") :] for row in rows if row.endswith("│")]
+    letter = name[0].upper()
+    at = {mark: next((x, y) for y, row in enumerate(inside) for x, char in enumerate(row) if char == mark) for mark in (letter, "A")}
+    one, attention = lone[0], GPU_PROFILE.classes[1]
+    assert (at[letter][0] < at["A"][0]) == ((one.intensity or 0) < (attention.intensity or 0))
+    assert (at[letter][1] > at["A"][1]) == ((one.flops_per_s or 0) < (attention.flops_per_s or 0))
+    assert any("▀▀▀" in row or "▄▄▄" in row for row in inside)
+
+
+def test_the_roof_is_the_datasheets_or_what_was_measured() -> None:
+    shown = profiled_view()
+    assert shown.run is not None
+    roof = roof_of(shown.run, shown.devices, shown.environment)
+    assert roof is not None
+    assert (roof.flops_per_s, roof.bytes_per_s) == (989e12, 4.8e12)
+    assert roof.ridge == pytest.approx(989e12 / 4.8e12)
+    unknown = msgspec.structs.replace(H200, peaks=Peaks())
+    assert roof_of(shown.run, (unknown,), shown.environment) is None
+    calibrated = msgspec.structs.replace(shown.environment, calibration={"gemm_bf16_flops_per_s": 7e14, "copy_bytes_per_s": 4e12})
+    measured = roof_of(shown.run, (unknown,), calibrated)
+    assert measured == Roof(7e14, "bf16 matrix product, calibrated", 4e12, "copy, calibrated")
+    summary = msgspec.structs.replace(shown.run.summary, flops_per_s=2e13, mfu_ratio=0.5, mfu_peak_source="measured here")
+    in_run = roof_of(msgspec.structs.replace(shown.run, summary=summary), (unknown,), shown.environment)
+    assert in_run is not None
+    assert (in_run.flops_per_s, in_run.bytes_per_s, in_run.ridge) == (4e13, None, None)
+
+
+def test_without_a_peak_or_a_bandwidth_it_says_so() -> None:
+    def words(roof: Roof | None) -> str:
+        return " ".join("".join(part for row in paint_roofline(GPU_PROFILE.classes, roof, 80, 20) for part, _ in row).split())
+
+    assert words(None) == NO_PEAK
+    flat = words(Roof(1e12, "measured", None, ""))
+    assert "ridge" not in flat
+    assert "bandwidth not known (gpuconsole calibrate)" in flat
+
+
+def test_any_figures_fit_the_chart() -> None:
+    for flops, moved, time_s in ((1.0, 1e15, 1e-9), (1e18, 1.0, 1e3), (1e12, 1e12, 1.0)):
+        rows = paint_roofline([OpClass("gemm", 1.0, time_s, 1, flops, moved, time_s)], ROOF, 60, 16)
+        assert {row_width(row) for row in rows} == {60}
+        assert len(rows) <= 16
+        assert any("G" in part and style == "title" for row in rows[2:-2] for part, style in row)
+        assert math.isfinite(flops)
+
+
+def test_f_opens_the_screen_takes_a_window_and_shows_it() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        front.error = "the profiler is busy"
+        await pilot.press("f")
+        await until(lambda: isinstance(app.screen, ProfileScreen))
+        await until(lambda: ("profile",) in front.calls)
+        await shows(app, "the profiler is busy")
+        await shows(app, "No profile yet")
+        front.error = ""
+        front.shown = profiled_view(None, probing="profiler")
+        await shows(app, "Profiling: a few ordinary steps")
+        front.shown = profiled_view()
+        await shows(app, "roofline: 989 TFLOP/s")
+        await pilot.press("f")
+        await until(lambda: front.calls.count(("profile",)) == 2)
+        await shows(app, "profiled 3 steps")
+        await pilot.resize_terminal(80, 24)
+        await shows(app, "rows 1-21")
+        await pilot.press("pagedown", "escape")
+        await until(lambda: "Diagnosis" in text_of(app))
+
+    on_screen(profiled_view(None), body)
+
+
+def test_a_profile_that_is_there_is_shown_and_none_is_taken() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await pilot.press("f")
+        await shows(app, "ridge at 206 FLOP/byte")
+        assert ("profile",) not in front.calls
+
+    on_screen(profiled_view(), body)
+    on_screen(profiled_view(recording=True), body)
+
+
+def test_with_nothing_to_profile_it_says_what_to_do() -> None:
+    assert "Nothing is running" in text(view(), 80)
+    stopped = gpu_view()
+    run = msgspec.structs.replace(stopped.runs[-1], state="finished", unavailable={"profile": "torch.profiler cannot profile here: busy"})
+    assert "No profile: torch.profiler cannot profile here: busy" in text(msgspec.structs.replace(stopped, runs=(run,)), 80)
