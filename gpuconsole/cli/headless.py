@@ -170,7 +170,7 @@ class HeadlessRun:
         """Whether any run is slower than its baseline; says so, or that there was nothing to hold it against."""
         for run in snapshot.runs:
             words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
-            if run.baseline is None or run.baseline.verdict is None:
+            if run.baseline is None or run.baseline.change is None:
                 print(f"gpuconsole: run {run.id} could not be checked for a regression: {words}", file=sys.stderr)
             elif run.baseline.verdict == "slower":
                 print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)

@@ -122,10 +122,10 @@ class Comparing:
         baseline = self._found.get(record.run.id, LookedUp()).baseline
         if baseline is not None:
             now = self._measured(record, LIVE_STEPS if live else None)
-            if now is not None:
+            if now.rates or not live:
                 self._emit(Compared(time.monotonic(), record.run.id, compare(now, baseline, live)))
 
-    def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun | None:
+    def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun:
         others = self._others.get(record.run.id)
         return measured(record, self._store, limit, others.ratio if others else None)
 
@@ -157,7 +157,7 @@ class Comparing:
         self._done.add(run.id)
         try:
             measurement = self._measured(record, None)
-            if measurement is None or len(measurement.rates) < MIN_BLOCKS:
+            if len(measurement.rates) < MIN_BLOCKS:
                 raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks of them are needed)")
             key, unit = self._keys[run.id], run.throughput[1]
             line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
@@ -184,17 +184,14 @@ class Comparing:
         task.add_done_callback(self._tasks.discard)
 
 
-def measured(record: RunRecord, store: Store, limit: int | None, others: float | None) -> BaselineRun | None:
-    """What a run has shown over its last `limit` steady steps (None: all) beside the load of `others`; None where it has no throughput yet."""
+def measured(record: RunRecord, store: Store, limit: int | None, others: float | None) -> BaselineRun:
+    """What a run has shown over its last `limit` steady steps (None: all) beside the load of `others`; without rates before it is steady."""
     steps, run = record.steady_steps(limit), record.run
-    rates = block_rates(steps)
-    if not rates:
-        return None
     summary = run.summary
     return BaselineRun(
         date=run.started,
         gpuconsole=__version__,
-        rates=_rounded(rates),
+        rates=_rounded(block_rates(steps)),
         contention_free=_rounded(block_rates(steps, contention_free=True)) if run.device == "cpu" else (),
         duration_s=round(sum(step.wall_s for step in steps), 3),
         step_time_s=summary.step_time_s.p50 if summary.step_time_s else None,
@@ -215,7 +212,7 @@ def _rounded(rates: tuple[float, ...]) -> tuple[float, ...]:
 def _mean(store: Store, metric: str, steps: list[Step]) -> float | None:
     """Mean of a host metric over the time of `steps`; None where it was not measured."""
     series = store.series.get(series_key(metric, "cpu"))
-    if series is None:
+    if series is None or not steps:
         return None
     end = store.session_time(steps[-1].t)
     times, values = series.since(store.session_time(steps[0].t))

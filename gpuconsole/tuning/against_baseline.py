@@ -100,7 +100,7 @@ def _words(
     delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_TELLING for run in (now, *baseline.runs))
     so_far = (", run-queue delay taken off" if delayed else "") + (", so far" if live else "")
     if found is None:
-        return f"{name}: no verdict before there are {MIN_BLOCKS} blocks of steady steps, in the run and in the baseline"
+        return f"no verdict against {name}: it takes {MIN_BLOCKS} blocks of steady steps in both"
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(found.low), abs(found.high)))
         text = f"{abs(found.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}: beyond its noise"

@@ -26,8 +26,8 @@ MIN_BLOCKS = 4
 RUNS_FOR_SPREAD = 3
 """From so many kept runs on, the spread between them is the measure of noise."""
 RUN_TO_RUN = 0.02
-"""What whole runs are taken to differ by (standard deviation) until three are kept. Measured on a shared two-core VM, six runs beside
-equal load: 2.7 %, and more when its hosts' neighbours changed; a machine of one's own does better."""
+"""What whole runs are taken to differ by (standard deviation) until three are kept: as much as the least difference that counts. Six runs
+beside equal load on a shared two-core VM differed by 2.7 %, so there only kept runs tell."""
 USUAL_RUNS = 4
 """As many degrees of freedom as five kept runs have."""
 SAME_WITHIN = math.log(1.05)

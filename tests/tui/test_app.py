@@ -83,7 +83,7 @@ def test_keys_reach_the_front() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
         await pilot.press("enter")
         await shows(app, "1.50x win, kept")
-        await pilot.press("down", "t", "u", "r", "e", "x")
+        await pilot.press("down", "t", "u", "r", "e", "b", "x")
         await until(lambda: ("stop",) in front.calls)
 
     front = on_screen(gpu_view(), body)
@@ -91,7 +91,7 @@ def test_keys_reach_the_front() -> None:
         ("try_change", {"num_workers": 4}, Interval(1.45, 1.69)),
         ("try_change", {"num_workers": 2}, Interval(1.3, 1.5)),
     ]
-    assert {call[0] for call in front.calls[2:]} >= {"revert", "record", "export", "stop"}
+    assert {call[0] for call in front.calls[2:]} >= {"revert", "record", "export", "keep_baseline", "stop"}
 
 
 def test_enter_means_what_was_selected_when_the_ranking_changes() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict
 from gpuconsole.model.device import Device
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import charts, facts
@@ -156,3 +157,16 @@ def test_charts_are_rows_too() -> None:
         assert all(sum(cell_width(part) for part, _ in row) == 100 for row in rows)
     assert charts.step_times((0.1, 0.1), 60, 10)
     assert charts.round_ticks(0, 20_000, 4) == [0, 5000, 10_000, 15_000, 20_000]
+
+
+@pytest.mark.parametrize(("verdict", "style"), [("slower", "alert"), ("undecided", "dim"), ("same", "dim"), ("faster", "good")])
+def test_the_run_table_says_how_the_run_stands_to_its_baseline_and_red_means_beyond_noise(verdict: BaselineVerdict, style: str) -> None:
+    shown = gpu_view()
+    found = BaselineComparison("train-gpt-0", "8.3 % [5.1, 11.2] slower than the baseline of 2026-11-20", "-8 % vs baseline", verdict)
+    run = msgspec.structs.replace(shown.runs[-1], baseline=found)
+    shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run))
+    for width, expected in ((100, found.words), (60, found.short)):
+        top = paint_runs(shown, width, 8, True)[0]
+        assert (expected, style) in top
+        assert sum(cell_width(part) for part, _ in top) == width
+    assert "vs baseline" not in text(paint_runs(gpu_view(), 100, 8, True))

@@ -1,0 +1,77 @@
+"""The real command line: a run is kept, and the next one is held against it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+
+from gpuconsole.model.snapshot import json_schema
+from tests.conftest import Cli
+
+SMALL = ["--duration", "7", "--set", "d_model=64", "--set", "n_layer=1", "--set", "batch_size=2", "--set", "seq_len=32"]
+
+
+def twenty_times_faster(path: Path) -> None:
+    """The kept run as another machine's would be; without its load, so that no contention of this one excuses anything."""
+    kept = json.loads(path.read_text())
+    for run in kept["runs"]:
+        for rates in ("rates", "contention_free"):
+            run[rates] = [20 * rate for rate in run.get(rates, [])]
+        for load in ("run_queue_ratio", "waiting_ratio", "others_ratio"):
+            run.pop(load, None)
+    path.write_text(json.dumps(kept))
+
+
+def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}
+    first = cli("run", "train-gpt", "--headless", *SMALL, "--save-baseline", "--fail-on-regression", env=env)
+    assert first.returncode == 0, first.stderr
+    assert "run 1 could not be checked for a regression: there is no baseline for this scenario" in first.stderr
+    (path,) = (tmp_path / "data" / "gpuconsole" / "baselines").glob("*.json")
+    assert f"run 1 kept as a baseline: {path.stem}, 1 run" in first.stderr
+
+    twenty_times_faster(path)
+    doctored = path.read_bytes()
+    args = ["--save-baseline", "--fail-on-regression", "--snapshot", "s.json", "--record", "r.jsonl"]
+    second = cli("run", "train-gpt", "--headless", *SMALL, *args, env=env)
+    assert second.returncode == 1
+    assert "slower than the baseline of 2" in second.stdout
+    assert "run 1 has regressed: " in second.stderr
+    assert "run 1 is not kept as a baseline: it is slower" in second.stderr
+    assert path.read_bytes() == doctored
+    snapshot = json.loads((tmp_path / "s.json").read_text())
+    jsonschema.validate(snapshot, json_schema())
+    found = snapshot["runs"][0]["baseline"]
+    assert found["verdict"] == "slower"
+    assert found["change"]["high"] < -0.5
+    again = cli("replay", "r.jsonl", "--headless", env=env)
+    assert found["words"] in again.stdout
+
+
+def test_baselines_are_listed_and_removed(cli: Cli, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    assert "no baselines yet" in cli("baselines", env=env).stdout
+    folder = tmp_path / "gpuconsole" / "baselines"
+    folder.mkdir(parents=True)
+    (folder / "broken.json").write_text("{")
+    listed = cli("baselines", env=env)
+    assert listed.returncode == 0
+    assert len(listed.stderr.splitlines()) == 1
+    assert "broken.json: not a valid baseline" in listed.stderr
+    assert json.loads(cli("baselines", "--json", env=env).stdout) == {}
+    wrong = cli("baselines", "--remove", "brocken", env=env)
+    assert wrong.returncode == 2
+    assert "did you mean 'broken'?" in wrong.stderr
+    assert cli("baselines", "--remove", "broken", env=env).returncode == 0
+    assert not (folder / "broken.json").exists()
+
+
+def test_what_could_not_be_kept_is_told_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli("run", "train-gpt", "--headless", "--save-baseline", env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "file")})
+    assert done.returncode == 2
+    assert "--save-baseline: " in done.stderr and "cannot be written" in done.stderr
+    assert "--fail-on-regression goes with --headless" in cli("run", "train-gpt", "--fail-on-regression").stderr
