@@ -12,7 +12,8 @@ from gpuconsole.model.run import PHASES, Rank, Step
 from gpuconsole.wire.events import RankJoined, Steps
 
 KEPT_STEPS = 2000
-LEAST_STEPS = 8
+LEAST_STEPS = 3
+SAMPLED_STEPS = 30
 COUNTS = 0
 COMM = PHASES.index("comm")
 
@@ -56,12 +57,17 @@ class Ranks:
             return {}
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
-        source = f"step account of {len(busy)} processes: time without communication, its median over the others'"
+        source = f"step account of {len(busy)} processes: time without communication and run-queue delay, its median over the others'"
         return {
             "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step account"),
             "world_size": Signal(float(len(busy)), "", "processes that have joined"),
         }
+
+    def _sampled(self, rank: int) -> list[Step]:
+        """The last steps on which run-queue delay was read, as soon as there are enough of them."""
+        sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
+        return sampled if len(sampled) >= LEAST_STEPS else []
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))
@@ -77,5 +83,6 @@ class Ranks:
 
 
 def _busy_s(step: Step) -> float:
-    """A step's time without communication, which is waiting for others too."""
-    return step.wall_s - step.phases[COMM]
+    """A step's time without communication, which is waiting for others too, and without waiting for a core."""
+    runq = step.runq or (0.0,) * len(PHASES)
+    return step.wall_s - sum(runq) - (step.phases[COMM] - runq[COMM])

@@ -57,7 +57,9 @@ class RunRecord:
         if event.knobs == self.run.knobs:
             self.facts, self.notes = event.facts, event.notes
             prefix = "no effect: "
-            self.run.unavailable |= {f"knob.{name.removeprefix(prefix)}": why for name, why in event.notes.items() if name.startswith(prefix)}
+            self.run.unavailable |= {
+                f"knob.{name.removeprefix(prefix)}": why for name, why in event.notes.items() if name.startswith(prefix)
+            }
         if self.run.state == "starting":
             self.run.state = "running"
 

@@ -127,7 +127,7 @@ class Worker:
         signals, error = {}, None
         try:
             signals = PROBES[command.probe](self._loop)
-        except (ProbeError, RuntimeError, OSError) as problem:
+        except Exception as problem:  # a probe must not end the run that it looks at; what went wrong is its answer
             error = explain(problem, self._loop.knobs)
             self._loop.release_cached_memory()
         self._loop.account.finish()

@@ -7,6 +7,8 @@ from gpuconsole.diagnosis.case import Case, Threshold
 EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step warns, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
 LATE = Threshold("late", 1.10, "x", "a process 10 % slower than the others' median warns, 20 % is serious (TraceML; alloc 20 %)")
 
+LATE_OUTSIDE = Threshold("late_outside", 1.20, "x", "20 %: the account's times are less exact than the probe's")
+
 
 def several(case: Case) -> bool:
     """Whether the run's processes exchange anything."""
@@ -24,5 +26,8 @@ def exposed_ratio(case: Case) -> float:
 
 
 def late_ratio(case: Case) -> float:
-    """How much longer the slowest process takes than the others: in a pass by itself (P8), or outside of passes (account)."""
-    return max(case.value("comm.straggler_ratio"), case.get("ranks.busy_ratio", 1.0))
+    """How much longer the slowest process takes than the others, beyond doubt: in a pass by itself (P8), or outside of passes (account)."""
+    by_itself = case.value("comm.straggler_ratio")
+    sure = by_itself if by_itself - case.get("comm.straggler_spread", 0.0) >= LATE.value else 1.0
+    outside = case.get("ranks.busy_ratio", 1.0)
+    return max(sure, outside if outside >= LATE_OUTSIDE.value else 1.0)

@@ -22,7 +22,7 @@ def check(case: Case) -> Finding:
         evidence.append(case.evidence("ranks.busy_ratio", limit))
     if ratio < limit:
         return clear(ID, TITLE, level, tuple(evidence))
-    in_passes = by_itself >= limit
+    in_passes = by_itself == ratio or by_itself >= limit
     rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
     share = min(0.9, case.value("comm.late_s") / _comm.step_s(case) if in_passes else 1 - 1 / ratio)
     return fires(
@@ -57,7 +57,7 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("comm.straggler_ratio", "comm.slowest_rank", "comm.late_s", "ranks.busy_ratio", "ranks.busiest", "step_s"),
-    thresholds=(_comm.LATE,),
+    thresholds=(_comm.LATE, _comm.LATE_OUTSIDE),
     text="""Probe P8 runs passes without communication on every process: each then takes its own time, and the slow one shows, also when
 it loses its time in the backward pass, where step times are equal because all wait in the all-reduce. What happens outside of
 passes (waiting for data) is read off the time account: a step's time without communication, per process. A slow link is told

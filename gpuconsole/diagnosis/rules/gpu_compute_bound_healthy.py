@@ -33,8 +33,8 @@ def check(case: Case) -> Finding:
         if case.value(signal) >= limit:
             return clear(ID, TITLE, 0.0, tuple(evidence), f"{signal} is {case.value(signal):.0%}")
         evidence.append(case.evidence(signal, limit))
-    if case.get("comm_ratio", 0.0) >= _comm.EXPOSED.value:
-        return clear(ID, TITLE, 0.0, tuple(evidence), f"comm_ratio is {case.value('comm_ratio'):.0%}")
+    if _comm.several(case) and _comm.exposed_ratio(case) >= _comm.EXPOSED.value:
+        return clear(ID, TITLE, 0.0, tuple(evidence), f"{_comm.exposed_ratio(case):.0%} of a step is communication")
     if mfu < MFU.value or gpu_small_batch.check(case).state == "fires" or any(_gains(rule, case) for rule in PROBED):
         return clear(ID, TITLE, min(0.59, mfu / MFU.value), tuple(evidence))
     threads, cores = case.get("threads", 0), case.get("cores", 0)

@@ -70,6 +70,9 @@ def _signals(ranks: list[Times], exchanged_bytes: float) -> Signals:
     backward = statistics.median(ranks[slowest].alone_backward)
     other_backward = statistics.median(statistics.median(rank.alone_backward) for index, rank in enumerate(ranks) if index != slowest)
     late = alone[slowest] - others
+    gaps = [
+        ranks[slowest].alone[i] / statistics.median(rank.alone[i] for index, rank in enumerate(ranks) if index != slowest) for i in range(n)
+    ]
     signals = {
         "comm.pass_s": Signal(statistics.median(together), "s", source),
         "comm.pass_alone_s": Signal(alone[slowest], "s", f"{source}: the slowest process, without communication"),
@@ -78,6 +81,7 @@ def _signals(ranks: list[Times], exchanged_bytes: float) -> Signals:
         "comm.bytes_per_step": Signal(float(exchanged_bytes), "B", "gradients of one process"),
         "comm.slowest_rank": Signal(float(slowest), "", "probe P8: longest pass without communication"),
         "comm.straggler_ratio": Signal(alone[slowest] / others, "x", f"probe P8: its pass over the others' median, {source}"),
+        "comm.straggler_spread": Signal(half_width(gaps), "x", "probe P8: 2 standard errors of that"),
         "comm.late_s": Signal(late, "s", "probe P8: what it takes longer than the others"),
         "comm.late_in_backward_ratio": Signal(
             min(1.0, max(0.0, (backward - other_backward) / late)) if late > 0 else 0.0,

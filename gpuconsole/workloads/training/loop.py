@@ -131,7 +131,7 @@ class TrainingLoop:
             self._log.write(index, value, self.task.model, bool(self.knobs["log_gradients"]))
             mark(phase.LOGGING)
         if due("save_every"):
-            save_checkpoint(self.scratch, index, self.task.model, self.optimizer)
+            save_checkpoint(self.scratch, index, self.task.model, self.plan.local(self.optimizer))
             mark(phase.CHECKPOINT)
         if due("eval_every"):
             with torch.inference_mode():

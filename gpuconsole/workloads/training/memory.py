@@ -78,7 +78,7 @@ def saved_bytes(forward: Callable[[], torch.Tensor], besides: Iterable[torch.Ten
 
     Parameters and `besides` (the batch) are not counted: they are there anyway. Copies of weights that autocast made are.
     """
-    known = {tensor.untyped_storage().data_ptr() for tensor in besides}
+    known = {part.untyped_storage().data_ptr() for tensor in besides for part in _plain(tensor)}
     found: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,8 @@ def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [] if tensor.is_sparse else [tensor]
-    return [part for name in flatten()[0] for part in _plain(getattr(tensor, name))]
+    parts = [getattr(tensor, name) for name in flatten()[0]]  # a DTensor's mesh among them
+    return [plain for part in parts if isinstance(part, torch.Tensor) for plain in _plain(part)]
 
 
 def allocator_figures(device: torch.device) -> dict[str, float]:
