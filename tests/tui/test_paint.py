@@ -169,4 +169,5 @@ def test_the_run_table_says_how_the_run_stands_to_its_baseline_and_red_means_bey
         top = paint_runs(shown, width, 8, True)[0]
         assert (expected, style) in top
         assert sum(cell_width(part) for part, _ in top) == width
+    assert found.words in text(paint_details(shown, 100))
     assert "vs baseline" not in text(paint_runs(gpu_view(), 100, 8, True))

@@ -23,6 +23,8 @@ def paint_details(view: View, width: int) -> list[Row]:
         rows += [*_finding(number, finding, run.knobs, width), blank(width)]
     rows += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"], width)
     rows += _group("Clear", [one for one in run.findings if one.state == "clear"], width)
+    if run.baseline is not None:
+        rows += [heading("Baseline", width), *paragraph(run.baseline.words, width), blank(width)]
     if not run.findings:
         rows += paragraph("No rule has been evaluated yet: the run has to reach its steady state first.", width, "dim")
     return rows

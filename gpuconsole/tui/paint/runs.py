@@ -91,7 +91,8 @@ def _against_baseline(run: Run | None, width: int) -> list[Segment]:
     if found is None:
         return []
     style = {"slower": "alert", "faster": "good"}.get(found.verdict or "", "dim")
-    return [(found.words if cell_width(found.words) <= width else cut(found.short, width), style)]
+    wordings = (found.words, found.words.split("; ")[0], cut(found.short, width))
+    return [(next((text for text in wordings if cell_width(text) <= width), ""), style)]
 
 
 def _row(entry: Entry, numbers: int, change: int, rates: int, width: int) -> Row:
