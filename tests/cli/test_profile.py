@@ -30,7 +30,7 @@ def with_nsys(folder: Path) -> dict[str, str]:
 
 def test_a_headless_run_is_profiled_and_keeps_the_trace(cli: Cli, tmp_path: Path) -> None:
     done = cli(
-        "run", "train-gpt", *SMALL, "--headless", "--duration", "5", "--profile", "2", "--profile-dir", "traces",
+        "run", "train-gpt", *SMALL, "--headless", "--duration", "3", "--profile", "2", "--profile-dir", "traces",
         "--snapshot", "s.json", "--record", "r.jsonl", env=with_nsys(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
