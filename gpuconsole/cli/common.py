@@ -55,7 +55,9 @@ def live_engine(args: argparse.Namespace) -> Engine:
     from gpuconsole.runtime.engine import Engine
 
     keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
-    engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args), keeps=keeps)
+    from gpuconsole.cli.nodes import nodes
+
+    engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args), keeps=keeps, nodes=nodes(args))
     engine.profile_dir = getattr(args, "profile_dir", None)
     address = getattr(args, "serve", None)
     if address is not None:

@@ -18,6 +18,7 @@ from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.wire.events import AnyEvent, Note
 
 DEFAULT_DURATION_S = 60.0
 TICK_S = 0.25
@@ -48,6 +49,7 @@ class HeadlessRun:
         engine = live_engine(self._args)
         for note in engine.store.notes:
             print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
+        engine.listeners.append(self._heard)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted.set)
@@ -67,6 +69,10 @@ class HeadlessRun:
             self._progress.done()
             warming.cancel()
             await engine.close()
+
+    def _heard(self, event: AnyEvent) -> None:
+        if isinstance(event, Note):
+            self._progress.line(event.text)
 
     async def _measure(self, engine: Engine) -> None:
         """Until the duration is over, the run has ended, or someone interrupts."""

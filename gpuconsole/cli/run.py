@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from gpuconsole.cli.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
+from gpuconsole.cli.nodes import add_node_options, nodes
 from gpuconsole.cli.profiling import add_profile_options, check_folder
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
@@ -22,6 +23,7 @@ EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --try precision=bf16 --json > session.json
   gpuconsole run train-gpt --headless --duration 30 --profile --profile-dir traces
   gpuconsole run ./my-scenario.toml --record session.jsonl
+  gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
   gpuconsole run train-gpt --headless --save-baseline           three times, so that the spread between runs is known
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 when slower than that beyond noise
 """
@@ -52,6 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="exit code 1 when a run is slower than its baseline beyond noise; with --save-baseline such a run is not kept",
     )
     add_profile_options(parser)
+    add_node_options(parser)
     add_console_options(parser)
     parser.set_defaults(handler=run)
 
@@ -62,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     tries = assignments(args.tries, chosen)
     snapshot = writable(args.snapshot, "--snapshot")
     recording = record_path(args)
+    nodes(args)
     check_folder(args.profile_dir)
     if args.save_baseline:
         _check_baselines()

@@ -297,7 +297,10 @@ class Engine(StoreReader):
         """The worker for a run with `knobs`: the warm one, or as many processes as they ask for."""
         nproc = int(knobs.get("nproc", 1))
         if nproc > 1 or self._nodes.nnodes > 1:
-            return await self._launch_worker(msgspec.structs.replace(self._nodes, nproc=nproc))
+            launch = msgspec.structs.replace(self._nodes, nproc=nproc)
+            if launch.nnodes > 1:
+                self.note(f"waiting for the other machines; on each of them: {launch.on_other_nodes()}")
+            return await self._launch_worker(launch)
         await self.warm()
         worker, self._spare = self._spare, None
         assert worker is not None

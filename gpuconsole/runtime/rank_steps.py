@@ -50,9 +50,7 @@ class Ranks:
 
     def signals(self) -> dict[str, Signal]:
         """Which process is busiest outside of communication, and by how much; nothing before all have taken some steps."""
-        busy = {
-            rank: statistics.median(_busy_s(step) for step in steps) for rank, steps in self._steps.items() if len(steps) >= LEAST_STEPS
-        }
+        busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
         if len(busy) < max(2, len(self._joined)):
             return {}
         busiest = max(busy, key=lambda rank: busy[rank])
