@@ -36,6 +36,19 @@ PROBE_OF = {
     "profile.mean_kernel_s": "op_mix",
 }
 """Which probe measures a missing signal."""
+PROBE_ORDER = (
+    "cached_batch",
+    "memory_parts",
+    "side_work_off",
+    "loader_alone",
+    "exposed_communication",
+    "swap_attention",
+    "swap_optim",
+    "batch_elasticity",
+    "op_mix",
+    "swap_precision",
+)
+"""Those that settle one cause come first, those that look for what may be hidden later. A probe that is not named here comes last."""
 
 
 @cache
@@ -63,8 +76,9 @@ def rank(findings: list[Finding]) -> list[Finding]:
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:
-    """Probes that would let a rule tell, each once, in the order of the rules."""
-    return list(dict.fromkeys(PROBE_OF[signal] for f in findings if f.state == "cant_tell" for signal in f.missing if signal in PROBE_OF))
+    """Probes that would let a rule tell, each once, in PROBE_ORDER."""
+    wanted = dict.fromkeys(PROBE_OF[signal] for f in findings if f.state == "cant_tell" for signal in f.missing if signal in PROBE_OF)
+    return sorted(wanted, key=lambda probe: PROBE_ORDER.index(probe) if probe in PROBE_ORDER else len(PROBE_ORDER))
 
 
 class Steadied:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
+from gpuconsole.model.finding import Finding
 from gpuconsole.runtime.environment import cores
 from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
 from gpuconsole.runtime.store import Store
@@ -16,6 +17,8 @@ from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
+BETWEEN_PROBES_S = 0.5
+"""While probes are still due: ordinary steps in between, and what is known by then is shown."""
 WINDOW_S = 30.0
 FIRST_PROBES = ("cached_batch", "memory_parts")
 """Run once on every steady run: what a step costs without its input, and where memory goes, are worth knowing whatever the rules ask."""
@@ -34,6 +37,7 @@ class Diagnosing:
         self._busy = busy
         self._steadied = Steadied()
         self._probed: set[str] = set()
+        self._more_due = False
 
     def begin(self) -> None:
         """A new run: what was found and probed before no longer holds."""
@@ -42,7 +46,7 @@ class Diagnosing:
 
     async def forever(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(BETWEEN_PROBES_S if self._more_due else EVERY_S)
             if self._busy.locked():
                 continue
             record, worker = self._store.record, self._worker()
@@ -51,20 +55,24 @@ class Diagnosing:
             await self.look(record, worker)
 
     async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
-        """One window: evaluate, then run the probes that are asked for and evaluate again."""
+        """One window: evaluate, then run the first of the probes that are asked for and evaluate again."""
         record.refresh_summary(self._store.devices, LIVE_STEPS)
         case = self._case(record)
         findings = evaluate(case)
         if record.steady_t is not None:
-            for probe in [*FIRST_PROBES, *wanted_probes(findings)]:
-                if probe in self._probed:
-                    continue
+            due = self._due(findings)
+            for probe in [one for one in due if one in FIRST_PROBES] or due[:1]:
                 await self._run_probe(probe, worker)
                 if self._store.record is not record:
                     return
+            if due:
                 findings = evaluate(self._case(record))
+        self._more_due = bool(self._due(findings)) and record.steady_t is not None
         shown = self._steadied.update(findings)
         self._emit(Found(time.monotonic(), record.run.id, shown, self._case(record).signals))
+
+    def _due(self, findings: list[Finding]) -> list[str]:
+        return [probe for probe in (*FIRST_PROBES, *wanted_probes(findings)) if probe not in self._probed]
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._store.memory_used(record.run.device)

@@ -56,7 +56,7 @@ def batch_elasticity(loop: TrainingLoop) -> Signals:
     largest = 4
     with untouched(loop):
         timed_pass(loop, batch)
-        for _ in rounds(loop, BUDGET_S, 3, 25):
+        for _ in rounds(loop, BUDGET_S, 2, 25):
             for factor in list(batches):
                 try:
                     times[factor].append(timed_pass(loop, batches[factor]))

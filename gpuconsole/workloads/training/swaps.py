@@ -28,8 +28,8 @@ from gpuconsole.workloads.training.probing import (
     untouched,
 )
 
-BUDGET_S = 1.5
-LEAST, MOST = 3, 30
+BUDGET_S = 1.0
+LEAST, MOST = 2, 30
 
 
 def swap_attention(loop: TrainingLoop) -> Signals:
