@@ -121,7 +121,6 @@ class Worker:
 
     def _probe(self, command: RunProbe) -> None:
         from gpuconsole.workloads.training.probes import PROBES
-        from gpuconsole.workloads.training.probing import ProbeError
 
         start = now()
         signals, error = {}, None
@@ -138,7 +137,9 @@ class Worker:
     def _profile(self, command: Profile) -> None:
         from gpuconsole.workloads.profiling.window import Profiling
 
-        self._profiling = self._profiling or Profiling(self._loop, self._channel.send, self._world.leads)
+        world = self._world
+        note = f"process {world.rank} of {world.size}" if world.size > 1 else ""
+        self._profiling = self._profiling or Profiling(self._loop, self._channel.send, world.leads, note)
         self._profiling.take(command)
 
     def _wait_for_resume(self) -> None:

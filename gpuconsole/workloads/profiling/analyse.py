@@ -55,12 +55,15 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("report", type=Path)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--note", default="")
     parser.add_argument("--update", type=float, nargs=2, default=(0.0, 0.0))
     args = parser.parse_args()
     die_with_parent()
     os.nice(NICE)
     try:
         report = summarize(read_trace(args.trace), Update(*args.update))
+        if args.note:
+            report = msgspec.structs.replace(report, notes=[args.note, *report.notes])
         if args.keep:
             report = kept(report, args.trace, args.keep)
         args.report.write_bytes(msgspec.json.encode(report))

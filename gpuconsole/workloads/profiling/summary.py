@@ -24,6 +24,7 @@ OPTIMIZER = "Optimizer.step#"
 GPU_CLOCK = "kernels on the GPU's own clock (CUPTI), copies included"
 CPU_CLOCK = "operators by their own time on the host clock, profiling included"
 NO_TENSOR_CORES = "the device is a CPU"
+COMMUNICATION_NOTE = "communication includes waiting for the other processes, also where it runs beside other work"
 NO_KERNELS = "no kernel ran in the window"
 _COPY = re.compile(r"Memcpy (HtoD|DtoH|DtoD|PtoP|HtoH) \((\w+) -> (\w+)\)")
 
@@ -65,7 +66,7 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
         end = max(end, max(event.end for event in on_gpu))
         pieces, busy = _kernels(on_gpu, spans), [(event.ts, event.end, event.name) for event in on_gpu]
     else:
-        pieces = [_piece(span) for span in spans if span.event.cat == trace.OP or span.op_class == "fused"]
+        pieces = [_piece(span) for span in spans if span.event.cat == trace.OP or span.op_class in ("fused", "communication")]
         busy = [(span.event.ts, span.event.end, span.event.name) for span in spans if span.event.cat == trace.OP]
         pieces = [piece for piece in pieces if start <= piece.start <= end]
         busy = [one for one in busy if start <= one[0] <= end]
@@ -91,6 +92,7 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
         tensor_core_note=note,
         copies=_copies(on_gpu),
         gaps=gaps,
+        notes=[COMMUNICATION_NOTE] if any(piece.op_class == "communication" for piece in pieces) else [],
     )
 
 

@@ -32,8 +32,10 @@ class Profiling:
     In a world of several processes all take the window's steps; the one that `leads` is profiled and answers.
     """
 
-    def __init__(self, loop: TrainingLoop, answer: Callable[[Profiled], None], leads: bool) -> None:
+    def __init__(self, loop: TrainingLoop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
+        """`note` goes into every report."""
         self._loop = loop
+        self._note = note
         self._answer = answer
         self._leads = leads
         self._pending: Analysis | None = None
@@ -62,7 +64,7 @@ class Profiling:
         if recorder.error:
             self._answer(Profiled(now(), command.request, None, recorder.error, now() - start))
         else:
-            self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start)
+            self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start, self._note)
 
     def poll(self) -> None:
         """Answer, if the analysis is done."""
@@ -80,13 +82,14 @@ class Profiling:
 class Analysis:
     """The process that reads a trace, and keeps it for the user."""
 
-    def __init__(self, command: Profile, path: Path, update: Update, cost_s: float) -> None:
+    def __init__(self, command: Profile, path: Path, update: Update, cost_s: float, note: str) -> None:
         self._command = command
         self._cost_s = cost_s
         self._report = path.with_name("report.json")
         self._words = path.with_name("analysis.txt")
         self._report.unlink(missing_ok=True)
         arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes)]
+        arguments += ["--note", note] if note else []
         with self._words.open("wb") as words:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpuconsole.workloads.profiling.analyse", *arguments],

@@ -115,6 +115,20 @@ def test_a_cpu_trace_counts_each_operators_own_time(tmp_path: Path) -> None:
     assert report.kernels == 4  # linear only calls addmm
 
 
+def test_communication_on_a_thread_of_its_own_counts_and_is_not_the_devices_work(tmp_path: Path) -> None:
+    report = report_of(
+        [
+            span("user_annotation", "ProfilerStep#1", 0, 200),
+            op("aten::mm", 0, 60, 1, (FLOAT, [8, 16]), (FLOAT, [16, 8])),
+            span("user_annotation", "gloo:all_reduce", 40, 140, 2),
+        ],
+        tmp_path,
+    )
+    assert {one.name: round(one.time_s * 1e6) for one in report.classes} == {"communication": 140, "gemm": 60}
+    assert report.busy_s == pytest.approx(60e-6)
+    assert "waiting for the other processes" in report.notes[0]
+
+
 @pytest.mark.parametrize(
     ("name", "op_class", "args", "flops", "moved"),
     [
