@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from gpuconsole import __version__
@@ -16,6 +16,7 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Step
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.runtime.background import Background
 from gpuconsole.runtime.baselines import BaselineError, baselines_folder, keep_run, read_all
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.runtime.own_load import OthersLoad
@@ -76,7 +77,7 @@ class Comparing:
         self._others: dict[str, OthersLoad] = {}
         self._wanted: set[str] = set()
         self._done: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(emit)
 
     def begin(self, scenario: Scenario, device: Device) -> None:
         """A new run: look up its baseline, away from the event loop."""
@@ -84,7 +85,7 @@ class Comparing:
         assert record is not None
         run = record.run
         self._keys[run.id] = key_of(scenario, run.knobs, device, self._store.environment)
-        self._in_background(self._look_up(record))
+        self._background.start(self._look_up(record))
 
     async def _look_up(self, record: RunRecord) -> None:
         run = record.run
@@ -116,7 +117,7 @@ class Comparing:
         if self._keeps == "all but slower" and slower:
             self._tell_kept(f"run {run.id} is not kept as a baseline: it is slower than the one there is")
         elif run.id in self._wanted or self._keeps != "chosen":
-            self._in_background(self._keep(record))
+            self._background.start(self._keep(record))
 
     def _look(self, record: RunRecord, live: bool) -> None:
         baseline = self._found.get(record.run.id, LookedUp()).baseline
@@ -175,13 +176,7 @@ class Comparing:
 
     async def settled(self) -> None:
         """Return once all that is to be kept is on disk."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._background.settled()
 
 
 def measured(record: RunRecord, store: Store, limit: int | None, others: float | None) -> BaselineRun:

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,6 +22,7 @@ from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
+from gpuconsole.runtime.background import Background
 from gpuconsole.runtime.changes import check_hot, checked, is_cold
 from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
@@ -80,7 +80,7 @@ class Engine(StoreReader):
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None
         self._recorder = Recorder()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._emit)
         self._busy = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._trial: asyncio.Task[Trial] | None = None
@@ -101,9 +101,9 @@ class Engine(StoreReader):
         sweep_scratch()
         self._emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
         await self._sampling.start()
-        self._in_background(watch_self(self._emit))
-        self._in_background(self._diagnosing.forever())
-        self._in_background(self.comparing.forever())
+        self._background.start(watch_self(self._emit))
+        self._background.start(self._diagnosing.forever())
+        self._background.start(self.comparing.forever())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
         if not self._devices_known.is_set():
@@ -121,8 +121,7 @@ class Engine(StoreReader):
         if self._closing:
             return
         self._closing = True
-        for task in list(self._tasks):
-            task.cancel()
+        self._background.cancel()
         if self._trial is not None:
             self._trial.cancel()
         self._close_run("stopped")
@@ -434,18 +433,6 @@ class Engine(StoreReader):
 
     def _on_trial(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))
-
-    # --- in the background ----------------------------------------------------------------------------------
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._background_done)
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and not self._closing:
-            self._emit(Note(time.monotonic(), f"internal error: {task.exception()!r}", "error"))
 
 
 def _nobody(event: AnyEvent) -> None:
