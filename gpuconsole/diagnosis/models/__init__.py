@@ -1,0 +1,1 @@
+"""Analytical models: what a run should cost by arithmetic alone, to be held against what was measured. Pure functions."""

@@ -1,0 +1,187 @@
+"""Bytes that must move against what memory and links do: the optimizer's update, the step, collectives, and the roofline."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gpuconsole.diagnosis.models import roofline
+from gpuconsole.diagnosis.models.activations import activations
+from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES, StepBytes, activation_bytes, least_time_s, step_bytes
+from gpuconsole.diagnosis.models.collective import HOOK_BYTES, exposed_s, last_bucket_share, sharding_s
+from gpuconsole.diagnosis.models.flops_figures import flops_per_sample
+from gpuconsole.diagnosis.models.given import Given, with_note
+from gpuconsole.diagnosis.models.memory import FP32
+from gpuconsole.model.figure import Figure
+
+NO_BANDWIDTH = "the memory's bandwidth is not known (gpuconsole calibrate)"
+NO_COUNT = "the number of parameters is not known"
+NOT_STEADY = "the run has not been steady yet"
+CACHED = "where everything fits into caches it can be faster than memory"
+NO_TRAFFIC = "not measured: no counter of memory traffic here"
+NO_LINK = "bandwidth between processes is not known (gpuconsole calibrate)"
+
+
+def bandwidth_figures(given: Given) -> list[Figure]:
+    return [*_optimizer(given), _step(given), *_collectives(given), *_roofline(given)]
+
+
+def _updated(given: Given, trained: float) -> float:
+    """Parameters that one process updates."""
+    return trained / given.replicas if given.text("sharding", "none") in ("zero1", "zero2", "zero3") else trained
+
+
+def needed(given: Given) -> StepBytes | None:
+    """Least bytes of states in one optimizer step of one process; None for an optimizer without a model."""
+    trained, read, optim = given.trained, given.linear, given.text("optim", "adamw_fused")
+    if trained is None or read is None or optim not in UPDATE_BYTES or given.knobs.get("sparse"):
+        return None
+    part = 1 / given.tensor_parallel
+    # of an embedding a pass reads only what it looks up
+    return step_bytes(read * part, trained * part, optim, given.passes, given.precision, _updated(given, trained) * part)
+
+
+def _optimizer(given: Given) -> list[Figure]:
+    """Time of the update at full bandwidth beside the time that it took, and the bandwidth that this makes."""
+    step, ratio, moved, bandwidth = given.value("step_s"), given.value("optimizer_ratio"), needed(given), given.bytes_per_s
+    per = UPDATE_BYTES.get(given.text("optim", ""), 0)
+    time = Figure(
+        "bandwidth.optimizer_s",
+        "Time of the optimizer's update",
+        "s",
+        predicted=least_time_s(moved.optimizer, bandwidth[0]) if moved and bandwidth else None,
+        measured=step * ratio if step is not None and ratio is not None else None,
+        formula=f"{per:.4g} B x trained parameters / bandwidth, at least",
+        source="step account" if step is not None and ratio is not None else "",
+        note=_missing(given, moved) or CACHED,
+    )
+    mbu = Figure("mbu.optimizer", "MBU of the optimizer's update", "", formula="its least bytes / its time / bandwidth", note=time.note)
+    if time.predicted is not None and time.measured:
+        source = f"step account over {bandwidth[1]}" if bandwidth else ""
+        mbu = replace(mbu, measured=time.predicted / time.measured, source=source)
+    return [time, mbu]
+
+
+def _missing(given: Given, moved: StepBytes | None) -> str:
+    if moved is None:
+        return f"not predicted: {NO_COUNT if given.trained is None else 'no model for this optimizer'}"
+    if given.bytes_per_s is None:
+        return f"not predicted: {NO_BANDWIDTH}"
+    return "" if given.value("step_s") is not None else f"not measured: {NOT_STEADY}"
+
+
+def _bytes_of_step(given: Given) -> float | None:
+    """With activations, where the model knows them."""
+    moved = needed(given)
+    if moved is None:
+        return None
+    if given.shape is None:
+        return moved.total
+    checkpointing = bool(given.knobs.get("gradient_checkpointing", False))
+    kept = activations(given.shape, given.precision, given.text("attention", "sdpa"), checkpointing, given.is_gpu, given.tensor_parallel)
+    recomputed = kept.recomputed * given.shape.n_layer
+    return moved.total + activation_bytes(kept.saved - kept.casts + recomputed, given.passes)
+
+
+def _step(given: Given) -> Figure:
+    """What memory alone asks of a step."""
+    moved, bandwidth = _bytes_of_step(given), given.bytes_per_s
+    figure = Figure(
+        "bandwidth.step_s",
+        "Time of a step if memory were the limit",
+        "s",
+        predicted=least_time_s(moved, bandwidth[0]) if moved and bandwidth else None,
+        formula="weights, gradients, optimizer and kept activations, each moved once, / bandwidth",
+        note=(f"not predicted: {NO_BANDWIDTH if moved else NO_COUNT}" if not (moved and bandwidth) else ""),
+    )
+    return given.beside(figure, "step_s", NOT_STEADY)
+
+
+def _collectives(given: Given) -> list[Figure]:
+    """Communication of a step: its bytes, its time on a ring, and how much of it nothing hides. Nothing where one process trains."""
+    sharding, trained = given.text("sharding", "none"), given.trained
+    if given.replicas == 1 or sharding == "none" or trained is None:
+        return []
+    size = Figure(
+        "comm.bytes_per_step", "Gradients to exchange, each process", "B", predicted=FP32 * trained, formula="4 B x trained parameters"
+    )
+    ring = Figure("comm.ring_s", "Time of a step's collectives", "s", formula="ring: all-reduce 2 (n-1)/n bytes/bandwidth, its halves half")
+    exposed = Figure(
+        "comm.exposed_s",
+        "Communication that nothing hides",
+        "s",
+        formula="collectives - what overlaps with them, at least DDP's last bucket",
+    )
+    hook, link = given.text("comm_hook", "none"), _link(given)
+    if hook not in HOOK_BYTES or link is None:
+        why = f"not predicted: {'what PowerSGD sends depends on its rank' if hook not in HOOK_BYTES else NO_LINK}"
+        ring, exposed = with_note(ring, why), with_note(exposed, why)
+    else:
+        gradients = (HOOK_BYTES[hook] if sharding in ("ddp", "zero1") else FP32) * trained
+        parameters = FP32 * (given.parameters or trained)
+        seconds = sharding_s(sharding, gradients, parameters, given.replicas, link[0])
+        ring = replace(ring, predicted=seconds, note=f"bandwidth: {link[1]}")
+        exposed = _exposed(given, exposed, sharding, seconds, gradients)
+    return [
+        given.beside(size, size.name, "probe P7 has not run"),
+        with_note(ring, "not measured: what computation hides takes no time that could be seen"),
+        given.beside(exposed, exposed.name, "probe P7 has not run"),
+    ]
+
+
+def _exposed(given: Given, figure: Figure, sharding: str, seconds: float, gradients: float) -> Figure:
+    step = given.value("step_s")
+    backward, forward = given.value("backward_ratio"), given.value("forward_ratio")
+    if step is None or backward is None:
+        return with_note(figure, f"not predicted: {NOT_STEADY}")
+    hides = backward + (forward or 0.0) if sharding in ("zero2", "zero3") else backward
+    last = last_bucket_share(gradients, float(given.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
+    found = exposed_s(seconds, hides * step / given.passes, last)
+    return Figure(
+        figure.name, figure.title, "s", predicted=found.low, formula=figure.formula, note=f"if nothing overlaps: {found.high:.4g} s"
+    )
+
+
+def _link(given: Given) -> tuple[float, str] | None:
+    """Bus bandwidth between processes."""
+    if given.calibration.get("allreduce_bytes_per_s"):
+        return given.calibration["allreduce_bytes_per_s"], "all-reduce, calibrated"
+    if given.is_gpu and given.peaks.nvlink_bytes_per_s:
+        return given.peaks.nvlink_bytes_per_s / 2, f"NVLink, one direction, {given.peaks.source}"
+    return None
+
+
+def _roofline(given: Given) -> list[Figure]:
+    """The step's FLOPs for each byte that must move, and what can be reached at that intensity."""
+    moved, peak, bandwidth = _bytes_of_step(given), given.peak_flops_per_s, given.bytes_per_s
+    sample = given.facts.get("flops_per_sample") or flops_per_sample(given)
+    samples = given.value("samples_per_step")
+    intensity = Figure(
+        "roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula="model FLOPs / bytes that must move", note=NO_TRAFFIC
+    )
+    reach = Figure("roofline.flops_per_s", "FLOP/s that the roofline allows a device", "FLOP/s", formula="min(peak, intensity x bandwidth)")
+    if not moved or not sample or not samples:
+        why = f"not predicted: {NO_COUNT if not moved else 'no FLOPs are counted' if not sample else NOT_STEADY}"
+        return [with_note(intensity, why), with_note(reach, why)]
+    x = sample * samples / given.world / moved
+    intensity = replace(intensity, predicted=x)
+    counted = given.summary.flops_per_s
+    traffic = given.value("dram_active_ratio")
+    if traffic and bandwidth and counted:
+        measured = counted / given.world / (traffic * bandwidth[0])
+        source = "FLOP/s over DRAM active x bandwidth"
+        intensity = replace(intensity, measured=measured, source=source, note="")
+    if peak is None or bandwidth is None:
+        return [intensity, with_note(reach, f"not predicted: {NO_BANDWIDTH if peak else 'no peak is known'}")]
+    each = peak[0] / given.world
+    limit = f"ridge at {roofline.ridge(each, bandwidth[0]):.3g} FLOP/B: {roofline.side(x, each, bandwidth[0])} is the limit"
+    reached = counted / given.world if counted else None
+    return [
+        with_note(intensity, limit),
+        replace(
+            reach,
+            predicted=roofline.attainable(x, each, bandwidth[0]),
+            measured=reached,
+            source="step account" if reached else "",
+            note=limit,
+        ),
+    ]

@@ -1,0 +1,33 @@
+"""Every analytical model beside its measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuconsole.diagnosis.models.bandwidth_figures import bandwidth_figures
+from gpuconsole.diagnosis.models.flops_figures import flops_figures
+from gpuconsole.diagnosis.models.given import Given
+from gpuconsole.diagnosis.models.memory_figures import memory_figures
+from gpuconsole.model.device import Peaks, Published
+from gpuconsole.model.figure import Figure
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Summary
+
+
+def figures(
+    knobs: Knobs,
+    facts: Mapping[str, float],
+    signals: Mapping[str, Signal],
+    summary: Summary,
+    device_peaks: Peaks,
+    calibration: Mapping[str, float],
+    is_gpu: bool,
+    published: Sequence[Published] = (),
+) -> list[Figure]:
+    """Memory by part, FLOPs, MFU, bandwidth, collectives and the roofline. What is missing on either side is told in `note`.
+
+    All but `knobs` may be empty. `published`: training throughput known for this device.
+    """
+    given = Given(knobs, facts, signals, summary, device_peaks, calibration, is_gpu, published)
+    return [*memory_figures(given), *flops_figures(given), *bandwidth_figures(given)]

@@ -1,0 +1,155 @@
+"""FLOPs by closed formula beside torch's own count, and MFU by each of its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gpuconsole.diagnosis.models import flops
+from gpuconsole.diagnosis.models.given import Given, with_note
+from gpuconsole.diagnosis.models.mfu import mfu, nearest_anchor, published_tokens_per_s
+from gpuconsole.diagnosis.models.shape import lengths
+from gpuconsole.model.figure import Figure
+
+NO_FORMULA = "not predicted: there is a closed formula for transformers only"
+NOT_COUNTED = "not measured: the workload has counted no FLOPs"
+NO_PEAK = "no dense peak is known for this device and precision, and none was measured (gpuconsole calibrate)"
+NO_RATE = "no throughput yet"
+NO_COUNTER = "the tensor cores' activity is not reported (GPM from Hopper on, or dcgm-exporter: --dcgm)"
+
+
+def flops_figures(given: Given) -> list[Figure]:
+    return [_count(given), *_other_counts(given), *_mfu(given)]
+
+
+def flops_per_sample(given: Given) -> float | None:
+    """By the closed formula, not causal; None for what is no transformer of ours."""
+    shape, linear = given.shape, given.linear
+    if shape is None or linear is None:
+        return None
+    if shape.lora_rank:
+        return _over_lengths(
+            given, lambda tokens: flops.lora_per_token(shape.d_model, shape.n_layer, shape.vocabulary, shape.lora_rank, tokens)
+        )
+    return _over_lengths(given, lambda tokens: flops.training_per_token(linear, shape.n_layer, shape.d_model, tokens))
+
+
+def _over_lengths(given: Given, per_token: Callable[[float], float]) -> float:
+    """FLOPs of a sequence, on average over its lengths. They are quadratic in the length, so Simpson's rule is exact."""
+    shortest, longest = lengths(given.knobs)
+    middle = (shortest + longest) / 2
+    return (shortest * per_token(shortest) + 4 * middle * per_token(middle) + longest * per_token(longest)) / 6
+
+
+def _count(given: Given) -> Figure:
+    predicted, measured = flops_per_sample(given), given.facts.get("flops_per_sample")
+    lora = given.shape is not None and given.shape.lora_rank
+    return Figure(
+        "flops.per_sample",
+        "Model FLOPs of a sample",
+        "FLOP",
+        predicted=predicted,
+        measured=measured,
+        formula="4 N frozen + 6 N adapters + 12 L d T a token, not causal"
+        if lora
+        else "6 N + 12 L d T a token, not causal (PaLM, appendix B)",
+        source="FlopCounterMode on the meta device" if measured else "",
+        note="; ".join(filter(None, (NO_FORMULA if predicted is None else "", "" if measured else NOT_COUNTED))),
+    )
+
+
+def _other_counts(given: Given) -> list[Figure]:
+    """The same work counted in other ways, so that figures from elsewhere can be compared."""
+    shape, linear = given.shape, given.linear
+    if shape is None or linear is None or shape.lora_rank:
+        return []
+    figures = [
+        Figure(
+            "flops.causal_per_sample",
+            "Model FLOPs of a sample, causal",
+            "FLOP",
+            predicted=_over_lengths(given, lambda tokens: flops.training_per_token_causal(linear, shape.n_layer, shape.d_model, tokens)),
+            formula="6 N + 6 L d T a token, causal: attention's lower triangle only (ml-engineering)",
+            note="not measured: torch's counter takes the square",
+        )
+    ]
+    if given.knobs.get("gradient_checkpointing"):
+        again = _over_lengths(given, lambda tokens: flops.recomputed_per_token(shape.d_model, shape.n_layer, tokens))
+        figures.append(
+            Figure(
+                "flops.hardware_per_sample",
+                "FLOPs of a sample with recomputation",
+                "FLOP",
+                predicted=(flops_per_sample(given) or 0.0) + again,
+                formula="model FLOPs + 16 L d^2 + 4 L d T a token: each block again but for its last matrix, not causal",
+                note=f"{again / (flops_per_sample(given) or 1.0):.0%} more work; not measured: MFU counts no recomputation",
+            )
+        )
+    return figures
+
+
+def _mfu(given: Given) -> list[Figure]:
+    return [_over_peak(given), _over_reached(given), _over_published(given), _tensor_active(given)]
+
+
+def _over_peak(given: Given) -> Figure:
+    """FLOPs by formula and by count, over time and peak."""
+    peak, rate, closed = given.peak_flops_per_s, given.summary.samples_per_s, flops_per_sample(given)
+    figure = Figure("mfu.flops", "MFU: FLOPs over the peak", "", formula="FLOPs of a sample x samples/s / dense peak")
+    if peak is None or rate is None:
+        return with_note(figure, NO_PEAK if peak is None else NO_RATE)
+    counted = given.summary.flops_per_s
+    return replace(
+        figure,
+        predicted=mfu(closed * rate.mean, peak[0]) if closed else None,
+        measured=mfu(counted, peak[0]) if counted else None,
+        source=peak[1] if counted else "",
+        note="; ".join(filter(None, ("" if closed else NO_FORMULA, "" if counted else NOT_COUNTED))),
+    )
+
+
+def _over_reached(given: Given) -> Figure:
+    """The share of what this machine does reach in a matrix product."""
+    reached, counted = given.reached_flops_per_s, given.summary.flops_per_s
+    figure = Figure("mfu.reached", "Share of the matrix product's speed here", "", formula="model FLOP/s / calibrated matrix product")
+    if reached is None or not counted:
+        return with_note(figure, "not calibrated at this precision: gpuconsole calibrate" if reached is None else NOT_COUNTED)
+    return replace(figure, measured=mfu(counted, reached[0]), source=reached[1])
+
+
+def _over_published(given: Given) -> Figure:
+    """Tokens/s of a device, beside what it would be at the FLOP/s that somebody has published for this device."""
+    figure = Figure("mfu.published", "Tokens/s of a device, against published", "tokens/s", formula="published FLOP/s / our FLOPs a token")
+    rate, each = given.summary.tokens_per_s, _flops_per_token(given)
+    if rate is None or each is None:
+        return with_note(figure, NO_RATE if each is not None else NO_FORMULA)
+    measured = rate.mean / given.world
+    anchor = nearest_anchor(given.published, given.precision, each)
+    peak: float | None = getattr(given.peaks, f"{given.precision}_flops_per_s", None)
+    predicted = published_tokens_per_s(anchor, each, peak) if anchor else None
+    figure = replace(figure, predicted=predicted, measured=measured, source="step account")
+    if anchor is None:
+        return with_note(figure, f"nothing is published for this device at {given.precision}")
+    told = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
+    formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {told}) / our FLOPs a token"
+    return replace(figure, formula=formula, note=anchor.note)
+
+
+def _flops_per_token(given: Given) -> float | None:
+    """Not causal; by count where there is one."""
+    tokens, sample = given.facts.get("tokens_per_sample"), given.facts.get("flops_per_sample") or flops_per_sample(given)
+    return sample / tokens if tokens and sample else None
+
+
+def _tensor_active(given: Given) -> Figure:
+    """The tensor cores' own counter, beside MFU by FLOPs: it should lie above, by what is no model FLOP and by clocks below the datasheet's."""
+    peak, counted = given.peak_flops_per_s, given.summary.flops_per_s
+    figure = Figure(
+        "mfu.tensor_active",
+        "MFU: share of time that tensor cores were active",
+        "",
+        predicted=mfu(counted, peak[0]) if peak and counted and given.is_gpu else None,
+        formula="MFU by FLOPs: the tensor cores are active at least so long",
+    )
+    return given.beside(figure, "tensor_active_ratio", NO_COUNTER if given.is_gpu else "a CPU has no tensor cores")

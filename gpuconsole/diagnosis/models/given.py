@@ -1,0 +1,140 @@
+"""What the figures are made from: a run's knobs, facts and signals, its device's peaks, and what this machine reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec.structs import replace
+
+from gpuconsole.diagnosis.models.flops import transformer_linear
+from gpuconsole.diagnosis.models.shape import GptShape, Tensor, first_positions, gpt_shape, gpt_tensors
+from gpuconsole.model.device import Peaks, Published
+from gpuconsole.model.figure import Figure
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Summary
+
+GPT_KNOBS = ("d_model", "n_layer", "seq_len", "batch_size")
+
+
+@dataclass(frozen=True)
+class Given:
+    """Everything but the knobs may be empty; what cannot be said without it is then left out of a figure, with the reason."""
+
+    knobs: Knobs
+    facts: Mapping[str, float]
+    signals: Mapping[str, Signal]
+    summary: Summary
+    peaks: Peaks
+    calibration: Mapping[str, float]
+    is_gpu: bool
+    published: Sequence[Published] = ()
+
+    def value(self, signal: str) -> float | None:
+        found = self.signals.get(signal)
+        return None if found is None else found.value
+
+    def beside(self, figure: Figure, signal: str, missing: str) -> Figure:
+        """`figure` with what `signal` measured; `missing` says why, where it did not."""
+        found = self.signals.get(signal)
+        if found is None:
+            return with_note(figure, f"not measured: {missing}")
+        return replace(figure, measured=found.value, source=found.source)
+
+    def text(self, knob: str, default: str) -> str:
+        return str(self.knobs.get(knob, default))
+
+    @property
+    def precision(self) -> str:
+        return self.text("precision", "fp32")
+
+    @property
+    def passes(self) -> int:
+        return int(self.knobs.get("gradient_accumulation_steps", 1))
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.text("torch_compile", "off") != "off"
+
+    @property
+    def tensor_parallel(self) -> int:
+        return int(self.knobs.get("tensor_parallel", 1))
+
+    @property
+    def world(self) -> int:
+        """Processes of the run."""
+        return max(1, int(self.facts.get("world_size", self.knobs.get("nproc", 1))))
+
+    @property
+    def replicas(self) -> int:
+        """Processes, or groups of them that share matrices, each with its own part of the batch."""
+        return max(1, self.world // self.tensor_parallel)
+
+    @cached_property
+    def shape(self) -> GptShape | None:
+        """Of our GPT; None for another workload, of which the models here know the counts only."""
+        if "vocabulary" not in self.facts or not all(knob in self.knobs for knob in GPT_KNOBS):
+            return None
+        return gpt_shape(self.knobs, int(self.facts["vocabulary"]))
+
+    @cached_property
+    def tensors(self) -> list[Tensor] | None:
+        """Every parameter, where the model's shape is known. None: not known, or the count says that it is another model."""
+        if self.shape is None:
+            return None
+        positions = first_positions(int(self.knobs["seq_len"]))
+        found = gpt_tensors(self.shape, positions)
+        missing = int(self.facts.get("parameters", 0)) - sum(tensor.elements for tensor in found) if "parameters" in self.facts else 0
+        rows, rest = divmod(missing, self.shape.d_model)  # seq_len has changed since the model was made
+        return None if rest or positions + rows < 1 else gpt_tensors(self.shape, positions + rows)
+
+    @property
+    def parameters(self) -> float | None:
+        """Of the whole model, as the workload counted them; else as its shape says."""
+        by_shape = None if self.tensors is None else float(sum(tensor.elements for tensor in self.tensors))
+        return self.facts.get("parameters", by_shape)
+
+    @property
+    def trained(self) -> float | None:
+        """Of those, the ones that are trained."""
+        by_shape = self.parameters if self.tensors is None else float(sum(one.elements for one in self.tensors if one.trained))
+        return self.facts.get("trainable_parameters", by_shape)
+
+    @property
+    def linear(self) -> float | None:
+        """N of the FLOPs formulas; all parameters where the workload has not told."""
+        by_shape = self.parameters
+        if self.shape is not None and not self.shape.lora_rank:
+            by_shape = float(transformer_linear(self.shape.d_model, self.shape.n_layer, self.shape.vocabulary))
+        return self.facts.get("linear_parameters", by_shape)
+
+    @property
+    def peak_flops_per_s(self) -> tuple[float, str] | None:
+        """What all devices of the run could do: the datasheet's dense peak, else what was measured here, with where it comes from."""
+        datasheet: float | None = getattr(self.peaks, f"{self.precision}_flops_per_s", None) if self.is_gpu else None
+        if datasheet:
+            return datasheet * self.world, f"{self.precision} dense, {self.peaks.source}"
+        if self.facts.get("peak_flops_per_s"):
+            return self.facts["peak_flops_per_s"], "dense product measured by the run"
+        return self.reached_flops_per_s
+
+    @property
+    def reached_flops_per_s(self) -> tuple[float, str] | None:
+        """What all devices of the run reached in a matrix product when this machine was calibrated. One CPU is shared by all processes."""
+        reached = self.calibration.get(f"gemm_{self.precision}_flops_per_s")
+        return (reached * (self.world if self.is_gpu else 1), f"{self.precision} matrix product, calibrated") if reached else None
+
+    @property
+    def bytes_per_s(self) -> tuple[float, str] | None:
+        """What the memory of one process's device does: its datasheet's figure, else a copy measured here."""
+        if self.is_gpu and self.peaks.memory_bytes_per_s:
+            return self.peaks.memory_bytes_per_s, self.peaks.source
+        copied = self.calibration.get("copy_bytes_per_s")
+        return (copied / (1 if self.is_gpu else self.world), "copy, calibrated") if copied else None
+
+
+def with_note(figure: Figure, note: str) -> Figure:
+    """`figure` with one more remark."""
+    return replace(figure, note="; ".join(filter(None, (figure.note, note))))

@@ -1,0 +1,127 @@
+"""Bytes by part in each process: parameters, gradients, optimizer states, and what sharding makes of them.
+
+Parameters and gradients are fp32: autocast computes in 16 bits and keeps neither in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpuconsole.diagnosis.models.shape import Tensor
+
+FP32 = 4
+BLOCK = 256
+"""Elements that share one scale in an 8-bit optimizer (torchao 0.18, bitsandbytes)."""
+LEAST_8BIT = 4096
+"""Smaller tensors keep their states in fp32 (torchao, bitsandbytes)."""
+FSDP_PASSES_AHEAD = 2
+"""Units that FSDP2 holds whole at once under zero3: the one that computes, and the next, which is being gathered."""
+
+
+@dataclass(frozen=True)
+class States:
+    """What one process keeps from step to step, in bytes. Gradients are at their fullest: after the backward pass."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
+
+
+def states(
+    tensors: Iterable[Tensor], optim: str, sharding: str = "none", world: int = 1, rank: int = 0, tensor_parallel: int = 1
+) -> States:
+    """Of process `rank` among the `world` that share data-parallel work, each with its part of every matrix (`tensor_parallel`).
+
+    none, ddp: everything whole. zero1: optimizer states by whole parameters, given out greedily. zero2, zero3: FSDP2 has
+    parameters, gradients and states in shards between steps, both of them; they differ in how long it keeps the whole
+    ones gathered (`gathered_bytes`).
+    """
+    local = [split_over(tensor, tensor_parallel) for tensor in tensors]
+    if sharding in ("zero2", "zero3"):
+        local = [shard(tensor, world, rank) for tensor in local]
+    trained = [tensor for tensor in local if tensor.trained]
+    owned = greedy_share(trained, world, rank) if sharding == "zero1" else trained
+    return States(
+        parameters=FP32 * sum(tensor.elements for tensor in local),
+        gradients=FP32 * sum(tensor.elements for tensor in trained),
+        optimizer=sum(optimizer_bytes(tensor.elements, optim) for tensor in owned),
+    )
+
+
+def states_by_count(parameters: float, trained: float, optim: str, sharding: str = "none", world: int = 1) -> States:
+    """The same where only the number of parameters is known: sharded evenly."""
+    part = 1 / world if sharding in ("zero2", "zero3") else 1.0
+    owned = trained / world if sharding in ("zero1", "zero2", "zero3") else trained
+    return States(FP32 * parameters * part, FP32 * trained * part, optimizer_bytes(int(owned), optim))
+
+
+def optimizer_bytes(elements: int, optim: str) -> float:
+    """States of one tensor. AdamW: two moments, and its step count; SGD: the momentum buffer that our `sgd` has.
+
+    8 bits: a byte a moment, a scale for each block and a table of 256 values, where the tensor is large enough and divides
+    into blocks; else as AdamW.
+    """
+    if elements == 0:
+        return 0.0
+    if optim == "sgd":
+        return FP32 * elements
+    if optim == "adamw_8bit" and elements >= LEAST_8BIT and elements % BLOCK == 0:
+        return FP32 + 2 * (elements + FP32 * elements / BLOCK + FP32 * 256)
+    return FP32 + 2 * FP32 * elements
+
+
+def split_over(tensor: Tensor, processes: int) -> Tensor:
+    """A process's part of a tensor under tensor parallelism."""
+    if tensor.split is None or processes == 1:
+        return tensor
+    shape = tuple(size // processes if axis == tensor.split else size for axis, size in enumerate(tensor.shape))
+    return replace(tensor, shape=shape)
+
+
+def shard(tensor: Tensor, world: int, rank: int) -> Tensor:
+    """FSDP2's shard: rows in chunks of ceil(rows / world), the last processes getting what is left, which may be nothing."""
+    rows = tensor.shape[0]
+    chunk = math.ceil(rows / world)
+    return replace(tensor, shape=(max(0, min(chunk, rows - rank * chunk)), *tensor.shape[1:]))
+
+
+def greedy_share(tensors: Sequence[Tensor], world: int, rank: int) -> list[Tensor]:
+    """ZeroRedundancyOptimizer's partition: whole parameters, the largest first, each to the process that has least so far."""
+    shares: list[list[Tensor]] = [[] for _ in range(world)]
+    sizes = [0] * world
+    for tensor in sorted(tensors, key=lambda tensor: tensor.elements, reverse=True):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(tensor)
+        sizes[smallest] += tensor.elements
+    return shares[rank]
+
+
+def gathered_bytes(units: Sequence[float], sharding: str) -> float:
+    """Whole parameters that FSDP2 holds at most beside the shards; `units` are bytes of each block and of what is left.
+
+    zero2 keeps all of them from the forward pass to the backward pass, zero3 the one in use and the next.
+    """
+    if sharding == "zero2":
+        return float(sum(units))
+    return float(sum(sorted(units)[-FSDP_PASSES_AHEAD:])) if sharding == "zero3" else 0.0
+
+
+def bucket_bytes(gradients: float, gradient_as_bucket_view: bool) -> float:
+    """DDP's buckets beside the gradients: none where gradients are views into them, else as much again."""
+    return 0.0 if gradient_as_bucket_view else gradients
+
+
+def kv_cache_bytes_per_token(n_layer: int, kv_heads: int, head_size: int, element_bytes: int) -> int:
+    """2 L n_kv d_head bytes: keys and values. Llama-3-8B in bf16 (32, 8, 128): 128 KiB."""
+    return 2 * n_layer * kv_heads * head_size * element_bytes
+
+
+def fragmentation_bytes(reserved: float, allocated: float) -> float:
+    """What the caching allocator holds of the device and no tensor uses."""
+    return reserved - allocated

@@ -1,0 +1,64 @@
+"""The closed formulas against torch's own count on the meta device, and against published figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpuconsole.diagnosis.models import flops
+from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.gpt import GPT, next_token_loss
+from gpuconsole.workloads.training.lora import add_lora
+
+VOCABULARY = 256
+SIZES = [(192, 4, 128), (128, 2, 64), (256, 6, 256)]
+"""d_model, n_layer, tokens; the first is train-gpt at CPU scale."""
+
+
+def counted(d_model: int, n_layer: int, tokens: int, rank: int = 0, checkpointing: bool = False, attention: str = "sdpa") -> float:
+    """FLOPs per token of the real model."""
+    model = GPT(d_model, n_layer, 1024)
+    if rank:
+        add_lora(model, rank)
+    model.gradient_checkpointing, model.attention = checkpointing, attention
+    batch = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
+    return count_training_flops(model, lambda twin: next_token_loss(twin, batch, batch)) / tokens
+
+
+@pytest.mark.parametrize(("d_model", "n_layer", "tokens"), SIZES)
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+def test_training_formula_is_torchs_count(d_model: int, n_layer: int, tokens: int, attention: str) -> None:
+    linear = flops.transformer_linear(d_model, n_layer, VOCABULARY)
+    formula = flops.training_per_token(linear, n_layer, d_model, tokens)
+    assert formula == pytest.approx(counted(d_model, n_layer, tokens, attention=attention), rel=1e-9)
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_recomputation_is_what_torch_computes_again(rank: int) -> None:
+    plain, again = (counted(192, 3, 64, rank, checkpointing) for checkpointing in (False, True))
+    assert flops.recomputed_per_token(192, 3, 64, rank) == pytest.approx(again - plain, rel=1e-9)
+    assert flops.lora_per_token(192, 3, VOCABULARY, 8, 64) == pytest.approx(counted(192, 3, 64, 8), rel=1e-9)
+
+
+def test_causal_counts_half_of_attention() -> None:
+    """At 8B and 8K it is 57.9 against 51.5 GFLOP a token (torchtitan, ml-engineering)."""
+    linear, attention = 7.50e9, 12 * 32 * 4096 * 8192
+    assert flops.training_per_token(linear, 32, 4096, 8192) == pytest.approx(57.9e9, rel=0.002)
+    assert flops.training_per_token_causal(linear, 32, 4096, 8192) == pytest.approx(51.5e9, rel=0.002)
+    assert flops.training_per_token(linear, 32, 4096, 8192) - attention == 6 * linear
+
+
+def test_megatron_is_the_same_sum() -> None:
+    """72 B s l h^2 (1 + s/6h + V/12lh) is 6 N + 12 L d T over B s tokens; with recomputation a third more, the head's apart."""
+    batch, tokens, layers, width, vocabulary = 4, 2048, 24, 2048, 50304
+    model = flops.megatron_per_step(batch, tokens, layers, width, vocabulary)
+    linear = flops.transformer_linear(width, layers, vocabulary)
+    assert model == pytest.approx(batch * tokens * flops.training_per_token(linear, layers, width, tokens))
+    head = 6 * vocabulary * width * batch * tokens
+    assert flops.megatron_per_step(batch, tokens, layers, width, vocabulary, recompute=True) - head == pytest.approx((model - head) * 4 / 3)
+
+
+def test_decoding_token_by_token_is_the_prefill() -> None:
+    linear, layers, width, prompt = 1e6, 3, 64, 200
+    steps = sum(flops.decode_per_token(linear, layers, width, context + 0.5) for context in range(prompt))
+    assert steps == pytest.approx(flops.prefill(linear, layers, width, prompt))

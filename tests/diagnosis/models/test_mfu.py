@@ -1,0 +1,62 @@
+"""MFU's three methods, on figures from papers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.diagnosis.models.mfu import (
+    flops_of,
+    mbu,
+    mfu,
+    nearest_anchor,
+    published_flops_per_s,
+    published_tokens_per_s,
+    tokens_per_device_s,
+)
+from gpuconsole.telemetry.peaks import peaks_of
+from gpuconsole.telemetry.published import published_of
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def test_100_of_312_tflops_reads_32_percent() -> None:
+    peak = peaks_of("NVIDIA A100-SXM4-80GB").bf16_flops_per_s
+    assert peak == 312e12
+    assert f"{mfu(100e12, peak):.0%}" == "32%"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gpu_hours", "tokens_per_s"),
+    [(1e12, 82_432, 3370), (2e12, 184_320, 3014), (2.2e12, 162_000, 3772)],
+    ids=["LLaMA 7B", "Llama 2 7B", "IBM"],
+)
+def test_the_papers_method(tokens: float, gpu_hours: float, tokens_per_s: int) -> None:
+    assert round(tokens_per_device_s(tokens, gpu_hours)) == tokens_per_s
+
+
+@pytest.mark.parametrize(
+    "anchor", [one for one in published_of(H100) if one.mfu_ratio and "llm-foundry" in one.source], ids=lambda one: one.model
+)
+def test_a_published_mfu_follows_from_its_tokens_by_our_formula(anchor) -> None:  # type: ignore[no-untyped-def]
+    assert mfu(anchor.tokens_per_s * flops_of(anchor), 989.4e12) == pytest.approx(anchor.mfu_ratio, rel=0.015)
+
+
+def test_an_anchor_is_of_the_same_precision_and_the_nearest_size() -> None:
+    small = nearest_anchor(published_of(H100), "bf16", 1e9)
+    assert small is not None and small.model == "MPT-1B"
+    assert nearest_anchor(published_of(H100), "fp32", 1e9) is None
+    assert nearest_anchor((), "bf16", 1e9) is None
+
+
+def test_published_speed_of_a_model_of_our_size() -> None:
+    anchor = nearest_anchor(published_of("NVIDIA H200"), "bf16", 40e9)
+    assert anchor is not None and anchor.tokens_per_s == 10_471
+    assert published_flops_per_s(anchor, 989.4e12) == pytest.approx(0.578 * 989.4e12)
+    assert published_tokens_per_s(anchor, 0.578e9, 989.4e12) == pytest.approx(989_400)
+    by_formula = published_flops_per_s(anchor, None)  # without a peak: from its tokens
+    assert by_formula == pytest.approx(10_471 * flops_of(anchor))
+
+
+def test_mbu_of_decoding() -> None:
+    """B=1 reads 76 MB of weights in 13.2 ms: 5.8 of 10 GB/s."""
+    assert mbu(76e6 / 13.2e-3, 10e9) == pytest.approx(0.58, abs=0.01)
