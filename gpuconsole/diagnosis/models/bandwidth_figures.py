@@ -14,7 +14,7 @@ from gpuconsole.diagnosis.models.memory import FP32
 from gpuconsole.model.figure import Figure
 
 NO_BANDWIDTH = "the memory's bandwidth is not known (gpuconsole calibrate)"
-NO_COUNT = "the number of parameters is not known"
+NO_COUNT = "the number of parameters that a step touches is not known"
 NOT_STEADY = "the run has not been steady yet"
 CACHED = "where everything fits into caches it can be faster than memory"
 NO_TRAFFIC = "not measured: no counter of memory traffic here"
@@ -32,12 +32,20 @@ def _updated(given: Given, trained: float) -> float:
 
 def needed(given: Given) -> StepBytes | None:
     """Least bytes of states in one optimizer step of one process; None for an optimizer without a model."""
-    trained, read, optim = given.trained, given.linear, given.text("optim", "adamw_fused")
-    if trained is None or read is None or optim not in UPDATE_BYTES or given.knobs.get("sparse"):
+    trained, read, optim = _touched(given), given.linear, given.text("optim", "adamw_fused")
+    if trained is None or read is None or optim not in UPDATE_BYTES:
         return None
     part = 1 / given.tensor_parallel
     # of an embedding a pass reads only what it looks up
     return step_bytes(read * part, trained * part, optim, given.passes, given.precision, _updated(given, trained) * part)
+
+
+def _touched(given: Given) -> float | None:
+    """Trained parameters that a step writes: all, but of a table with sparse gradients only the rows that were looked up."""
+    if not given.knobs.get("sparse") or given.trained is None:
+        return given.trained
+    ratio, table = given.facts.get("embedding.rows_touched_ratio"), given.facts.get("embedding.table_bytes")
+    return None if ratio is None or table is None else given.trained - table / FP32 * (1 - ratio)
 
 
 def _optimizer(given: Given) -> list[Figure]:
@@ -63,7 +71,7 @@ def _optimizer(given: Given) -> list[Figure]:
 
 def _missing(given: Given, moved: StepBytes | None) -> str:
     if moved is None:
-        return f"not predicted: {NO_COUNT if given.trained is None else 'no model for this optimizer'}"
+        return f"not predicted: {NO_COUNT if _touched(given) is None else 'no model for this optimizer'}"
     if given.bytes_per_s is None:
         return f"not predicted: {NO_BANDWIDTH}"
     return "" if given.value("step_s") is not None else f"not measured: {NOT_STEADY}"

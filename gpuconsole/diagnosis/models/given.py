@@ -16,7 +16,8 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Summary
 
-GPT_KNOBS = ("d_model", "n_layer", "seq_len", "batch_size")
+GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
+"""What our GPT has, and no other workload has all of."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,24 @@ class Given:
     @cached_property
     def shape(self) -> GptShape | None:
         """Of our GPT; None for another workload, of which the models here know the counts only."""
-        if "vocabulary" not in self.facts or not all(knob in self.knobs for knob in GPT_KNOBS):
-            return None
-        return gpt_shape(self.knobs, int(self.facts["vocabulary"]))
+        return None if self._gpt is None else self._gpt[0]
 
     @cached_property
     def tensors(self) -> list[Tensor] | None:
-        """Every parameter, where the model's shape is known. None: not known, or the count says that it is another model."""
-        if self.shape is None:
+        """Every parameter of our GPT."""
+        return None if self._gpt is None else gpt_tensors(*self._gpt)
+
+    @cached_property
+    def _gpt(self) -> tuple[GptShape, int] | None:
+        """The shape, and the positions that the model was made with. None also where the number of parameters is another model's."""
+        if "vocabulary" not in self.facts or not all(knob in self.knobs for knob in GPT_KNOBS):
             return None
-        positions = first_positions(int(self.knobs["seq_len"]))
-        found = gpt_tensors(self.shape, positions)
-        missing = int(self.facts.get("parameters", 0)) - sum(tensor.elements for tensor in found) if "parameters" in self.facts else 0
-        rows, rest = divmod(missing, self.shape.d_model)  # seq_len has changed since the model was made
-        return None if rest or positions + rows < 1 else gpt_tensors(self.shape, positions + rows)
+        shape, positions = gpt_shape(self.knobs, int(self.facts["vocabulary"])), first_positions(int(self.knobs["seq_len"]))
+        if "parameters" not in self.facts:
+            return shape, positions
+        expected = sum(tensor.elements for tensor in gpt_tensors(shape, positions))
+        rows, rest = divmod(int(self.facts["parameters"]) - expected, shape.d_model)  # seq_len may have changed since
+        return None if rest or positions + rows < shape.tokens else (shape, positions + rows)
 
     @property
     def parameters(self) -> float | None:

@@ -195,3 +195,20 @@ def test_two_processes_share_a_cpus_bandwidth() -> None:
     knobs, facts = {**KNOBS, "precision": "fp32", "sharding": "ddp", "nproc": 2}, {**FACTS, "world_size": 2.0}
     found = by_name(figures(knobs, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 10e9}, False))
     assert found["bandwidth.optimizer_s"].predicted == pytest.approx(28 * PARAMETERS / 5e9)
+
+
+def test_sparse_gradients_leave_most_of_a_table_alone() -> None:
+    facts = {"parameters": 1.1e6, "trainable_parameters": 1.1e6, "embedding.table_bytes": 4e6, "embedding.rows_touched_ratio": 0.01}
+    dense, sparse = (
+        by_name(figures({"optim": "adamw", "sparse": on}, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 1e9}, False))
+        for on in (False, True)
+    )
+    assert dense["bandwidth.optimizer_s"].predicted == pytest.approx(28 * 1.1e6 / 1e9)
+    assert sparse["bandwidth.optimizer_s"].predicted == pytest.approx(28 * 0.11e6 / 1e9)
+    assert sparse["memory.gradients_bytes"].predicted is None
+
+
+def test_a_model_with_another_count_is_not_ours() -> None:
+    found = on_h200(facts={**FACTS, "parameters": PARAMETERS + 1.0, "trainable_parameters": PARAMETERS + 1.0})
+    assert found["memory.activations_bytes"].predicted is None
+    assert found["memory.parameters_bytes"].predicted == 4 * (PARAMETERS + 1)
