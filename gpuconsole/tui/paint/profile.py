@@ -54,10 +54,8 @@ def _window(report: ProfileReport, run: Run, width: int) -> list[Row]:
     usual = run.summary.step_time_s
     without = f" ({format.duration(usual.p50).strip()} without)" if usual else ""
     each = format.duration(report.wall_s / report.steps).strip()
-    mean = f", {format.duration(report.mean_kernel_s).strip()} each" if report.mean_kernel_s is not None else ""
     text = (
-        f"run {run.id}: {report.steps} steps of {each} under the profiler{without}   device busy {format.percent(report.busy_ratio).strip()}"
-        f"   {format.rate(report.kernels_per_s, 0)} launches/s{mean}"
+        f"run {run.id}: {report.steps} steps of {each} under the profiler{without}, device busy {format.percent(report.busy_ratio).strip()}"
     )
     return [*paragraph(text, width, "title"), line(width, (report.clock, "dim"))]
 
@@ -94,8 +92,10 @@ def _longest(report: ProfileReport, width: int, most: int = 10) -> list[Row]:
 
 
 def _rest(report: ProfileReport, width: int) -> list[Row]:
-    ratio = report.tensor_core_ratio
-    rows = labelled(
+    ratio, mean = report.tensor_core_ratio, report.mean_kernel_s
+    each = f", {format.duration(mean).strip()} each on average" if mean is not None else ""
+    rows = labelled("launches", f"{format.rate(report.kernels_per_s, 0)} a second{each}", width, 14)
+    rows += labelled(
         "tensor cores", f"{format.percent(ratio).strip() if ratio is not None else format.NA}: {report.tensor_core_note}", width, 14
     )
     rows += labelled("copies", "; ".join(map(_copy, report.copies)) or "none between host and device", width, 14)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpuconsole.diagnosis.models import roofline
 from gpuconsole.model.device import Device
 from gpuconsole.model.profile import OpClass, OpClassName
 from gpuconsole.model.run import Run
@@ -24,7 +25,7 @@ LETTERS: dict[OpClassName, str] = {
 SMALLEST = 0.005
 NO_PEAK = "no roofline: the device's peak is not known, neither from a datasheet nor measured (gpuconsole calibrate)"
 NO_POINTS = "no roofline: no kernel class with known shapes took a share worth showing"
-AXES = "across FLOP/byte, up FLOP/s; what lies above the slope was served from cache"
+AXES = "across FLOP/byte, up FLOP/s; share of time · share of the roof at that place (above 100%: served from cache)"
 NO_BANDWIDTH = "no memory roof: bandwidth not known (gpuconsole calibrate)"
 
 
@@ -39,7 +40,11 @@ class Roof(msgspec.Struct, frozen=True):
     @property
     def ridge(self) -> float | None:
         """The FLOP/byte from which on arithmetic is the limit, and no longer memory."""
-        return self.flops_per_s / self.bytes_per_s if self.bytes_per_s else None
+        return roofline.ridge(self.flops_per_s, self.bytes_per_s) if self.bytes_per_s else None
+
+    def at(self, intensity: float) -> float:
+        """The most FLOP/s that a kernel of this intensity can reach."""
+        return roofline.attainable(intensity, self.flops_per_s, self.bytes_per_s) if self.bytes_per_s else self.flops_per_s
 
 
 def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Roof | None:
@@ -68,7 +73,7 @@ def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, he
     if roof is None or not points:
         return paragraph(NO_PEAK if roof is None else NO_POINTS, width, "dim")
     head = paragraph(_title(roof), width, "title") + paragraph(_sources(roof), width, "dim")
-    legend = _legend(points, width)
+    legend = _legend(points, roof, width)
     return [*head, *_chart(points, roof, width, max(8, height - len(head) - len(legend))), *legend]
 
 
@@ -111,11 +116,17 @@ def _decades(figure: Any, axis: str, low: int, high: float, most: int, text: Cal
     figure.ruler(axis).ticks(list(powers), [text(10.0**power) for power in powers])
 
 
-def _legend(points: Sequence[OpClass], width: int) -> list[Row]:
-    """Every letter with its class, its share of device time and what it reaches."""
+def _legend(points: Sequence[OpClass], roof: Roof, width: int) -> list[Row]:
+    """Every letter with its class, its share of device time, and how much of its roof it reaches."""
     rows: list[list[Segment]] = [[]]
     for one in points:
-        entry: list[Segment] = [(LETTERS[one.name], "accent"), (f" {one.name}", ""), (f" {one.share_ratio:.0%}", "title")]
+        reached = (one.flops_per_s or 0.0) / roof.at(one.intensity or 0.0)
+        entry: list[Segment] = [
+            (LETTERS[one.name], "accent"),
+            (f" {one.name}", ""),
+            (f" {one.share_ratio:.0%}", "title"),
+            (f"·{reached:.0%}", ""),
+        ]
         gap: list[Segment] = [("   ", "")] if rows[-1] else []
         if rows[-1] and row_width(rows[-1] + gap + entry) > width:
             rows.append(entry)
