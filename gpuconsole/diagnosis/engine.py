@@ -18,6 +18,7 @@ CLOSE_BELOW = 0.6
 
 PROBE_OF = {
     "comm.exposed_s": "exposed_communication",
+    "comm.exchange_large_s": "exchange_sizes",
     "comm.straggler_ratio": "exposed_communication",
     "probe.cached_pass_s": "cached_batch",
     "probe.batch_cost_ratio": "batch_elasticity",

@@ -7,6 +7,8 @@ from gpuconsole.diagnosis.case import Case, Threshold
 EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step warns, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
 LATE = Threshold("late", 1.10, "x", "a process 10 % slower than the others' median warns, 20 % is serious (TraceML; alloc 20 %)")
 
+LARGE_MB = 25.0
+"""DistributedDataParallel's own bucket_cap_mb."""
 LATE_OUTSIDE = Threshold("late_outside", 1.20, "x", "20 %: the account's times are less exact than the probe's")
 
 
@@ -21,8 +23,22 @@ def step_s(case: Case) -> float:
 
 
 def exposed_ratio(case: Case) -> float:
-    """Share of a step that is communication nothing hides: probe P7's difference, one exchange a step."""
-    return min(0.95, case.value("comm.exposed_s") / step_s(case))
+    """Share of a step that is communication nothing hides: probe P7's difference, one exchange a step.
+
+    What better buckets would save is not counted: it belongs to comm.small_buckets.
+    """
+    lost = lost_to_small_buckets(case) if buckets_can_be_small(case) else 0.0
+    return min(0.95, (1 - lost) * case.value("comm.exposed_s") / step_s(case))
+
+
+def buckets_can_be_small(case: Case) -> bool:
+    """Whether DDP's buckets are below torch's default."""
+    return case.knobs.get("sharding") in ("ddp", "zero1") and float(case.knobs.get("bucket_cap_mb", LARGE_MB)) < LARGE_MB
+
+
+def lost_to_small_buckets(case: Case) -> float:
+    """Share of an exchange's time that larger buckets would save (probe P10)."""
+    return max(0.0, 1 - case.value("comm.exchange_large_s") / case.value("comm.exchange_now_s"))
 
 
 def late_ratio(case: Case) -> float:

@@ -83,7 +83,7 @@ def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
 def predicted(case: Case, rarer: int) -> float:
     """Samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
     step = _comm.step_s(case)
-    saved = (case.value("comm.exposed_s") + case.value("optimizer_ratio") * step) * (1 - 1 / rarer)
+    saved = (_comm.exposed_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)
 
 

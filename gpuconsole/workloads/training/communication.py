@@ -17,6 +17,8 @@ from gpuconsole.workloads.training.task import Batch
 
 BUDGET_S = 2.5
 LEAST, MOST = 6, 60
+LARGE_MB = 25.0
+MOST_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -42,6 +44,35 @@ def exposed_communication(loop: TrainingLoop) -> Signals:
                 world.gather(None)  # all begin together
                 _pass(loop, batch, mine, silent)
     return _signals(world.gather(mine), sum(parameter.numel() * parameter.element_size() for parameter in trained(loop.task.model)))
+
+
+def exchange_sizes(loop: TrainingLoop) -> Signals:
+    """Probe P10: an all-reduce of as many bytes as the gradients have, in pieces of `bucket_cap_mb` and in pieces of 25 MB."""
+    import torch.distributed as dist
+
+    if loop.plan.world.size == 1:
+        raise ProbeError("one process: nothing travels")
+    parameters = trained(loop.task.model)
+    total = min(MOST_BYTES, sum(parameter.numel() * parameter.element_size() for parameter in parameters))
+    buffer = parameters[0].new_zeros(max(1, total // parameters[0].element_size()))
+    sizes = {"now": float(loop.knobs["bucket_cap_mb"]), "large": LARGE_MB}
+    pieces = {name: buffer.split(max(1, int(size * 2**20) // buffer.element_size())) for name, size in sizes.items()}
+    times: dict[str, list[float]] = {name: [] for name in sizes}
+    for index in rounds(loop, BUDGET_S / 2, LEAST, MOST):
+        for name in sizes:
+            loop.plan.world.gather(None)
+            with stopwatch(loop) as measured:
+                for work in [dist.all_reduce(piece, async_op=True) for piece in pieces[name]]:
+                    work.wait()
+            if index:  # the first of each sets up connections and buffers
+                times[name] += measured
+    now_s, large_s = (statistics.median(times[name]) for name in ("now", "large"))
+    source, size = f"probe P10, median of {len(times['now'])}", loop.plan.world.size
+    return {
+        "comm.exchange_now_s": Signal(now_s, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['now'])} pieces"),
+        "comm.exchange_large_s": Signal(large_s, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['large'])} pieces"),
+        "comm.bus_bytes_per_s": Signal(2 * (size - 1) / size * total / large_s, "B/s", f"{source}: bus bandwidth as nccl-tests define it"),
+    }
 
 
 def _pass(loop: TrainingLoop, batch: Batch, times: Times, silent: bool) -> None:

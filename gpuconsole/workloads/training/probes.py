@@ -17,7 +17,7 @@ from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
 from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.training import memory
-from gpuconsole.workloads.training.communication import exposed_communication
+from gpuconsole.workloads.training.communication import exchange_sizes, exposed_communication
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import (
@@ -52,6 +52,8 @@ def batch_elasticity(loop: TrainingLoop) -> Signals:
     """P2: one forward and backward pass at 1x, 2x and 4x the batch, interleaved, until the budget is used."""
     batch = resident_batch(loop)
     batches = {factor: tuple(torch.cat([tensor] * factor) for tensor in batch) for factor in (1, 2, 4)}
+    if loop.task.sizes(batches[2])[0] == loop.task.sizes(batch)[0]:
+        raise ProbeError("a sample of this workload is no row of a batch")
     times: dict[int, list[float]] = {factor: [] for factor in batches}
     largest = 4
     with untouched(loop):
@@ -206,4 +208,5 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "swap_precision": swap_precision,
     "swap_optim": swap_optim,
     "exposed_communication": exposed_communication,
+    "exchange_sizes": exchange_sizes,
 }
