@@ -56,12 +56,13 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--note", default="")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--update", type=float, nargs=2, default=(0.0, 0.0))
     args = parser.parse_args()
     die_with_parent()
     os.nice(NICE)
     try:
-        report = summarize(read_trace(args.trace), Update(*args.update))
+        report = summarize(read_trace(args.trace), Update(*args.update), gpu=args.gpu)
         if args.note:
             report = msgspec.structs.replace(report, notes=[args.note, *report.notes])
         if args.keep:

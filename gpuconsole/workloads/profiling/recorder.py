@@ -85,7 +85,7 @@ def profile_passes(one_pass: Callable[[], None], passes: int, device: torch.devi
         recorder.stop()
         if recorder.error:
             raise ProfileError(recorder.error)
-        return summarize(read_trace(path), steps=passes)
+        return summarize(read_trace(path), steps=passes, gpu=device.type == "cuda")
     except TraceError as error:
         raise ProfileError(str(error)) from None
     finally:

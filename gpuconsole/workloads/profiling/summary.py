@@ -25,6 +25,7 @@ GPU_CLOCK = "kernels on the GPU's own clock (CUPTI), copies included"
 CPU_CLOCK = "operators by their own time on the host clock, profiling included"
 NO_TENSOR_CORES = "the device is a CPU"
 COMMUNICATION_NOTE = "communication includes waiting for the other processes, also where it runs beside other work"
+NOT_RECORDED = "the trace holds no GPU kernel: CUPTI recorded none, as where another profiler holds it (nsys, ncu)"
 NO_KERNELS = "no kernel ran in the window"
 _COPY = re.compile(r"Memcpy (HtoD|DtoH|DtoD|PtoP|HtoH) \((\w+) -> (\w+)\)")
 
@@ -57,10 +58,15 @@ class _Span(msgspec.Struct):
     wraps: bool = False
 
 
-def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 0) -> ProfileReport:  # noqa: B008 (frozen)
-    """The report on a trace's steps. `steps` where the trace does not mark them (a probe's passes). Raises TraceError."""
+def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 0, gpu: bool = False) -> ProfileReport:  # noqa: B008 (frozen)
+    """The report on a trace's steps. Raises TraceError.
+
+    `steps` where the trace does not mark them (a probe's passes); `gpu`: a GPU was at work, so a trace without kernels says nothing.
+    """
     start, end, marked = _window(events)
     on_gpu = [event for event in events if event.cat in trace.ON_GPU and event.end > start]
+    if gpu and not on_gpu:
+        raise TraceError(NOT_RECORDED)
     spans = _operators([event for event in events if event.cat in (trace.OP, trace.ANNOTATION)])
     if on_gpu:
         end = max(end, max(event.end for event in on_gpu))

@@ -43,7 +43,10 @@ class Profiling:
     def take(self, command: Profile) -> None:
         """Train `command.steps` steps under the profiler; neither they nor those that settle afterwards count."""
         start, loop = now(), self._loop
-        self.close()
+        if self._pending is not None:  # the console asks for one at a time; whoever does not still has an answer to each
+            self._pending.kill()
+            self._answer(self._pending.answer())
+            self._pending = None
         path = loop.scratch / "window.json"
         recorder = Recorder(loop.device, path, command.steps) if self._leads else None
         usual, loop.kind = loop.kind, PROBE
@@ -64,7 +67,9 @@ class Profiling:
         if recorder.error:
             self._answer(Profiled(now(), command.request, None, recorder.error, now() - start))
         else:
-            self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start, self._note)
+            options = ["--note", self._note] if self._note else []
+            options += ["--gpu"] if loop.device.type == "cuda" else []
+            self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start, options)
 
     def poll(self) -> None:
         """Answer, if the analysis is done."""
@@ -82,14 +87,13 @@ class Profiling:
 class Analysis:
     """The process that reads a trace, and keeps it for the user."""
 
-    def __init__(self, command: Profile, path: Path, update: Update, cost_s: float, note: str) -> None:
+    def __init__(self, command: Profile, path: Path, update: Update, cost_s: float, options: list[str]) -> None:
         self._command = command
         self._cost_s = cost_s
         self._report = path.with_name("report.json")
         self._words = path.with_name("analysis.txt")
         self._report.unlink(missing_ok=True)
-        arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes)]
-        arguments += ["--note", note] if note else []
+        arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes), *options]
         with self._words.open("wb") as words:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpuconsole.workloads.profiling.analyse", *arguments],

@@ -192,6 +192,13 @@ def test_a_trace_that_cannot_be_kept_costs_no_report(tmp_path: Path) -> None:
     assert "No such file" in report.notes[0]
 
 
+def test_a_gpus_trace_without_kernels_is_not_taken_for_a_cpus(tmp_path: Path) -> None:
+    written([event for event in GPU_TRACE if event.get("tid") == 1], tmp_path / "trace.json")
+    done = analysed(tmp_path, "--gpu")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no GPU kernel" in done.stderr
+
+
 def test_a_trace_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("{}")
     done = analysed(tmp_path)
