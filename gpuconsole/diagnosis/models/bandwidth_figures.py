@@ -62,7 +62,9 @@ def _optimizer(given: Given) -> list[Figure]:
         source="step account" if step is not None and ratio is not None else "",
         note=_missing(given, moved) or CACHED,
     )
-    mbu = Figure("mbu.optimizer", "MBU of the optimizer's update", "", formula="its least bytes / its time / bandwidth", note=time.note)
+    mbu = Figure(
+        "mbu.optimizer", "MBU of the optimizer's update", "ratio", formula="its least bytes / its time / bandwidth", note=time.note
+    )
     if time.predicted is not None and time.measured:
         source = f"step account over {bandwidth[1]}" if bandwidth else ""
         mbu = replace(mbu, measured=time.predicted / time.measured, source=source)
@@ -110,7 +112,7 @@ def _collectives(given: Given) -> list[Figure]:
     if given.replicas == 1 or sharding == "none" or trained is None:
         return []
     size = Figure(
-        "comm.bytes_per_step", "Gradients to exchange, each process", "B", predicted=FP32 * trained, formula="4 B x trained parameters"
+        "comm.bytes_per_step", "Gradients to exchange, each process", "bytes", predicted=FP32 * trained, formula="4 B x trained parameters"
     )
     ring = Figure("comm.ring_s", "Time of a step's collectives", "s", formula="ring: all-reduce 2 (n-1)/n bytes/bandwidth, its halves half")
     exposed = Figure(
@@ -162,7 +164,7 @@ def _roofline(given: Given) -> list[Figure]:
     """The step's FLOPs for each byte that must move, and what can be reached at that intensity."""
     moved, peak, bandwidth = _bytes_of_step(given), given.peak_flops_per_s, given.bytes_per_s
     sample = given.facts.get("flops_per_sample") or flops_per_sample(given)
-    samples = given.value("samples_per_step")
+    samples = given.samples_per_step
     intensity = Figure(
         "roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula="model FLOPs / bytes that must move", note=NO_TRAFFIC
     )

@@ -16,11 +16,12 @@ NO_FORMULA = "not predicted: there is a closed formula for transformers only"
 NOT_COUNTED = "not measured: the workload has counted no FLOPs"
 NO_PEAK = "no dense peak is known for this device and precision, and none was measured (gpuconsole calibrate)"
 NO_RATE = "no throughput yet"
+NO_WORK = "FLOPs or samples of a step are not known"
 NO_COUNTER = "the tensor cores' activity is not reported (GPM from Hopper on, or dcgm-exporter: --dcgm)"
 
 
 def flops_figures(given: Given) -> list[Figure]:
-    return [_count(given), *_other_counts(given), *_mfu(given)]
+    return [_count(given), *_other_counts(given), _step(given), *_mfu(given)]
 
 
 def flops_per_sample(given: Given) -> float | None:
@@ -89,6 +90,17 @@ def _other_counts(given: Given) -> list[Figure]:
     return figures
 
 
+def _step(given: Given) -> Figure:
+    """What arithmetic alone asks of a step."""
+    sample, samples, peak = given.facts.get("flops_per_sample") or flops_per_sample(given), given.samples_per_step, given.peak_flops_per_s
+    figure = Figure("flops.step_s", "Time of a step if arithmetic were the limit", "s", formula="model FLOPs of a step / peak")
+    if sample and samples and peak:
+        figure = replace(figure, predicted=sample * samples / peak[0], note=f"peak: {peak[1]}")
+    else:
+        figure = with_note(figure, f"not predicted: {NO_PEAK if sample and samples else NO_WORK}")
+    return given.beside(figure, "step_s", "the run has not been steady yet")
+
+
 def _mfu(given: Given) -> list[Figure]:
     return [_over_peak(given), _over_reached(given), _over_published(given), _tensor_active(given)]
 
@@ -96,7 +108,7 @@ def _mfu(given: Given) -> list[Figure]:
 def _over_peak(given: Given) -> Figure:
     """FLOPs by formula and by count, over time and peak."""
     peak, rate, closed = given.peak_flops_per_s, given.summary.samples_per_s, flops_per_sample(given)
-    figure = Figure("mfu.flops", "MFU: FLOPs over the peak", "", formula="FLOPs of a sample x samples/s / dense peak")
+    figure = Figure("mfu.flops", "MFU: FLOPs over the peak", "ratio", formula="FLOPs of a sample x samples/s / dense peak")
     if peak is None or rate is None:
         return with_note(figure, NO_PEAK if peak is None else NO_RATE)
     counted = given.summary.flops_per_s
@@ -112,7 +124,7 @@ def _over_peak(given: Given) -> Figure:
 def _over_reached(given: Given) -> Figure:
     """The share of what this machine does reach in a matrix product."""
     reached, counted = given.reached_flops_per_s, given.summary.flops_per_s
-    figure = Figure("mfu.reached", "Share of the matrix product's speed here", "", formula="model FLOP/s / calibrated matrix product")
+    figure = Figure("mfu.reached", "Share of the matrix product's speed here", "ratio", formula="model FLOP/s / calibrated matrix product")
     if reached is None or not counted:
         return with_note(figure, "not calibrated at this precision: gpuconsole calibrate" if reached is None else NOT_COUNTED)
     return replace(figure, measured=mfu(counted, reached[0]), source=reached[1])
@@ -122,18 +134,19 @@ def _over_published(given: Given) -> Figure:
     """Tokens/s of a device, beside what it would be at the FLOP/s that somebody has published for this device."""
     figure = Figure("mfu.published", "Tokens/s of a device, against published", "tokens/s", formula="published FLOP/s / our FLOPs a token")
     rate, each = given.summary.tokens_per_s, _flops_per_token(given)
-    if rate is None or each is None:
-        return with_note(figure, NO_RATE if each is not None else NO_FORMULA)
-    measured = rate.mean / given.world
+    if rate is None:
+        figure = with_note(figure, f"not measured: {NO_RATE}")
+    else:
+        figure = replace(figure, measured=rate.mean / given.world, source="step account")
+    if each is None:
+        return with_note(figure, NO_FORMULA)
     anchor = nearest_anchor(given.published, given.precision, each)
-    peak: float | None = getattr(given.peaks, f"{given.precision}_flops_per_s", None)
-    predicted = published_tokens_per_s(anchor, each, peak) if anchor else None
-    figure = replace(figure, predicted=predicted, measured=measured, source="step account")
     if anchor is None:
-        return with_note(figure, f"nothing is published for this device at {given.precision}")
+        return with_note(figure, f"not predicted: nothing is published for this device at {given.precision}")
+    peak: float | None = getattr(given.peaks, f"{given.precision}_flops_per_s", None)
     told = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
     formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {told}) / our FLOPs a token"
-    return replace(figure, formula=formula, note=anchor.note)
+    return with_note(replace(figure, predicted=published_tokens_per_s(anchor, each, peak), formula=formula), anchor.note)
 
 
 def _flops_per_token(given: Given) -> float | None:
@@ -148,7 +161,7 @@ def _tensor_active(given: Given) -> Figure:
     figure = Figure(
         "mfu.tensor_active",
         "MFU: share of time that tensor cores were active",
-        "",
+        "ratio",
         predicted=mfu(counted, peak[0]) if peak and counted and given.is_gpu else None,
         formula="MFU by FLOPs: the tensor cores are active at least so long",
     )

@@ -116,6 +116,12 @@ class Given:
         return self.facts.get("linear_parameters", by_shape)
 
     @property
+    def samples_per_step(self) -> float | None:
+        """Of all processes; as the step account says, else as the knobs do."""
+        batch = int(self.knobs.get("batch_size", 0)) * self.passes * self.replicas
+        return self.value("samples_per_step") or float(batch) or None
+
+    @property
     def peak_flops_per_s(self) -> tuple[float, str] | None:
         """What all devices of the run could do: the datasheet's dense peak, else what was measured here, with where it comes from."""
         datasheet: float | None = getattr(self.peaks, f"{self.precision}_flops_per_s", None) if self.is_gpu else None

@@ -56,13 +56,13 @@ def _state_figures(given: Given, kept: States | None) -> list[Figure]:
         note = "" if kept else NO_COUNT
         if part == "gradients" and given.knobs.get("sparse"):
             predicted, note = None, "not predicted: gradients are sparse, and as large as the rows that were looked up"
-        figure = Figure(f"memory.{part}_bytes", titles[part], "B", predicted=predicted, formula=formula, note=note)
+        figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=formula, note=note)
         figures.append(given.beside(figure, figure.name, NOT_YET))
     return figures
 
 
 def _activations(given: Given) -> Figure:
-    figure = Figure("memory.activations_bytes", "Activations kept for the backward pass", "B")
+    figure = Figure("memory.activations_bytes", "Activations kept for the backward pass", "bytes")
     kept = None
     if given.shape is None or given.is_compiled:
         figure = with_note(figure, COMPILED if given.is_compiled else NO_SHAPE)
@@ -114,7 +114,7 @@ def _peak(given: Given, kept: States | None) -> Figure:
     figure = Figure(
         "memory.allocated_peak_bytes",
         "Memory at its fullest",
-        "B",
+        "bytes",
         predicted=predicted,
         formula="states, activations and an operation's own tensors where they add up to the most",
         note="libraries' workspaces come on top (cuBLAS: tens of MiB)" if predicted is not None and given.is_gpu else "",
@@ -129,7 +129,7 @@ def _fragmentation(given: Given) -> Figure:
     figure = Figure(
         "memory.fragmentation_bytes",
         "Reserved beyond the peak",
-        "B",
+        "bytes",
         formula="reserved - allocated at the peak",
         note="not predicted: it depends on the order in which sizes come and go",
     )
@@ -137,5 +137,5 @@ def _fragmentation(given: Given) -> Figure:
         return with_note(figure, f"not measured: {NOT_YET if given.is_gpu else NO_ALLOCATOR}")
     measured = fragmentation_bytes(reserved, allocated)
     return Figure(
-        figure.name, figure.title, "B", measured=measured, formula=figure.formula, source="torch.cuda.memory_stats", note=figure.note
+        figure.name, figure.title, "bytes", measured=measured, formula=figure.formula, source="torch.cuda.memory_stats", note=figure.note
     )

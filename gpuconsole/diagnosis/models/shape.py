@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gpuconsole.model.knobs import Knobs
 
 HEAD_SIZE = 64
+VOCABULARY = 256
+"""The workload reads bytes."""
 FEWEST_POSITIONS = 1024
 SHORTEST = 4
 """With `varied_lengths` a sequence has at least seq_len over this many tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models.activations import activations
-from gpuconsole.diagnosis.models.shape import HEAD_SIZE, GptShape
+from gpuconsole.diagnosis.models.shape import HEAD_SIZE, VOCABULARY, GptShape
 from gpuconsole.workloads.training import gpt, memory
 from tests.diagnosis.models.gpt import Case, batch_of, build, cases, forward
 
@@ -18,8 +18,8 @@ def test_saved_bytes_are_those_of_the_real_graph(case: Case) -> None:
     assert predicted.saved == measured
 
 
-def test_a_head_is_as_wide_as_the_workloads() -> None:
-    assert HEAD_SIZE == gpt.HEAD_SIZE
+def test_constants_are_the_workloads() -> None:
+    assert (HEAD_SIZE, VOCABULARY) == (gpt.HEAD_SIZE, gpt.VOCABULARY)
 
 
 @pytest.mark.parametrize(
