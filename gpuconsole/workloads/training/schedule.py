@@ -25,7 +25,11 @@ class Schedule:
 
     def rebuild(self, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
         for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"] = LEARNING_RATE
+            group["initial_lr"] = LEARNING_RATE
+            if isinstance(group["lr"], torch.Tensor):  # as torchao's optimizers have it
+                group["lr"].fill_(LEARNING_RATE)
+            else:
+                group["lr"] = LEARNING_RATE
         shape, warmup = str(knobs["lr_scheduler"]), int(knobs["warmup_steps"])
         self._scheduler = LambdaLR(optimizer, lambda step: factor(shape, warmup, step), last_epoch=self.steps - 1)
 
