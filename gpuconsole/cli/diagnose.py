@@ -12,18 +12,19 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.export.files import write_whole
 from gpuconsole.export.summary import run_text
+from gpuconsole.runtime.modelling import refresh_figures
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "diagnose",
         help="run the rules again on a snapshot",
-        description="Run this version's rules on the signals stored in a snapshot. Fields that this version does not know are kept.",
+        description="Run this version's rules and models on what is stored in a snapshot. Fields that this version does not know are kept.",
         epilog="examples:\n  gpuconsole diagnose session.json\n  gpuconsole diagnose session.json --snapshot again.json\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--snapshot", type=Path, metavar="OUT", help="write the snapshot with the new findings")
+    parser.add_argument("--snapshot", type=Path, metavar="OUT", help="write the snapshot with the new findings and figures")
     parser.set_defaults(handler=run)
 
 
@@ -33,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         run.findings = evaluate(Case(run.knobs, run.signals))
         stored["findings"] = msgspec.to_builtins(run.findings)
+        refresh_figures(run, snapshot.environment.devices, snapshot.environment.calibration)
+        stored["figures"] = msgspec.to_builtins(run.figures)
         print(run_text(run, snapshot.trials))
     if target is not None:
         try:

@@ -7,7 +7,7 @@ def si(value: float, unit: str) -> str:
     """`18.2 k tokens/s`: three significant digits with an SI prefix."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
-            close = unit in ("FLOP/s", "B", "B/s")
+            close = unit in ("FLOP", "FLOP/s", "B", "B/s")
             return f"{value / factor:.3g} {prefix}{unit}" if close else f"{value / factor:.3g} {prefix} {unit}"
     return f"{value:.3g} {unit}"
 

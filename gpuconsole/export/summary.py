@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.export.model_text import figure_lines, rank_lines
 from gpuconsole.export.profile_text import profile_lines
 from gpuconsole.export.quantities import si
 from gpuconsole.model.finding import STAKE, Finding
@@ -26,7 +27,9 @@ def run_text(run: Run, trials: list[Trial]) -> str:
     ]
     if run.error:
         lines.append(f"  error: {visible(run.error)}")
-    lines += [f"  {line}" for line in _figures(run)]
+    lines += [f"  {line}" for line in (*_figures(run), *rank_lines(run), *figure_lines(run.figures))]
+    if "models" in run.unavailable:
+        lines.append(f"  models: {visible(run.unavailable['models'])}")
     if run.profile is not None:
         lines += [f"  {line}" for line in profile_lines(run.profile, run.summary.step_time_s.p50 if run.summary.step_time_s else None)]
     firing = [finding for finding in run.findings if finding.state == "fires"]

@@ -77,7 +77,7 @@ class SeriesData(msgspec.Struct):
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
-    """One process of a run that has several, over its steady steps."""
+    """One process of a run that has several, over its steady steps. `leads`: its steps stand for the run's."""
 
     rank: int
     host: str
@@ -86,11 +86,18 @@ class Rank(msgspec.Struct, omit_defaults=True):
     step_time_s: Distribution | None = None
     phases_ratio: dict[str, float] = {}
     memory_peak_bytes: float | None = None
+    leads: bool = False
+
+    @property
+    def busy_s(self) -> float | None:
+        """Mean time of a step without communication, in which it waits for the others too."""
+        return self.step_time_s.mean * (1 - self.phases_ratio.get("comm", 0.0)) if self.step_time_s else None
 
 
 class Run(msgspec.Struct, omit_defaults=True):
     """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again.
 
+    `facts`: what the workload told of itself (parameters, FLOPs of a sample), from which the models are computed.
     `figures`: the analytical models beside the measurement. `ranks`: every process, where there are several.
     `baseline`: held against runs that were kept on this machine. `profile`: the last profiler window.
     """
@@ -110,11 +117,23 @@ class Run(msgspec.Struct, omit_defaults=True):
     series: dict[str, SeriesData] = {}
     unavailable: dict[str, str] = {}
     signals: dict[str, Signal] = {}
+    facts: dict[str, float] = {}
     findings: list[Finding] = []
     figures: list[Figure] = []
     ranks: list[Rank] = []
     baseline: BaselineComparison | None = None
     profile: ProfileReport | None = None
+
+    @property
+    def slowest(self) -> tuple[int, float] | None:
+        """The process that the others wait for most, and its time over theirs; None before that is measured.
+
+        In a pass by itself (probe P8) or outside of communication (step account), whichever shows more.
+        """
+        ways = (("comm.straggler_ratio", "comm.slowest_rank"), ("ranks.busy_ratio", "ranks.busiest"))
+        known = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]
+        ratio, rank = max(known, default=(0.0, -1))
+        return (rank, ratio) if known else None
 
     @property
     def throughput(self) -> tuple[Distribution | None, str]:

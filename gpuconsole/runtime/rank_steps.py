@@ -32,8 +32,13 @@ class Ranks:
 
     def carry_on(self, before: Ranks) -> None:
         """The same processes go on, counting anew."""
-        for event in before._joined.values():
+        for event in before.joined:
             self.join(event)
+
+    @property
+    def joined(self) -> list[RankJoined]:
+        """What the processes said as they joined, by rank."""
+        return [event for _, event in sorted(self._joined.items())]
 
     def leads(self, rank: int) -> bool:
         """Whether the steps of `rank` stand for the run's."""
@@ -46,7 +51,7 @@ class Ranks:
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
         """Each process by rank, over its last `limit` steps."""
-        return [self._summary(event, limit or KEPT_STEPS) for _, event in sorted(self._joined.items())]
+        return [self._summary(event, limit or KEPT_STEPS) for event in self.joined]
 
     def signals(self) -> dict[str, Signal]:
         """Which process is busiest outside of communication, and by how much; nothing before all have taken some steps."""
@@ -77,6 +82,7 @@ class Ranks:
             step_time_s=distribution([step.wall_s for step in steps]),
             phases_ratio=wall_shares(steps) if steps else {},
             memory_peak_bytes=self._memory.get(event.rank),
+            leads=event.leads,
         )
 
 

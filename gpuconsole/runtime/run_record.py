@@ -30,7 +30,6 @@ class RunRecord:
         self.closed_t: float | None = None
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
-        self.facts: dict[str, float] = {}
         self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
         self.probe_signals: dict[str, Signal] = {}
@@ -46,16 +45,21 @@ class RunRecord:
         self._summarized: tuple[int, int | None] = (-1, None)
         self._unsteady_since: float | None = None
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """What the workload told of itself."""
+        return self.run.facts
+
     def carry_on(self, before: RunRecord) -> None:
         """A kept change: the same worker goes on under new knobs."""
-        self.facts, self.notes = before.facts, before.notes
+        self.run.facts, self.notes = before.facts, before.notes
         self.ranks.carry_on(before.ranks)
         self.run.state = "running"
 
     def started(self, event: Started) -> None:
         """Facts about the workload; those of a trial's other side are not this run's."""
         if event.knobs == self.run.knobs:
-            self.facts, self.notes = event.facts, event.notes
+            self.run.facts, self.notes = event.facts, event.notes
             prefix = "no effect: "
             self.run.unavailable |= {
                 f"knob.{name.removeprefix(prefix)}": why for name, why in event.notes.items() if name.startswith(prefix)

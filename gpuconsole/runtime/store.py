@@ -14,7 +14,8 @@ from gpuconsole.model.run import Run, Step
 from gpuconsole.model.series import Series
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
-from gpuconsole.runtime.run_record import RunRecord
+from gpuconsole.runtime.modelling import refresh_figures
+from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
 from gpuconsole.wire.events import (
     AnyEvent,
     Compared,
@@ -209,13 +210,19 @@ class Store:
                     record.error_detail = event.detail
             case RunClosed():
                 record.close(event)
-                record.refresh_summary(self.devices)
+                self.refresh_models(record)
                 record.add_cost(self.environment.price_per_hour)
                 self.stage = event.state
             case Found():
                 for candidate in self.records:
                     if candidate.run.id == event.run:
                         candidate.run.findings, candidate.run.signals = event.findings, event.signals
+                        self.refresh_models(candidate, LIVE_STEPS if candidate.closed_t is None else None)
+
+    def refresh_models(self, record: RunRecord, limit: int | None = None) -> None:
+        """The summary over the last `limit` steady steps, and the analytical models beside it."""
+        record.refresh_summary(self.devices, limit)
+        refresh_figures(record.run, self.devices, self.environment.calibration)
 
     def add_point(self, metric: str, device: str, t: float, value: float) -> None:
         of_device = self._by_device.setdefault(device, {})

@@ -120,7 +120,7 @@ def _filled(values: list[float | None]) -> list[float | None]:
 def make_snapshot(store: Store, environment: Environment) -> Snapshot:
     """The session as it stands."""
     for record in store.records:
-        record.refresh_summary(store.devices)
+        store.refresh_models(record)
     calibration = store.records[-1].facts if store.records else {}
     measured = {name: value for name, value in calibration.items() if name in ("peak_flops_per_s", "threads")}
     return Snapshot(
@@ -156,6 +156,7 @@ def prelude(store: Store, environment: Environment, last_started: Started | None
     if store.record is not None:
         run = store.record.run
         events.append(RunOpened(now, run.id, run.scenario, run.workload, run.knobs, run.device))
+        events += [msgspec.structs.replace(joined, t=now) for joined in store.record.ranks.joined]
         if last_started is not None:
             events.append(msgspec.structs.replace(last_started, t=now))
         events.append(Found(now, run.id, run.findings, run.signals))
