@@ -1,0 +1,74 @@
+"""DDP, ZeRO 1 to 3, comm hooks and tensor parallelism on two real processes: the same training, the bytes that the models predict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpuconsole.diagnosis.models.memory import states
+from gpuconsole.diagnosis.models.shape import first_positions, gpt_shape, gpt_tensors
+from gpuconsole.runtime.catalog import workloads
+from tests.workloads import parallel_modes
+
+Found = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What both processes report of each way, by rank."""
+    knobs = json.dumps(workloads()["training.gpt"].knobs)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "tests.workloads.parallel_modes",
+    ]
+    done = subprocess.run(
+        [*command, knobs, str(tmp_path_factory.mktemp("ranks"))], capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: Found = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            one = json.loads(line)
+            found.setdefault(one["way"], []).append(one)
+    return found
+
+
+@pytest.mark.parametrize("way", ["zero1", "zero2", "zero3"])
+def test_sharding_trains_as_ddp_does(ways: Found, way: str) -> None:
+    assert ways[way][0]["losses"] == pytest.approx(ways["ddp"][0]["losses"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("way", "tolerance"), [("bf16 hook", 0.01), ("fp16 hook", 0.01), ("powersgd", 0.05)])
+def test_compressed_gradients_train_nearly_as_well(ways: Found, way: str, tolerance: float) -> None:
+    assert ways[way][0]["losses"] == pytest.approx(ways["ddp"][0]["losses"], rel=tolerance)
+
+
+@pytest.mark.parametrize("way", ["ddp", "zero1", "zero2", "zero3"])
+def test_bytes_of_each_process_are_those_of_the_model(ways: Found, way: str) -> None:
+    shape = gpt_shape({**parallel_modes.SMALL, "peft": "none"}, 256)
+    tensors = gpt_tensors(shape, first_positions(32))
+    for rank in (0, 1):
+        model = states(tensors, "adamw_fused", way, 2, rank)
+        for part in ("parameters", "gradients", "optimizer"):
+            assert ways[way][rank][part] == pytest.approx(getattr(model, part), rel=0.05), (rank, part)
+
+
+def test_matrices_are_split_and_still_learn(ways: Found) -> None:
+    split, whole = ways["tensor parallel"][0], ways["ddp"][0]
+    assert split["parameters"] < 0.75 * whole["parameters"]
+    assert split["losses"][-1] < split["losses"][0]
+
+
+@pytest.mark.parametrize("way", parallel_modes.WAYS)
+def test_passes_without_communication_leave_the_weights_alone(ways: Found, way: str) -> None:
+    assert ways[way][0]["unchanged"]
