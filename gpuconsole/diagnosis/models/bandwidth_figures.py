@@ -22,7 +22,8 @@ NO_LINK = "bandwidth between processes is not known (gpuconsole calibrate)"
 
 
 def bandwidth_figures(given: Given) -> list[Figure]:
-    return [*_optimizer(given), _step(given), *_collectives(given), *_roofline(given)]
+    """What trains nothing has no optimizer."""
+    return [*(_optimizer(given) if given.trains else []), *_step(given), *_collectives(given), *_roofline(given)]
 
 
 def _updated(given: Given, trained: float) -> float:
@@ -79,31 +80,42 @@ def _missing(given: Given, moved: StepBytes | None) -> str:
     return "" if given.value("step_s") is not None else f"not measured: {NOT_STEADY}"
 
 
-def _bytes_of_step(given: Given) -> float | None:
-    """With activations, where the model knows them."""
-    moved = needed(given)
+def _bytes_of_step(given: Given) -> tuple[float, str] | None:
+    """Least bytes of one process in a step, and what is in them: states, activations where the model knows them, else what the
+    workload says of a sample."""
+    moved, own, samples = needed(given), given.facts.get("bytes_per_sample"), given.samples_per_step
+    if own is not None and samples:
+        return own * samples / given.world + (moved.total if moved else 0.0), "bytes that the workload counts for a sample"
+    if given.matrix_size and samples:
+        element = 2 if given.precision in ("bf16", "fp16") else FP32
+        return 3 * element * given.matrix_size**2 * samples / given.world, "three matrices a product"
     if moved is None:
         return None
     if given.shape is None:
-        return moved.total
+        return moved.total, "weights, gradients and optimizer (activations are not known)"
     checkpointing = bool(given.knobs.get("gradient_checkpointing", False))
     kept = activations(given.shape, given.precision, given.text("attention", "sdpa"), checkpointing, given.is_gpu, given.tensor_parallel)
     recomputed = kept.recomputed * given.shape.n_layer
-    return moved.total + activation_bytes(kept.saved - kept.casts + recomputed, given.passes)
+    total = moved.total + activation_bytes(kept.saved - kept.casts + recomputed, given.passes)
+    return total, "weights, gradients, optimizer and kept activations"
 
 
-def _step(given: Given) -> Figure:
-    """What memory alone asks of a step."""
-    moved, bandwidth = _bytes_of_step(given), given.bytes_per_s
-    figure = Figure(
-        "bandwidth.step_s",
-        "Time of a step if memory were the limit",
-        "s",
-        predicted=least_time_s(moved, bandwidth[0]) if moved and bandwidth else None,
-        formula="weights, gradients, optimizer and kept activations, each moved once, / bandwidth",
-        note=(f"not predicted: {NO_BANDWIDTH if moved else NO_COUNT}" if not (moved and bandwidth) else ""),
-    )
-    return given.beside(figure, "step_s", NOT_STEADY)
+def _step(given: Given) -> list[Figure]:
+    """What memory alone asks of a step, and the share of its bandwidth that this makes."""
+    moved, bandwidth, taken = _bytes_of_step(given), given.bytes_per_s, given.value("step_s")
+    time = Figure("bandwidth.step_s", "Time of a step if memory were the limit", "s", formula="bytes that must move / bandwidth")
+    share = Figure("mbu.step", "MBU of a step", "ratio", formula="bytes that must move / step time / bandwidth")
+    if moved is None or bandwidth is None:
+        why = f"not predicted: {NO_BANDWIDTH if moved else NO_COUNT}"
+        time, share = with_note(time, why), with_note(share, why)
+    else:
+        least = least_time_s(moved[0], bandwidth[0])
+        time = replace(time, predicted=least, formula=f"{moved[1]}, each moved once, / bandwidth")
+        if taken:
+            share = replace(share, measured=least / taken, source=f"step account over {bandwidth[1]}")
+        else:
+            share = with_note(share, f"not measured: {NOT_STEADY}")
+    return [given.beside(time, "step_s", NOT_STEADY), share]
 
 
 def _collectives(given: Given) -> list[Figure]:
@@ -172,7 +184,7 @@ def _roofline(given: Given) -> list[Figure]:
     if not moved or not sample or not samples:
         why = f"not predicted: {NO_COUNT if not moved else 'no FLOPs are counted' if not sample else NOT_STEADY}"
         return [with_note(intensity, why), with_note(reach, why)]
-    x = sample * samples / given.world / moved
+    x = sample * samples / given.world / moved[0]
     intensity = replace(intensity, predicted=x)
     counted = given.summary.flops_per_s
     traffic = given.value("dram_active_ratio")

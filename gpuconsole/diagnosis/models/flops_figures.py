@@ -12,7 +12,7 @@ from gpuconsole.diagnosis.models.mfu import mfu, nearest_anchor, published_token
 from gpuconsole.diagnosis.models.shape import lengths
 from gpuconsole.model.figure import Figure
 
-NO_FORMULA = "not predicted: there is a closed formula for transformers only"
+NO_FORMULA = "not predicted: there are closed formulas for transformers and matrix products only"
 NOT_COUNTED = "not measured: the workload has counted no FLOPs"
 NO_PEAK = "no dense peak is known for this device and precision, and none was measured (gpuconsole calibrate)"
 NO_RATE = "no throughput yet"
@@ -21,11 +21,16 @@ NO_COUNTER = "the tensor cores' activity is not reported (GPM from Hopper on, or
 
 
 def flops_figures(given: Given) -> list[Figure]:
+    """Nothing for a workload without matrix products: there is nothing to hold against a peak."""
+    if given.facts.get("flops_per_sample") == 0:
+        return []
     return [_count(given), *_other_counts(given), _step(given), *_mfu(given)]
 
 
 def flops_per_sample(given: Given) -> float | None:
-    """By the closed formula, not causal; None for what is no transformer of ours."""
+    """By the closed formula, not causal; None for what is neither our GPT nor a matrix product."""
+    if given.matrix_size:
+        return 2.0 * given.matrix_size**3
     shape, linear = given.shape, given.linear
     if shape is None or linear is None:
         return None
@@ -45,7 +50,6 @@ def _over_lengths(given: Given, per_token: Callable[[float], float]) -> float:
 
 def _count(given: Given) -> Figure:
     predicted, measured = flops_per_sample(given), given.facts.get("flops_per_sample")
-    lora = given.shape is not None and given.shape.lora_rank
     return Figure(
         "flops.per_sample",
         "Model FLOPs of a sample",
@@ -58,6 +62,14 @@ def _count(given: Given) -> Figure:
         source="FlopCounterMode on the meta device" if measured else "",
         note="; ".join(filter(None, (NO_FORMULA if predicted is None else "", "" if measured else NOT_COUNTED))),
     )
+
+
+def _formula(given: Given) -> str:
+    if given.matrix_size:
+        return "2 n^3 a product"
+    if given.shape is not None and given.shape.lora_rank:
+        return "4 N frozen + 6 N adapters + 12 L d T a token, not causal"
+    return "6 N + 12 L d T a token, not causal (PaLM, appendix B)"
 
 
 def _other_counts(given: Given) -> list[Figure]:

@@ -52,6 +52,16 @@ class Given:
         return self.text("precision", "fp32")
 
     @property
+    def trains(self) -> bool:
+        """Whether the workload has an optimizer; those that calibrate have none."""
+        return "optim" in self.knobs
+
+    @property
+    def matrix_size(self) -> int:
+        """Side of the square matrices of a workload that multiplies those; 0 for others."""
+        return int(self.knobs.get("matrix_size", 0))
+
+    @property
     def passes(self) -> int:
         return int(self.knobs.get("gradient_accumulation_steps", 1))
 

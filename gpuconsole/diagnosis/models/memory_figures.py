@@ -28,6 +28,8 @@ OPTIMIZER = {"sgd": "4 B x trained (momentum)", "adamw_8bit": "2 B x trained, an
 
 def memory_figures(given: Given) -> list[Figure]:
     """Of the first process: parameters, gradients, optimizer states, activations, the peak, and what the allocator holds unused."""
+    if not given.trains:
+        return []
     kept = states_of(given)
     return [*_state_figures(given, kept), _activations(given), _peak(given, kept), _fragmentation(given)]
 

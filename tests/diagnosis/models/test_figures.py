@@ -188,7 +188,7 @@ def test_another_workload_has_states_by_count() -> None:
     assert found["memory.optimizer_bytes"].predicted == 4e6
     assert found["memory.activations_bytes"].predicted is None
     assert found["flops.per_sample"].measured == 1e9
-    assert "transformers only" in found["flops.per_sample"].note
+    assert "transformers and matrix products only" in found["flops.per_sample"].note
 
 
 def test_two_processes_share_a_cpus_bandwidth() -> None:
@@ -212,3 +212,34 @@ def test_a_model_with_another_count_is_not_ours() -> None:
     found = on_h200(facts={**FACTS, "parameters": PARAMETERS + 1.0, "trainable_parameters": PARAMETERS + 1.0})
     assert found["memory.activations_bytes"].predicted is None
     assert found["memory.parameters_bytes"].predicted == 4 * (PARAMETERS + 1)
+
+
+def test_a_workload_that_counts_its_own_bytes_is_held_against_bandwidth() -> None:
+    """A stream through three buffers of 4 MB, 100 passes a step: no parameters, no matrix products."""
+    facts = {"bytes_per_sample": 12e6, "flops_per_sample": 0.0, "parameters": 0.0}
+    found = by_name(
+        figures(
+            {"buffer_mb": 4.0}, facts, signals(samples_per_step=100.0, step_s=0.15), Summary(), Peaks(), {"copy_bytes_per_s": 10e9}, False
+        )
+    )
+    assert found["bandwidth.step_s"].predicted == pytest.approx(0.12)
+    assert found["mbu.step"].measured == pytest.approx(0.8)
+    assert not any(name.startswith(("flops.", "mfu.")) for name in found)
+
+
+def test_a_matrix_product_has_its_formula_and_no_memory_of_a_training() -> None:
+    facts = {"flops_per_sample": 2.0 * 1024**3}
+    found = by_name(
+        figures(
+            {"matrix_size": 1024, "precision": "fp32"},
+            facts,
+            signals(samples_per_step=8.0),
+            Summary(),
+            Peaks(),
+            {"copy_bytes_per_s": 1e10},
+            False,
+        )
+    )
+    assert found["flops.per_sample"].error_ratio == 0
+    assert found["roofline.intensity"].predicted == pytest.approx(1024 / 6)
+    assert not any(name.startswith("memory.") for name in found)
