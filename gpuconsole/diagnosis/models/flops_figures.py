@@ -56,9 +56,7 @@ def _count(given: Given) -> Figure:
         "FLOP",
         predicted=predicted,
         measured=measured,
-        formula="4 N frozen + 6 N adapters + 12 L d T a token, not causal"
-        if lora
-        else "6 N + 12 L d T a token, not causal (PaLM, appendix B)",
+        formula=_formula(given),
         source="FlopCounterMode on the meta device" if measured else "",
         note="; ".join(filter(None, (NO_FORMULA if predicted is None else "", "" if measured else NOT_COUNTED))),
     )
