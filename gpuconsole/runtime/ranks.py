@@ -8,6 +8,7 @@ import hmac
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,8 @@ class RankedChild(Child):
     """
 
     def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
-        super().__init__("torch.distributed.run", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, on_exit)
+        super().__init__("torch.distributed.run", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._ended)
+        self._tell_exit = on_exit
         self._launch = launch
         self._scratch = scratch
         self._token = secrets.token_hex(16)
@@ -129,11 +131,18 @@ class RankedChild(Child):
                 return
             self._failed = True
             if self._lost:
-                gone = self._lost[0]
-                event = msgspec.structs.replace(
-                    event, cause=f"rank {gone.rank} on {gone.host} (pid {gone.pid}) ended unexpectedly; then {event.cause}"
-                )
+                event = msgspec.structs.replace(event, cause=f"{self._first_lost()}; then {event.cause}")
         self._on_event(event)
+
+    def _first_lost(self) -> str:
+        gone = self._lost[0]
+        return f"rank {gone.rank} on {gone.host} (pid {gone.pid}) ended unexpectedly"
+
+    def _ended(self, code: int) -> None:
+        """torchrun ends the others when one is gone, and they may not get to say so."""
+        if code and self._lost and not self._failed:
+            self._on_event(Failed(time.monotonic(), self._first_lost()))
+        self._tell_exit(code)
 
 
 def interface_of(address: str) -> str:

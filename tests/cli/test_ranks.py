@@ -1,0 +1,66 @@
+"""Runs in several processes, through the real command line: who is slow, who died, and that nobody is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.waiting import gone, wait_until
+
+SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]
+
+
+def start(scenario: str, *words: str, errors: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gpuconsole", "run", scenario, "--device", "cpu", "--json", *words]
+    command += [word for knob in SMALL for word in ("--set", knob)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors.open("w"), text=True)
+
+
+def ranks_of(console: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes that torchrun has started for it."""
+    children = psutil.Process(console.pid).children(recursive=True)
+    return [
+        child for child in children if "gpuconsole.workloads.rank" in child.cmdline() and "torch.distributed.run" not in child.cmdline()
+    ]
+
+
+def test_a_process_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    console = start("ddp-small-batch", "--duration", "100", errors=tmp_path / "errors")
+    try:
+        wait_until(lambda: "tokens/s" in (tmp_path / "errors").read_text(), 60, "the first steps")
+        ranks = ranks_of(console)
+        victim = next(rank for rank in ranks if rank.environ()["RANK"] == "1")
+        victim.kill()
+        out, _ = console.communicate(timeout=60)
+        assert console.returncode == 1
+        run = json.loads(out)["runs"][0]
+        assert run["state"] == "failed"
+        assert "rank 1" in run["error"] and str(victim.pid) in run["error"] and "ended unexpectedly" in run["error"]
+        wait_until(lambda: all(gone(rank.pid) for rank in ranks), 10, "the other process ends too")
+    finally:
+        console.kill()
+
+
+def test_a_console_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    console = start("ddp-small-batch", "--duration", "100", errors=tmp_path / "errors")
+    try:
+        wait_until(lambda: "tokens/s" in (tmp_path / "errors").read_text(), 60, "the first steps")
+        everyone = psutil.Process(console.pid).children(recursive=True)
+        assert len(ranks_of(console)) == 2
+        os.kill(console.pid, signal.SIGKILL)
+        wait_until(lambda: all(gone(child.pid) for child in everyone), 10, "all processes end")
+    finally:
+        console.kill()
+
+
+def test_knobs_that_do_not_go_together_are_refused_in_one_line(tmp_path: Path) -> None:
+    console = start("ddp-small-batch", "--duration", "5", "--set", "tensor_parallel=2", errors=tmp_path / "errors")
+    out, _ = console.communicate(timeout=60)
+    assert console.returncode == 1
+    assert "tensor_parallel goes with sharding none, zero2 or zero3, not ddp" in json.loads(out)["runs"][0]["error"]
