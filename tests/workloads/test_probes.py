@@ -10,8 +10,9 @@ import torch
 
 from gpuconsole.workloads.training import gpt, vision
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import batch_elasticity, cached_batch, loader_alone, op_mix
+from gpuconsole.workloads.training.probes import batch_elasticity, cached_batch, loader_alone, memory_parts, op_mix
 from tests.workloads.running import knobs_of
+from tests.workloads.small import job_state
 
 
 @pytest.fixture(params=["gpt", "vision"])
@@ -32,21 +33,14 @@ def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     torch.set_num_threads(threads)
 
 
-def state(loop: TrainingLoop) -> list[torch.Tensor]:
-    tensors = [*loop.task.model.state_dict().values()]
-    for values in loop.optimizer.state.values():
-        tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
-    return [tensor.clone() for tensor in [*tensors, torch.random.get_rng_state()]]
-
-
-@pytest.mark.parametrize("probe", [cached_batch, batch_elasticity, loader_alone, op_mix])
+@pytest.mark.parametrize("probe", [cached_batch, batch_elasticity, loader_alone, op_mix, memory_parts])
 def test_nothing_is_changed(loop: TrainingLoop, probe: Any) -> None:
     if probe is loader_alone and "num_workers" not in loop.knobs:
         pytest.skip("no loader in this workload")
-    before = state(loop)
+    before = job_state(loop)
     signals = probe(loop)
     assert signals
-    after = state(loop)
+    after = job_state(loop)
     assert len(before) == len(after)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     loop.step()  # and the next step is an ordinary one: no gradient of a probe is left to be added to

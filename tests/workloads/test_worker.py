@@ -68,9 +68,16 @@ def test_hot_knobs_change_between_two_steps_and_cold_ones_are_refused() -> None:
 
 def test_every_hot_value_of_every_knob_works_on_a_cpu() -> None:
     values = {
-        "precision": ["bf16", "tf32", "fp32"],
+        "precision": ["bf16", "tf32", "fp16", "fp32"],
         "gradient_checkpointing": [True, False],
-        "optim": ["adamw", "adamw_foreach", "adamw_fused"],
+        "attention": ["math", "sdpa"],
+        "optim": ["adamw", "adamw_foreach", "sgd", "adamw_fused"],
+        "lr_scheduler": ["cosine", "linear", "constant"],
+        "warmup_steps": [5],
+        "non_blocking": [False],
+        "h2d_stream": [True],
+        "pad_to_multiple_of": [16],
+        "varied_lengths": [True, False],
         "num_threads": [1, 2, 0],
         "log_gradients": [True],
     }

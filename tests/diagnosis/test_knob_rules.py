@@ -1,0 +1,98 @@
+"""Rules that ask a probe for another value of one knob."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.engine import evaluate, wanted_probes
+from gpuconsole.model.finding import Finding
+from tests.diagnosis.cases import case
+
+MATH = {"attention": "math"}
+ADAMW = {"optim": "adamw"}
+FP32 = {"precision": "fp32"}
+OPTIMIZER = {"optimizer_ratio": 0.4, "forward_ratio": 0.2, "backward_ratio": 0.38, "mfu_ratio": 0.3}
+
+
+def of(rule: str, a_case: Case) -> Finding:
+    return next(finding for finding in evaluate(a_case) if finding.rule == rule)
+
+
+def test_plain_attention_is_named_with_what_the_probe_gained() -> None:
+    finding = of("gpu.attention_math", case(knobs=MATH, probe__attention_sdpa_speedup=1.5, probe__attention_sdpa_spread=0.05))
+    assert finding.state == "fires"
+    assert finding.recoverable_ratio == pytest.approx(0.95 * (1 - 1 / 1.5))
+    assert finding.confidence == "high"
+    suggestion = finding.suggestions[0]
+    assert suggestion.changes == {"attention": "sdpa"}
+    assert suggestion.predicted_speedup is not None
+    assert suggestion.predicted_speedup.low < 1 / (1 - finding.recoverable_ratio) < suggestion.predicted_speedup.high
+
+
+def test_plain_attention_that_costs_nothing_is_left_alone() -> None:
+    assert (
+        of("gpu.attention_math", case(knobs=MATH, probe__attention_sdpa_speedup=1.03, probe__attention_sdpa_spread=0.01)).state == "clear"
+    )
+    assert of("gpu.attention_math", case(knobs={"attention": "sdpa"})).state == "clear"
+
+
+def test_an_uncertain_gain_is_of_medium_confidence() -> None:
+    finding = of("gpu.attention_math", case(knobs=MATH, probe__attention_sdpa_speedup=1.1, probe__attention_sdpa_spread=0.09))
+    assert (finding.state, finding.confidence) == ("fires", "medium")
+
+
+def test_probes_are_asked_for_only_where_their_knob_is_in_force() -> None:
+    assert wanted_probes(evaluate(case())) == []
+    assert wanted_probes(evaluate(case(knobs=MATH))) == ["swap_attention"]
+    assert wanted_probes(evaluate(case(knobs=FP32))) == ["swap_precision"]
+    assert wanted_probes(evaluate(case(knobs=FP32, data_wait_ratio=0.05, forward_ratio=0.1, backward_ratio=0.3))) == []
+    assert wanted_probes(evaluate(case(knobs=ADAMW, **OPTIMIZER))) == ["swap_optim"]
+    assert wanted_probes(evaluate(case(knobs=ADAMW, optimizer_ratio=0.05))) == []
+    all_three = case(knobs={**FP32, **MATH, **ADAMW}, **OPTIMIZER)
+    assert wanted_probes(evaluate(all_three)) == ["swap_attention", "swap_optim", "swap_precision"]  # the note's probe comes last
+
+
+def test_an_unfused_optimizer_is_named_and_its_milliseconds_are_not_the_small_batchs() -> None:
+    timed = {"probe__optim_present_step_s": 0.04, "probe__optim_fused_step_s": 0.01}
+    heavy = case(knobs=ADAMW, probe__batch_cost_ratio=0.6, **OPTIMIZER, **timed)
+    fired = {finding.rule: finding for finding in evaluate(heavy) if finding.state == "fires"}
+    assert fired["gpu.optimizer_unfused"].recoverable_ratio == pytest.approx(0.3)
+    assert fired["gpu.optimizer_unfused"].suggestions[0].changes == {"optim": "adamw_fused"}
+    without = of("gpu.small_batch", case(knobs={"optim": "adamw_fused"}, probe__batch_cost_ratio=0.6, **OPTIMIZER))
+    assert fired["gpu.small_batch"].recoverable_ratio == pytest.approx(without.recoverable_ratio - 0.3)
+    assert fired["gpu.small_batch"].suggestions[0].predicted_speedup == without.suggestions[0].predicted_speedup
+
+
+def test_a_fused_or_a_cheap_optimizer_is_left_alone() -> None:
+    assert of("gpu.optimizer_unfused", case(knobs={"optim": "adamw_fused"}, **OPTIMIZER)).state == "clear"
+    assert of("gpu.optimizer_unfused", case(knobs={"optim": "sgd"}, **OPTIMIZER)).state == "clear"
+    even = case(knobs=ADAMW, probe__optim_present_step_s=0.01, probe__optim_fused_step_s=0.0095, **OPTIMIZER)
+    assert of("gpu.optimizer_unfused", even).state == "clear"
+
+
+def test_fp32_on_a_gpu_costs_time_and_on_a_cpu_is_a_note() -> None:
+    faster = {"probe__precision_bf16_native": 1.0, "probe__precision_bf16_speedup": 2.0, "probe__precision_bf16_spread": 0.1}
+    gpu = of("gpu.fp32_no_tensor_core", case(knobs=FP32, is_gpu=1.0, probe__precision_tf32_speedup=1.6, **faster))
+    assert (gpu.state, gpu.note) == ("fires", False)
+    assert gpu.recoverable_ratio == pytest.approx(0.95 / 2)
+    assert [suggestion.changes for suggestion in gpu.suggestions] == [{"precision": "bf16"}, {"precision": "tf32"}]
+    cpu = of("gpu.fp32_no_tensor_core", case(knobs=FP32, **faster))
+    assert (cpu.state, cpu.note, cpu.recoverable_ratio) == ("fires", True, 0.0)
+    both = [finding.rule for finding in evaluate(case(knobs=FP32, **faster)) if finding.state == "fires"]
+    assert both == ["gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core"]
+
+
+def test_fp32_is_left_alone_where_16_bits_gain_nothing() -> None:
+    no_units = case(knobs=FP32, probe__precision_bf16_native=0.0)
+    assert of("gpu.fp32_no_tensor_core", no_units).state == "clear"
+    slower = case(knobs=FP32, is_gpu=1.0, probe__precision_bf16_native=1.0, probe__precision_bf16_speedup=0.9)
+    assert of("gpu.fp32_no_tensor_core", slower).state == "clear"
+    busy = case(knobs=FP32, is_gpu=1.0, profile__tensor_core_ratio=0.4)
+    assert of("gpu.fp32_no_tensor_core", busy).state == "clear"
+    assert of("gpu.fp32_no_tensor_core", case(knobs={"precision": "bf16"})).state == "clear"
+
+
+def test_a_run_that_a_swap_would_speed_up_is_not_called_healthy() -> None:
+    slow = case(knobs=MATH, probe__attention_sdpa_speedup=1.5, probe__attention_sdpa_spread=0.05)
+    assert of("gpu.compute_bound_healthy", slow).state == "clear"

@@ -1,0 +1,38 @@
+"""Small training loops in the test's own process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpuconsole.workloads.training import gpt
+from gpuconsole.workloads.training.loop import TrainingLoop
+from tests.workloads.running import knobs_of
+
+CPU = torch.device("cpu")
+
+
+def small_gpt_loop(folder: Path, **changes: Any) -> TrainingLoop:
+    """A GPT of one block on one thread; two loops made alike are alike to the last bit."""
+    sizes = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1, "num_threads": torch.get_num_threads()}
+    knobs = knobs_of("train-gpt", **{**sizes, **changes})
+    torch.manual_seed(0)
+    return TrainingLoop(gpt.create(knobs, CPU, 0), knobs, CPU, folder)
+
+
+def losses(loop: TrainingLoop, steps: int) -> list[float]:
+    """Train on and give the losses of those steps."""
+    loop.account.take()
+    for _ in range(steps):
+        loop.step()
+    return [step.loss for step in loop.account.take() if step.loss is not None]
+
+
+def job_state(loop: TrainingLoop) -> list[torch.Tensor]:
+    """All that a step of the job depends on: weights, buffers, optimizer, random state."""
+    tensors = [*loop.task.model.state_dict().values()]
+    for values in loop.optimizer.state.values():
+        tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
+    return [tensor.clone() for tensor in [*tensors, torch.random.get_rng_state()]]

@@ -1,0 +1,275 @@
+"""Every knob does what it says: the same mathematics by another way, or another mathematics that can be told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.training import compiling, memory, optimizers
+from gpuconsole.workloads.training.copying import Copier
+from gpuconsole.workloads.training.effects import without_effect
+from gpuconsole.workloads.training.facts import model_facts
+from gpuconsole.workloads.training.gpt import TextStream, next_token_loss, padded
+from gpuconsole.workloads.training.loader import LoaderStream
+from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.lora import add_lora
+from gpuconsole.workloads.training.schedule import FLOOR, HORIZON, factor
+from tests.workloads.running import knobs_of
+from tests.workloads.small import CPU, losses, small_gpt_loop
+
+
+def gradients(loop: TrainingLoop) -> list[torch.Tensor]:
+    """Of one pass on the first batch."""
+    loop.forward(TextStream(torch.arange(200, dtype=torch.uint8), loop.knobs, 0).next()).backward()
+    found = [parameter.grad.clone() for parameter in loop.task.model.parameters() if parameter.grad is not None]
+    loop.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+# --- the same mathematics -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention": "math"}, {"gradient_checkpointing": True}, {"attention": "math", "gradient_checkpointing": True}],
+    ids=lambda changes: "+".join(changes),
+)
+def test_another_way_to_the_same_gradients(tmp_path: Path, changes: Knobs) -> None:
+    loop = small_gpt_loop(tmp_path)
+    as_it_was = gradients(loop)
+    loop.set_knobs(changes, 0)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(as_it_was, gradients(loop), strict=True))
+    loop.close()
+
+
+def test_padding_changes_neither_loss_nor_the_tokens_that_count(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, seq_len=30)
+    plain = loop.task.open_stream(loop.knobs).next()
+    wide = loop.task.open_stream({**loop.knobs, "pad_to_multiple_of": 16}).next()
+    assert [tuple(tensor.shape) for tensor in wide] == [(2, 32), (2, 30)]
+    assert torch.equal(plain[1], wide[1])
+    assert loop.task.sizes(wide) == loop.task.sizes(plain) == (2, 60)
+    assert loop.task.loss(wide).item() == pytest.approx(loop.task.loss(plain).item(), rel=1e-5)
+    with pytest.raises(ValueError, match="positions"):
+        loop.task.check({**loop.knobs, "pad_to_multiple_of": 8192})
+    loop.close()
+
+
+def test_varied_lengths_are_between_a_quarter_and_all_of_it_and_cost_their_mean(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, varied_lengths=True)
+    stream = loop.task.open_stream(loop.knobs)
+    tokens = [stream.next()[1].shape[1] for _ in range(200)]
+    assert (min(tokens), max(tokens)) == (8, 32)
+    short, long = (loop.task.flops_per_sample({**loop.knobs, "varied_lengths": False, "seq_len": length}) for length in (8, 32))
+    square = (long / 32 - short / 8) / (32 - 8)  # FLOPs are linear T + square T^2
+    linear = short / 8 - square * 8
+    mean, mean_square = (8 + 32) / 2, (8**2 + 8 * 32 + 32**2) / 3
+    assert loop.task.flops_per_sample(loop.knobs) == pytest.approx(linear * mean + square * mean_square, rel=1e-6)
+    assert model_facts(loop.task, loop.knobs)["tokens_per_sample"] == 20
+    loop.close()
+
+
+def test_padding_rounds_up() -> None:
+    assert [padded(tokens, 16) for tokens in (1, 16, 17)] == [16, 16, 32]
+    assert padded(17, 0) == 17
+
+
+# --- optimizers and schedules -------------------------------------------------------------------------------
+
+
+def test_an_optimizer_takes_over_the_moments_of_another(tmp_path: Path) -> None:
+    straight, switching = small_gpt_loop(tmp_path, optim="adamw"), small_gpt_loop(tmp_path, optim="adamw")
+    losses(straight, 3), losses(switching, 3)
+    for optim in ("adamw_fused", "adamw_foreach", "adamw"):
+        switching.set_knobs({"optim": optim}, 0)
+        assert losses(switching, 2) == pytest.approx(losses(straight, 2), rel=1e-4)
+    switching.set_knobs({"optim": "sgd"}, 0)
+    assert not switching.optimizer.state  # its momentum is another quantity than Adam's moments
+    assert all(torch.isfinite(torch.tensor(losses(switching, 2))))
+    straight.close()
+    switching.close()
+
+
+def test_8_bit_says_what_to_install_and_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    loop = small_gpt_loop(tmp_path)
+    with pytest.raises(ValueError, match="pip install torchao") as refusal:
+        loop.set_knobs({"optim": "adamw_8bit"}, 0)
+    assert "\n" not in str(refusal.value)
+    assert loop.knobs["optim"] == "adamw_fused"
+    loop.close()
+
+
+def test_schedules_warm_up_then_fall_to_the_floor() -> None:
+    assert [factor("constant", 4, step) for step in (0, 1, 3, 4, 9999)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+    for shape in ("cosine", "linear"):
+        assert factor(shape, 10, 10) == 1.0
+        assert factor(shape, 10, 10 + HORIZON // 2) == pytest.approx((1 + FLOOR) / 2)
+        assert factor(shape, 10, 10 + 2 * HORIZON) == pytest.approx(FLOOR)
+
+
+def test_the_rate_follows_the_steps_across_a_change_of_optimizer(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, lr_scheduler="linear", warmup_steps=10, optim="adamw")
+
+    def rate() -> float:
+        return float(loop.optimizer.param_groups[0]["lr"]) / optimizers.LEARNING_RATE
+
+    losses(loop, 4)
+    assert rate() == pytest.approx(0.5)
+    loop.set_knobs({"optim": "sgd"}, 0)
+    assert rate() == pytest.approx(0.5)
+    losses(loop, 2)
+    assert rate() == pytest.approx(0.7)
+    loop.set_knobs({"warmup_steps": 0, "lr_scheduler": "cosine"}, 0)
+    assert rate() == pytest.approx(factor("cosine", 0, 6))
+    loop.close()
+
+
+def test_with_gradient_accumulation_the_schedule_counts_optimizer_steps(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, warmup_steps=10, gradient_accumulation_steps=3)
+    losses(loop, 2)
+    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.3 * optimizers.LEARNING_RATE)
+    loop.close()
+
+
+def test_fp16_scales_the_loss_and_skips_what_overflows(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, precision="fp16", warmup_steps=10, batch_size=1, seq_len=8)
+    assert losses(loop, 1)[0] == pytest.approx(5.5, abs=0.5)
+    weights = [parameter.detach().clone() for parameter in loop.task.model.parameters()]
+    rate = loop.optimizer.param_groups[0]["lr"]
+    loop._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    losses(loop, 1)
+    assert all(torch.equal(a, b) for a, b in zip(weights, loop.task.model.parameters(), strict=True))
+    assert loop.optimizer.param_groups[0]["lr"] == rate
+    assert loop._scaler.get_scale() == 2.0**59
+    loop.set_knobs({"precision": "fp32"}, 0)
+    losses(loop, 1)
+    assert not any(torch.equal(a, b) for a, b in zip(weights, loop.task.model.parameters(), strict=True) if a.dim() == 2 and len(a) < 300)
+    loop.close()
+
+
+def test_fp16_writes_down_true_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = small_gpt_loop(tmp_path, precision="fp16", log_gradients=True, log_every=1, batch_size=1, seq_len=8)
+    norms: list[float] = []
+    monkeypatch.setattr(loop._log, "write", lambda step, loss, model, on: norms.extend(p.grad.norm().item() for p in model.parameters()))
+    losses(loop, 1)
+    assert 0 < max(norms) < 100  # scaled they would be 65 536 times as large
+    loop.close()
+
+
+# --- LoRA ---------------------------------------------------------------------------------------------------
+
+
+def test_lora_trains_adapters_only_and_begins_where_the_model_stood(tmp_path: Path) -> None:
+    full, lora = small_gpt_loop(tmp_path), small_gpt_loop(tmp_path, peft="lora", lora_rank=4)
+    batch = full.task.open_stream(full.knobs).next()
+    assert lora.task.loss(batch).item() == full.task.loss(batch).item()
+    frozen = {name: parameter.clone() for name, parameter in lora.task.model.named_parameters() if not parameter.requires_grad}
+    course = losses(lora, 30)
+    assert course[-1] < course[0]
+    after = dict(lora.task.model.named_parameters())
+    assert all(torch.equal(value, after[name]) for name, value in frozen.items())
+    assert any(after[name].abs().max() > 0 for name in after if name.endswith("up.weight") and "frozen" not in name)
+    facts = model_facts(lora.task, lora.knobs)
+    assert facts["trainable_parameters"] == 4 * 16 * 64  # rank x (in + out of the four Linears) of one block
+    assert facts["linear_parameters"] == 12 * 64 * 64 + 256 * 64 + facts["trainable_parameters"]
+    assert memory.state_bytes(lora.optimizer) == pytest.approx(8 * facts["trainable_parameters"], rel=0.01)
+    full.close()
+    lora.close()
+
+
+def test_lora_leaves_other_layers_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    add_lora(model, 2)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert isinstance(model[0], torch.nn.Linear)
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_counted_by_the_byte(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path)
+    losses(loop, 1)
+    parameters = sum(parameter.numel() for parameter in loop.task.model.parameters())
+    assert memory.held_bytes(loop.task.model.parameters()) == 4 * parameters
+    assert memory.state_bytes(loop.optimizer) == 8 * parameters + 4 * len(loop.optimizer.state)  # two moments, a step counter each
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 5]]), torch.ones(2, 3), (1000, 3), check_invariants=False)
+    assert memory.held_bytes([sparse, None]) == 2 * 3 * 4 + 2 * 8
+    loop.close()
+
+
+def test_saved_bytes_count_each_storage_once_and_no_parameter() -> None:
+    linear, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+    result, saved = memory.saved_bytes(lambda: (linear(x).relu() ** 2).sum(), [x])
+    result.backward()
+    assert saved == 4 * 8 * 4  # the output of relu, which relu and the square both keep; x is the batch, the weight a parameter
+
+
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory.limit_bytes(CPU, {"memory_limit_mb": 100}) == 100 * 2**20
+    assert memory.limit_bytes(CPU, {"memory_limit_mb": 0}) > 1e9
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
+    assert "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF"), os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+
+
+# --- the rest -----------------------------------------------------------------------------------------------
+
+
+def test_compile_is_asked_for_as_the_knobs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch, "compile", lambda model, **how: asked.append(how) or model)
+    assert compiling.compiled(model, {"torch_compile": "off"}) is model
+    compiling.compiled(model, {"torch_compile": "max-autotune", "compile_dynamic": "true"})
+    compiling.compiled(model, {"torch_compile": "default", "compile_dynamic": "auto"})
+    assert asked == [{"mode": "max-autotune", "dynamic": True}, {"mode": "default", "dynamic": None}]
+
+
+def test_what_can_do_nothing_on_a_cpu_says_so_in_one_line() -> None:
+    quiet = knobs_of("train-vision", pin_memory=False, non_blocking=False)
+    assert without_effect(quiet, CPU) == {}
+    loud = {"precision": "tf32", "torch_compile": "reduce-overhead", "h2d_stream": True, "pytorch_alloc_conf": "expandable_segments:True"}
+    found = without_effect({**quiet, **loud, "memory_limit_mb": 100, "pin_memory": True, "non_blocking": True}, CPU)
+    assert set(found) == {*loud, "memory_limit_mb", "pin_memory", "non_blocking"}
+    assert all(why and "\n" not in why for why in found.values())
+
+
+def test_on_a_cpu_a_batch_is_not_copied_and_none_is_fetched_ahead() -> None:
+    class One:
+        taken = 0
+
+        def next(self) -> tuple[torch.Tensor, ...]:
+            self.taken += 1
+            return (torch.ones(1),)
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    stream = One()
+    copier = Copier(CPU, {"h2d_stream": True, "non_blocking": True})
+    marks: list[int] = []
+    copier.take(stream, marks.append)
+    copier.fetch_ahead(stream, marks.append)
+    assert (stream.taken, len(marks)) == (1, 2)  # data_wait and h2d
+
+
+def test_the_loader_hands_out_batches_in_order_or_not() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(8))
+    for in_order in (True, False):
+        stream = LoaderStream(dataset, knobs_of("train-vision", batch_size=2, num_workers=0, in_order=in_order), 0)
+        assert stream._loader.in_order is in_order
+        stream.close()
+
+
+def test_the_loss_ignores_what_lies_beyond_the_targets() -> None:
+    logits = torch.randn(2, 6, 256)
+    full = next_token_loss(lambda _: logits, torch.zeros(2, 6), torch.ones(2, 4, dtype=torch.int64))  # type: ignore[arg-type]
+    logits[:, 4:] = 99.0
+    assert next_token_loss(lambda _: logits, torch.zeros(2, 6), torch.ones(2, 4, dtype=torch.int64)).item() == full.item()  # type: ignore[arg-type]
