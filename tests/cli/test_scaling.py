@@ -1,0 +1,50 @@
+"""`gpuconsole scaling` on real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gpuconsole.cli.scaling import table, with_nproc
+from gpuconsole.model.run import Distribution, Run, Summary
+
+SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]
+
+
+def gpuconsole(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gpuconsole", *words], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_one_and_two_processes_are_measured() -> None:
+    sets = [word for knob in SMALL for word in ("--set", knob)]
+    done = gpuconsole("scaling", "ddp-small-batch", "--nproc", "2", "--duration", "2", "--device", "cpu", "--json", *sets)
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)["runs"]
+    assert (one["knobs"]["nproc"], one["knobs"]["sharding"]) == (1, "none")
+    assert (two["knobs"]["nproc"], two["knobs"]["sharding"], len(two["ranks"])) == (2, "ddp", 2)
+
+
+def test_efficiency_is_throughput_over_n_times_that_of_one() -> None:
+    lines = table([run(1, 1000.0), run(2, 1500.0)])
+    assert "100%" in lines[1] and "75%" in lines[2] and "750" in lines[2]
+
+
+def test_a_scenario_without_sharding_gets_ddp_and_keeps_its_own() -> None:
+    assert with_nproc("train-gpt", {}, 4, is_gpu=False)["sharding"] == "ddp"
+    assert with_nproc("train-gpt", {"sharding": "zero3"}, 4, is_gpu=False)["sharding"] == "zero3"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"), [(("train-vision",), "runs in one process"), (("train-gpt", "--nproc", "x"), "numbers of processes")]
+)
+def test_what_cannot_be_scaled_is_refused(words: tuple[str, ...], reason: str) -> None:
+    done = gpuconsole("scaling", *words)
+    assert done.returncode == 2 and reason in done.stderr
+
+
+def run(nproc: int, tokens_per_s: float) -> Run:
+    rate = Distribution(tokens_per_s, 1.0, 5, tokens_per_s)
+    return Run(str(nproc), "s", "w", {"nproc": nproc}, "cpu", state="finished", summary=Summary(tokens_per_s=rate))

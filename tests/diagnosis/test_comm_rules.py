@@ -1,0 +1,75 @@
+"""The rules on communication, each on ten lines of data."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rules import comm_exposed, comm_small_buckets, comm_straggler
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs import Knobs
+
+DDP: Knobs = {
+    "sharding": "ddp",
+    "tensor_parallel": 1,
+    "gradient_accumulation_steps": 1,
+    "comm_hook": "none",
+    "bucket_cap_mb": 25.0,
+    "nproc": 2,
+}
+STEP = {"step_s": 0.1, "optimizer_ratio": 0.05, "comm.pass_s": 0.09, "comm.pass_alone_s": 0.06, "comm.bytes_per_step": 2e7}
+EVEN = {"comm.straggler_ratio": 1.02, "comm.straggler_spread": 0.03, "comm.slowest_rank": 1.0, "comm.late_s": 0.001}
+
+
+def case(signals: dict[str, float], knobs: Knobs | None = None) -> Case:
+    return Case({**DDP, **(knobs or {})}, {name: Signal(value, "", "test") for name, value in signals.items()})
+
+
+def test_exposed_communication_is_worth_what_accumulation_saves() -> None:
+    found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.03}))
+    assert found.state == "fires" and found.recoverable_ratio == pytest.approx(0.3 * 3 / 4)
+    first = found.suggestions[0]
+    assert first.changes == {"gradient_accumulation_steps": 4}
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.low < 1 / (1 - 0.35 * 3 / 4) < first.predicted_speedup.high
+
+
+def test_hidden_communication_is_no_finding() -> None:
+    assert comm_exposed.check(case({**STEP, "comm.exposed_s": 0.005})).state == "clear"
+
+
+def test_split_matrices_should_become_replicas() -> None:
+    found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.04}, {"sharding": "none", "tensor_parallel": 2}))
+    assert found.suggestions[0].changes == {"tensor_parallel": 1, "sharding": "ddp"}
+
+
+def test_one_process_communicates_with_nobody() -> None:
+    alone = case({}, {"sharding": "none", "nproc": 1})
+    assert [rule.check(alone).state for rule in (comm_exposed, comm_small_buckets, comm_straggler)] == ["clear"] * 3
+
+
+def test_small_buckets_claim_what_large_ones_save_and_no_more() -> None:
+    signals = {**STEP, "comm.exposed_s": 0.05, "comm.exchange_now_s": 0.08, "comm.exchange_large_s": 0.02, "comm.bus_bytes_per_s": 1e9}
+    crumbs = case(signals, {"bucket_cap_mb": 0.1})
+    small, exposed = comm_small_buckets.check(crumbs), comm_exposed.check(crumbs)
+    assert small.recoverable_ratio == pytest.approx(0.5 * 0.75)
+    assert exposed.recoverable_ratio == pytest.approx(0.5 * 0.25 * 3 / 4)
+    assert small.suggestions[0].changes == {"bucket_cap_mb": 25.0}
+
+
+def test_a_slow_backward_pass_is_named_with_its_process() -> None:
+    found = comm_straggler.check(
+        case({**STEP, **EVEN, "comm.straggler_ratio": 1.8, "comm.late_s": 0.04, "comm.late_in_backward_ratio": 0.97})
+    )
+    assert found.state == "fires" and "rank 1" in found.summary and "backward" in found.summary
+    assert found.recoverable_ratio == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("signals", [EVEN, {**EVEN, "comm.straggler_ratio": 1.15, "comm.straggler_spread": 0.1}])
+def test_noise_makes_nobody_slow(signals: dict[str, float]) -> None:
+    assert comm_straggler.check(case({**STEP, **signals})).state == "clear"
+
+
+def test_a_process_that_waits_for_its_data_shows_in_the_account() -> None:
+    found = comm_straggler.check(case({**STEP, **EVEN, "ranks.busy_ratio": 1.5, "ranks.busiest": 0.0}))
+    assert found.state == "fires" and "rank 0" in found.summary and "data" in found.summary
