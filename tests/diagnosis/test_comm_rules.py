@@ -44,7 +44,7 @@ def test_split_matrices_should_become_replicas() -> None:
 
 
 def test_one_process_communicates_with_nobody() -> None:
-    alone = case({}, {"sharding": "none", "nproc": 1})
+    alone = case(STEP, {"sharding": "none", "nproc": 1})
     assert [rule.check(alone).state for rule in (comm_exposed, comm_small_buckets, comm_straggler)] == ["clear"] * 3
 
 

@@ -13,7 +13,8 @@ LATE_OUTSIDE = Threshold("late_outside", 1.20, "x", "20 %: the account's times a
 
 
 def several(case: Case) -> bool:
-    """Whether the run's processes exchange anything."""
+    """Whether the run's processes exchange anything. Raises Missing before there are steps."""
+    case.value("step_s")
     return case.knobs.get("sharding", "none") != "none" or int(case.knobs.get("tensor_parallel", 1)) > 1
 
 
@@ -33,7 +34,7 @@ def exposed_ratio(case: Case) -> float:
 
 def buckets_can_be_small(case: Case) -> bool:
     """Whether DDP's buckets are below torch's default."""
-    return case.knobs.get("sharding") in ("ddp", "zero1") and float(case.knobs.get("bucket_cap_mb", LARGE_MB)) < LARGE_MB
+    return several(case) and case.knobs.get("sharding") in ("ddp", "zero1") and float(case.knobs.get("bucket_cap_mb", LARGE_MB)) < LARGE_MB
 
 
 def lost_to_small_buckets(case: Case) -> float:
