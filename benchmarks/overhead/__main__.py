@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import queue
-import random
 import socket
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
@@ -62,13 +62,6 @@ def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float,
     if worker is not None:
         worker._flush()
     return (time.thread_time() - cpu) / steps, steps / (time.perf_counter() - start)
-
-
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """Median with its 95 % bootstrap interval."""
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
-    return statistics.median(values), medians[50], medians[1949]
 
 
 def main() -> int:

@@ -1,0 +1,131 @@
+"""The contestants as the contest sees them: processes that train for a block and then stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import NamedTuple, Protocol
+
+from benchmarks.training import LOSS_AT
+from gpuconsole.model.device import Device
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.runtime.worker_handle import WorkerHandle
+from gpuconsole.wire.events import AnyEvent, Steps
+
+START_S = 120.0
+"""Importing torch on a busy machine takes its time."""
+
+
+class Block(NamedTuple):
+    """What a contestant did in a block: all times of its training thread. `loss` is that of step LOSS_AT, once it was run."""
+
+    steps: int
+    wall_s: float
+    runq_s: float
+    loss: float | None
+    threads: int
+
+    def steps_per_s(self, contention_free: bool) -> float:
+        return self.steps / (self.wall_s - (self.runq_s if contention_free else 0.0))
+
+
+class Contestant(Protocol):
+    async def start(self) -> None:
+        """Import, build and train the first steps, then stand still."""
+        ...
+
+    async def block(self, seconds: float) -> Block: ...
+
+    async def stop(self) -> None: ...
+
+
+class Reference:
+    """A reference loop, which listens on stdin (see referee.py)."""
+
+    def __init__(self, python: str, module: str, knobs: Knobs, seed: int) -> None:
+        text = str(files("gpuconsole") / "data/text/kjv.txt")
+        names = ("d_model", "n_layer", "batch_size", "seq_len", "num_threads", "precision")
+        course = [word for name in names for word in (f"--{name}", str(knobs[name]))]
+        self._command = [python, "-m", module, *course, "--seed", str(seed), "--text", text]
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+        await asyncio.wait_for(self._answer(), START_S)
+
+    async def block(self, seconds: float) -> Block:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n".encode())
+        return await self._answer()
+
+    async def stop(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+    async def _answer(self) -> Block:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"ended with exit code {await self._process.wait()}: {' '.join(self._command)}")
+        return Block(**json.loads(line))
+
+
+class Ours:
+    """The product's worker as it always runs, measured by the Steps that it sends anyway."""
+
+    def __init__(self, workload: str, knobs: Knobs) -> None:
+        self._workload = workload
+        self._knobs = knobs
+        self._heard: list[Steps] = []
+        self._worker = WorkerHandle(self._listen, lambda worker, code: None)
+        self._loss: float | None = None
+
+    async def start(self) -> None:
+        await self._worker.launch()
+        self._worker.start(self._workload, self._knobs, Device("cpu", "cpu"))
+        async with asyncio.timeout(START_S):
+            await self._worker.next_steps()
+            await self._pause()
+
+    async def block(self, seconds: float) -> Block:
+        """From the message with the step that settles to the last one: each is sent between two steps."""
+        self._heard.clear()
+        self._worker.resume(0)
+        while not self._with_steps():
+            await self._worker.next_steps()
+        await asyncio.sleep(max(0.0, seconds - (time.perf_counter() - self._with_steps()[0].t)))
+        await self._pause()
+        first, *others = self._with_steps()
+        last = others[-1]
+        started = self._worker.last_started
+        threads = int(started.facts["threads"]) if started else 0
+        return Block(sum(len(heard.steps) for heard in others), last.t - first.t, last.runq_s - first.runq_s, self._loss, threads)
+
+    async def stop(self) -> None:
+        await self._worker.stop()
+
+    async def _pause(self) -> None:
+        """Stand still; an empty message says that it does."""
+        begun = len(self._heard)
+        self._worker.pause()
+        while not any(not heard.steps for heard in self._heard[begun:]):
+            await self._worker.next_steps()
+
+    def _with_steps(self) -> Sequence[Steps]:
+        return [heard for heard in self._heard if heard.steps]
+
+    def _listen(self, event: AnyEvent) -> None:
+        if isinstance(event, Steps):
+            self._heard.append(event)
+            self._loss = next((step.loss for step in event.steps if step.index == LOSS_AT), self._loss)
