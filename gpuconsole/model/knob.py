@@ -45,7 +45,7 @@ class Knob(msgspec.Struct, frozen=True):
         if self.kind == "bool":
             return "true|false"
         unit = f" {self.unit}" if self.unit else ""
-        return f"{self.kind} {self.low:g}..{self.high:g}{unit}"
+        return f"{self.kind} {_plain(self.low)}..{_plain(self.high)}{unit}"
 
     def check(self, value: object) -> Value:
         """`value` as this knob's type; raises KnobError when it is not allowed."""
@@ -80,6 +80,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing when no known word is close."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def _plain(bound: float) -> str:
+    """Without an exponent, which nobody would type."""
+    return f"{bound:.0f}" if bound == int(bound) else f"{bound:g}"
 
 
 def show(value: Value) -> str:

@@ -245,6 +245,10 @@ class ConsoleApp(App[int]):
                 from gpuconsole.tui.screens.processes import ProcessesScreen
 
                 return ProcessesScreen(front)
+            case "models":
+                from gpuconsole.tui.screens.models import ModelsScreen
+
+                return ModelsScreen(front)
             case "profile":
                 from gpuconsole.tui.screens.profile import ProfileScreen
 
@@ -264,6 +268,7 @@ class ConsoleApp(App[int]):
             ("Knobs", "Edit the settings of the run", "knobs"),
             ("Details", "Findings with their evidence", "details"),
             ("History", "Charts of the session", "history"),
+            ("Models", "Formulas beside the measurement, and all processes", "models"),
             ("Profile", "Kernel classes, roofline, a trace", "profile"),
             ("Devices", "All metrics with their sources", "device"),
             ("Processes", "Who holds the GPUs; send a signal", "processes"),

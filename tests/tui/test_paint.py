@@ -18,8 +18,9 @@ from gpuconsole.tui.paint.diagnosis import paint_diagnosis
 from gpuconsole.tui.paint.header import paint_header
 from gpuconsole.tui.paint.help import paint_help
 from gpuconsole.tui.paint.keys import MAIN, paint_keys
-from gpuconsole.tui.paint.knobs import paint_knobs
+from gpuconsole.tui.paint.knobs import Shown, paint_knobs
 from gpuconsole.tui.paint.layout import plan
+from gpuconsole.tui.paint.models import paint_models
 from gpuconsole.tui.paint.phases import columns_of, paint_phases
 from gpuconsole.tui.paint.runs import entries, paint_runs
 from gpuconsole.tui.paint.scenarios import matching, paint_picker
@@ -28,6 +29,7 @@ from gpuconsole.tui.paint.tile import paint_tiles
 from gpuconsole.tui.paint.tiles import tiles
 from gpuconsole.tui.theme import STYLES
 from tests.tui.fake_front import H200, KNOBS, SCENARIOS, FakeFront, cpu_view, failed_view, gpu_view, steps, trial_view, view
+from tests.tui.fake_models import several_view
 
 HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
 WIDTHS = (*range(40, 201, 7), 200)
@@ -41,7 +43,7 @@ def hostile_view() -> View:
 
 VIEWS: dict[str, Callable[[], View]] = {
     "gpu": gpu_view, "trial": trial_view, "cpu": cpu_view, "failed": failed_view, "idle": view, "hostile": hostile_view,
-    "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
+    "several": several_view, "hostile hosts": lambda: several_view(3, HOSTILE), "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
 }  # fmt: skip
 
 
@@ -68,7 +70,8 @@ def everything(shown: View, width: int) -> list[Row]:
             rows += paint_diagnosis(shown, next(iter(facts.suggestions(shown)), ""), width, layout.diagnosis, boxed)
             rows += paint_runs(shown, width, max(3, layout.runs), boxed)
         rows += paint_picker(SCENARIOS, 1, "cpu", width, height)
-        rows += paint_knobs(KNOBS, {"num_workers": 4}, 3, width, height)
+        rows += paint_knobs(Shown(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE}, "", "pin_memory"), width, height)
+        rows += paint_models(shown, 0, width, height)
     rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(MAIN, width)]
     return rows
 

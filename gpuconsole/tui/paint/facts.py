@@ -60,6 +60,12 @@ def active(view: View) -> bool:
     return view.run is not None and view.run.state in ("starting", "running")
 
 
+def processes(run: Run | None) -> int:
+    """How many train together: those that have joined, else as many as the knobs ask for."""
+    wanted = run.knobs.get("nproc", 1) if run else 1
+    return max(len(run.ranks) if run else 1, wanted if isinstance(wanted, int) else 1)
+
+
 def device(view: View) -> Device:
     """The device that the run uses, or would."""
     return next((one for one in view.devices if one.id == view.device), Device(view.device or HOST, "unknown device"))

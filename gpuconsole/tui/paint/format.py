@@ -146,6 +146,6 @@ def quantity(value: float, unit: str) -> str:
         return size_bytes(value).strip()
     if unit == "s":
         return duration(value).strip()
-    if unit in ("bytes/s", "Hz", "FLOP/s", "FLOP/s/W", "J", "W"):
+    if unit in ("bytes/s", "Hz", "FLOP", "FLOP/s", "FLOP/s/W", "J", "W"):
         return si(value, "B/s" if unit == "bytes/s" else unit).strip()
     return f"{rate(value, 0)} {unit}".strip()

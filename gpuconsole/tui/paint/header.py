@@ -90,6 +90,8 @@ def _activity(view: View) -> list[Segment]:
     style = "alert" if run.state == "failed" else ""
     state = "ended" if view.ended and run.state == "running" else run.state
     parts.append((run.scenario, "title"))
+    if (several := facts.processes(run)) > 1:
+        parts.append((f"  {several} processes", ""))
     parts.append((f"  {state} {format.clock(view.running_s)}", style))
     return parts
 

@@ -15,6 +15,7 @@ KEYS = (
     ("d", "details of all findings: evidence, reasons, code for your own program"),
     ("h", "history: throughput over time with the moments of change, distribution of step times"),
     ("f", "profile a few steps: where device time goes by kernel class, a roofline, a trace for Perfetto"),
+    ("m", "models: FLOPs, MFU, memory by part, bandwidth and communication as formulas say, beside the measurement; all processes"),
     ("i", "device: every metric with its value, unit and source, and why some are n/a"),
     ("p", "processes on the GPUs: sort, filter, tree, send a signal"),
     ("l", "links: the topology of the GPUs, with NUMA nodes and CPUs"),
@@ -34,6 +35,10 @@ READING = (
     ("trial", "steps with and without the change in turn (ABBA); the figure is the ratio with its 95 % interval"),
     ("kept, reverted", "the verdict of a trial; 'unproven' is a change that was applied without one"),
     ("vs baseline", "throughput against the runs kept for this scenario, hardware and software; red when slower beyond noise"),
+    (
+        "rank",
+        "one of several processes that train together; a step's time without communication is its own, the rest is waiting for others",
+    ),
     ("n/a", "the hardware or the driver does not report it: the reason stands beside it"),
     ("CPU (no GPU: ...)", "all figures are the host's; nothing shown is GPU data"),
     ("sparklines", "two seconds a column, the newest at the right; a gap is a time without samples"),

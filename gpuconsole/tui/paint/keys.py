@@ -15,6 +15,7 @@ MAIN: Keys = (
     ("p", "processes"),
     ("?", "help"),
     ("h", "history"),
+    ("m", "models"),
     ("f", "profile"),
     ("k", "knobs"),
     ("u", "revert"),

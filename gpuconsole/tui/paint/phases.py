@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from gpuconsole.model.run import PHASES, Run
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import facts, format
@@ -29,15 +31,16 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     parts = visible_parts(run.summary.phases_ratio if run else {})
     bare = height < 3
     if parts:
-        rows = [
-            _bar(parts, inner),
-            *_legend(parts, _step_s(run) if width >= 100 else None, inner, height - (3 if boxed else 1 if bare else 2)),
-        ]
+        room = height - (3 if boxed else 1 if bare else 2)
+        spread = _spread(run, inner) if run and room > 1 else []
+        rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, room - len(spread)), *spread]
     else:
         rows = [line(inner, (_nothing(view), "dim"))]
     if bare:
         return fill(rows, width, height)
-    return panel("where a step goes", _figures(view, width), rows, width, height, boxed)
+    leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
+    title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
+    return panel(title, _figures(view, width), rows, width, height, boxed)
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
@@ -86,6 +89,19 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
         else:
             rows[-1] += gap + entry
     return [line(width, *row) for row in rows]
+
+
+def _spread(run: Run, width: int) -> list[Row]:
+    """How far the processes lie apart, where there are several: time that is a process's own, without waiting for the others."""
+    busy = {rank.rank: rank.busy_s for rank in run.ranks if rank.busy_s is not None}
+    if len(busy) < 2:
+        return []
+    longest = max(busy, key=lambda rank: busy[rank])
+    others = statistics.median(seconds for rank, seconds in busy.items() if rank != longest)
+    rest = f"rank {next(rank for rank in busy if rank != longest)}" if len(busy) == 2 else f"the median of the other {len(busy) - 1}"
+    late = any(finding.rule == "comm.straggler" for finding in facts.firing(run))
+    text = f"rank {longest} {format.duration(busy[longest]).strip()}, {rest} {format.duration(others).strip()}"
+    return [line(width, ("without communication: ", "dim"), (text, "accent" if late else ""))]
 
 
 def _step_s(run: Run | None) -> float | None:

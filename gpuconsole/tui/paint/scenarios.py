@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuconsole.model.knobs import describe_changes, show
+from gpuconsole.model.knobs import CATALOGUE, describe_changes, show
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.tui.paint.cells import Row, beside, blank, cell_width, clean, fill, fit, line
-from gpuconsole.tui.paint.page import follow, heading, labelled, paragraph
+from gpuconsole.tui.paint.page import follow, labelled, paragraph
+
+LEAST_ABOUT = 40
+"""Columns that the description keeps beside the list."""
+MOST_ABOUT = 14
+"""Rows of the description, where the list stands above it: what the longest one takes at 80 columns."""
+LEAST_LIST = 5
 
 
 def matching(scenarios: Sequence[Scenario], words: str) -> list[Scenario]:
@@ -28,15 +34,16 @@ def paint_picker(scenarios: Sequence[Scenario], cursor: int, scale: str, width: 
     chosen = scenarios[cursor]
     names = max(cell_width(clean(one.name)) for one in scenarios)
     if width >= 100:
-        room = min(max(names + 34, 40), width // 2)
+        titles = max(cell_width(clean(one.title)) for one in scenarios)
+        room = max(width // 2, min(names + titles + 4, width - 3 - LEAST_ABOUT))
         return beside(
             _list(scenarios, cursor, names, room, height),
             [[("   ", "")] for _ in range(height)],
-            fill(_about(chosen, scale, width - room - 3), width - room - 3, height),
+            fill([*_title(chosen, width - room - 3), *_about(chosen, scale, width - room - 3)], width - room - 3, height),
         )
-    rows = min(len(scenarios), max(1, height // 3))
     under = [blank(width), *_about(chosen, scale, width)] if height >= 8 else []
-    return fill(_list(scenarios, cursor, names, width, rows if under else height) + under, width, height)
+    rows = min(len(scenarios), max(LEAST_LIST, height - MOST_ABOUT)) if under else height
+    return fill(_list(scenarios, cursor, names, width, rows) + under, width, height)
 
 
 def _list(scenarios: Sequence[Scenario], cursor: int, names: int, width: int, height: int) -> list[Row]:
@@ -54,9 +61,13 @@ def _item(scenario: Scenario, chosen: bool, names: int, width: int) -> Row:
     )
 
 
+def _title(scenario: Scenario, width: int) -> list[Row]:
+    return paragraph(scenario.title, width, "heading")
+
+
 def _about(scenario: Scenario, scale: str, width: int) -> list[Row]:
     """What it does, what a reader should see, and at which values it runs here."""
-    rows = [heading(scenario.title, width), *paragraph(scenario.summary, width), blank(width)]
+    rows = [*paragraph(scenario.summary, width), blank(width)]
     teaches = scenario.teaches
     if teaches.see:
         rows += labelled("see", teaches.see, width, 10)
@@ -65,5 +76,7 @@ def _about(scenario: Scenario, scale: str, width: int) -> list[Row]:
     if teaches.fix:
         rows += labelled("fix", describe_changes(teaches.fix), width, 10)
     rows += labelled("workload", f"{scenario.workload.name}: {scenario.workload.title}", width, 10)
-    values = ", ".join(f"{name} {show(value)}" for name, value in scenario.knobs_for(scale).items())
-    return rows + labelled("knobs", values, width, 10, "dim")
+    values = scenario.knobs_for(scale)
+    own = {name: value for name, value in values.items() if CATALOGUE[name].default != value}
+    rest = f"; {len(values) - len(own)} as by default" if len(own) < len(values) else ""
+    return rows + labelled("knobs", ", ".join(f"{name} {show(value)}" for name, value in own.items()) + rest, width, 10, "dim")

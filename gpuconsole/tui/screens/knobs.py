@@ -11,17 +11,26 @@ from textual.widgets import Input
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, describe_changes, show
 from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.knobs import paint_knobs
+from gpuconsole.tui.paint.knobs import Shown, paint_knobs
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
+KEYS = (
+    ("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("/", "filter"), ("backspace", "forget"), ("escape", "back"), ("?", "help"),
+)  # fmt: skip
+
 
 class KnobsScreen(BackScreen):
-    """Enter edits the selected value; `a` applies what was edited, `t` puts it on trial."""
+    """Enter edits the chosen value; `a` applies what was edited, `t` puts it on trial; `/` filters."""
 
     BINDINGS = [
         Binding("up", "move(-1)", show=False),
         Binding("down", "move(1)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("pagedown", "move(10)", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
+        Binding("slash", "filter", show=False),
         Binding("enter", "edit", show=False),
         Binding("a", "apply", show=False),
         Binding("t", "try", show=False),
@@ -33,76 +42,106 @@ class KnobsScreen(BackScreen):
         super().__init__(front)
         self._apply = apply
         self._try = try_change
-        self._values: Knobs = {}
-        self._pending: Knobs = {}
-        self._cursor = 0
+        self._shown = Shown({}, {}, {})
         self._heading = TitleBar("Knobs")
-        self._zone = DrawnZone(lambda width, height: paint_knobs(self._values, self._pending, self._cursor, width, height))
+        self._zone = DrawnZone(lambda width, height: paint_knobs(self._shown, width, height))
+        self._filter = Input(placeholder="filter", compact=True)
         self._input = Input(compact=True)
 
     def compose(self) -> ComposeResult:
         yield self._heading
+        yield self._filter
         yield self._zone
         yield self._input
-        yield KeyBar(
-            (("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("backspace", "forget"), ("escape", "back"), ("?", "help"))
-        )
+        yield KeyBar(KEYS)
 
     def on_mount(self) -> None:
-        self._input.display = False
+        self._input.display = self._filter.display = False
         self.show(self.front.view())
+        self._say_what_waits()
 
     def show(self, view: View) -> None:
         """New values; what was edited stays, unless it has come true."""
-        self._values = dict(view.run.knobs) if view.run else {}
-        self._pending = {name: value for name, value in self._pending.items() if self._values.get(name, value) != value}
-        self._cursor = max(0, min(len(self._values) - 1, self._cursor))
-        self._zone.repaint()
+        run = view.run
+        values = dict(run.knobs) if run else {}
+        pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
+        self._shown = self._shown._replace(values=values, pending=pending, unavailable=run.unavailable if run else {})
+        self.action_move(0)
+
+    @property
+    def _pending(self) -> Knobs:
+        return self._shown.pending
 
     @property
     def _chosen(self) -> str:
-        return list(self._values)[self._cursor]
+        """Empty where no knob is shown."""
+        return self._shown.chosen
 
     def action_move(self, step: int) -> None:
+        names = self._shown.names
+        at = names.index(self._chosen) if self._chosen in names else 0
         if not self._input.display:
-            self._cursor = max(0, min(len(self._values) - 1, self._cursor + step))
-            self._zone.repaint()
+            at = max(0, min(len(names) - 1, at + step))
+        self._shown = self._shown._replace(chosen=names[at] if names else "")
+        self._zone.repaint()
 
     def action_edit(self) -> None:
-        if not self._values or self._chosen not in CATALOGUE:
+        if self._chosen not in CATALOGUE:
             return
         knob = CATALOGUE[self._chosen]
         self._heading.say(f"{knob.name}: {knob.allowed()}; enter takes it, escape does not")
-        self._input.value = show(self._pending.get(self._chosen, self._values[self._chosen]))
+        self._input.value = show(self._pending.get(self._chosen, self._shown.values[self._chosen]))
         self._input.display = True
         self._input.focus()
 
+    def action_filter(self) -> None:
+        self._filter.display = True
+        self._filter.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input is self._filter:
+            self._shown = self._shown._replace(words=event.value)
+            self.action_move(0)
+
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input is self._filter:
+            self.set_focus(None)
+            return
         try:
             value = CATALOGUE[self._chosen].parse(event.value.strip())
         except KnobError as error:
             self._heading.say(str(error), "alert")
             return
         self._pending.pop(self._chosen, None)
-        if value != self._values[self._chosen]:
+        if value != self._shown.values[self._chosen]:
             self._pending[self._chosen] = value
         self._end_edit()
 
     def _end_edit(self) -> None:
         self._input.display = False
         self.set_focus(None)
-        waiting = f"{describe_changes(self._pending, self._values)}: a applies, t tries" if self._pending else ""
-        self._heading.say(waiting, "accent")
+        self._say_what_waits()
         self._zone.repaint()
+
+    def _say_what_waits(self) -> None:
+        values, own = self._shown.values, sum(map(self._shown.is_own, self._shown.values))
+        if self._pending:
+            self._heading.say(f"{describe_changes(self._pending, values)}: a applies, t tries", "accent")
+        else:
+            self._heading.say(f"{own} set, {len(values) - own} as by default" if values else "")
 
     def action_back(self) -> None:
         if self._input.display:
             self._end_edit()
+        elif self._filter.display:
+            self._filter.value = ""
+            self._filter.display = False
+            self.set_focus(None)
         else:
             self.dismiss()
 
     def action_forget(self) -> None:
-        if self._values:
+        if self._chosen:
             self._pending.pop(self._chosen, None)
             self._end_edit()
 

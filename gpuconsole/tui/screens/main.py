@@ -44,6 +44,7 @@ class MainScreen(Screen[None]):
         Binding("k", "app.open('knobs')", show=False),
         Binding("d", "app.open('details')", show=False),
         Binding("h", "app.open('history')", show=False),
+        Binding("m", "app.open('models')", show=False),
         Binding("f", "app.open('profile')", show=False),
         Binding("i", "app.open('device')", show=False),
         Binding("p", "app.open('processes')", show=False),

@@ -25,6 +25,8 @@ class ScenariosScreen(BackScreen):
         Binding("down", "move(1)", show=False),
         Binding("pageup", "move(-10)", show=False),
         Binding("pagedown", "move(10)", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
         Binding("enter", "start", show=False),
         Binding("slash", "filter", show=False),
     ]
@@ -57,19 +59,23 @@ class ScenariosScreen(BackScreen):
 
     def show(self, view: View) -> None:
         self._view = view
-        device = facts.device(view)
-        self._scale = "gpu" if device.is_gpu else "cpu"
-        where = (
-            f"they run on {device.id} {facts.short_name(device.name)}"
-            if device.is_gpu
-            else f"they run on the CPU (no GPU: {view.no_gpu_reason})"
-        )
-        self._heading.say(where if view.devices else "looking for devices")
+        self._scale = "gpu" if facts.device(view).is_gpu else "cpu"
         self._device.repaint()
-        self._zone.repaint()
+        self.action_move(0)
+
+    def _words(self) -> str:
+        """Which of how many is chosen, and where they run."""
+        device, view = facts.device(self._view), self._view
+        if not view.devices:
+            return "looking for devices"
+        at = f"{self._cursor + 1} of {len(self._shown)}; " if self._shown else ""
+        if device.is_gpu:
+            return f"{at}they run on {device.id} {facts.short_name(device.name)}"
+        return f"{at}they run on the CPU (no GPU: {view.no_gpu_reason})"
 
     def action_move(self, step: int) -> None:
         self._cursor = max(0, min(len(self._shown) - 1, self._cursor + step))
+        self._heading.say(self._words())
         self._zone.repaint()
 
     def action_start(self) -> None:
@@ -93,7 +99,7 @@ class ScenariosScreen(BackScreen):
     def on_input_changed(self, event: Input.Changed) -> None:
         self._shown = matching(self._all, event.value)
         self._cursor = 0
-        self._zone.repaint()
+        self.action_move(0)
 
     def on_input_submitted(self) -> None:
         self.action_start()

@@ -1,0 +1,160 @@
+"""The models screen, several processes on the main screen, and lists of many knobs and scenarios."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+
+from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.runtime import catalog
+from gpuconsole.runtime.front import View
+from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.paint.cells import Row
+from gpuconsole.tui.paint.models import entries, paint_models
+from gpuconsole.tui.paint.scenarios import paint_picker
+from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.screens.models import ModelsScreen
+from tests.tui.fake_front import FakeFront, gpu_view, view
+from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
+from tests.tui.test_app import on_screen, shows, text_of
+from tests.waiting import until
+
+
+def lines(rows: list[Row]) -> list[str]:
+    return ["".join(part for part, _ in row).rstrip() for row in rows]
+
+
+def test_m_opens_the_models_and_what_is_behind_the_chosen_row() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await pilot.press("m")
+        await until(lambda: isinstance(app.screen, ModelsScreen))
+        await shows(app, "20 figures, 2 processes; rank 1 is the slowest, 2.29x the others")
+        await shows(app, "4 B x parameters")
+        await pilot.press("down")
+        await shows(app, "6 N + 12 L d T a token")
+        await pilot.press("down")
+        await shows(app, LONG_NOTE[-30:])
+        await pilot.press("end")
+        await shows(app, "rank 1 on gpubox-07, process 4001")
+        await shows(app, "backward 70 % 70.0 ms")
+        await pilot.resize_terminal(80, 24)
+        await shows(app, "slowest 2.29x")
+        await pilot.press("home")
+        await shows(app, "> Parameters")
+        await pilot.press("escape")
+        await until(lambda: isinstance(app.screen, MainScreen))
+
+    on_screen(several_view(), body)
+
+
+def test_predicted_measured_and_error_stand_in_columns_with_their_units() -> None:
+    shown = lines(paint_models(several_view(), 0, 120, 40))
+    head = shown[0]
+    by_title = {figure.title: next(row for row in shown if figure.title in row) for figure in FIGURES[:5]}
+    for words, title in (
+        (("7.91 MiB", "7.91 MiB", "+0.0 %"), "Parameters"),
+        (("736 MFLOP", "700 MFLOP", "+5.1 %"), "Model FLOPs of a sample"),
+    ):
+        assert [by_title[title].count(word) for word in words] == [2 if words.count(word) == 2 else 1 for word in words]
+    assert "200x" in by_title["Tokens/s of a device, against published"]
+    assert by_title["MFU: FLOPs over the peak"].split()[5:9] == ["31.0", "%", "n/a", "not"]
+    assert {row.rindex("%") for row in (by_title["Parameters"], by_title["Model FLOPs of a sample"])} == {head.index("error") + 4}
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 37), (80, 21), (40, 9)])
+@pytest.mark.parametrize("count", [2, 64])
+def test_the_chosen_row_is_always_in_sight(width: int, height: int, count: int) -> None:
+    shown = several_view(count)
+    for cursor in range(len(entries(shown.run))):
+        rows = lines(paint_models(shown, cursor, width, height))
+        assert len(rows) == height
+        assert sum(row.startswith("> ") for row in rows) == 1
+
+
+def test_without_figures_it_says_why() -> None:
+    def words(shown: View) -> str:
+        return " ".join(" ".join(lines(paint_models(shown, 0, 80, 20))).split())
+
+    assert "Nothing is running" in words(view())
+    assert "No figures yet" in words(gpu_view())
+    ended = msgspec.structs.replace(gpu_view().runs[-1], state="finished")
+    assert "This run has no figures" in words(view(runs=(ended,)))
+    strange = msgspec.structs.replace(ended, unavailable={"models": "the models cannot take this run's values: 'many'"})
+    assert "cannot take this run's values: 'many'" in words(view(runs=(strange,)))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+def test_the_main_screen_tells_how_many_processes_and_how_far_they_lie_apart(size: tuple[int, int]) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await shows(app, "2 processes")
+        await shows(app, "where a step of rank 0 goes")
+        await shows(app, "without communication: rank 1 90.0 ms, rank 0 40.0 ms")
+        front.shown = several_view(8)
+        await shows(app, "8 processes")
+        await shows(app, "rank 1 90.0 ms, the median of the other 7 40.0 ms")
+        front.shown = gpu_view()
+        await until(lambda: "processes" not in text_of(app).splitlines()[0])
+        assert "without communication" not in text_of(app)
+
+    on_screen(several_view(), body, size)
+
+
+def many_knobs() -> View:
+    """A run that has every knob there is; three are not at their default."""
+    values: Knobs = {name: knob.default if knob.default is not None else 8 for name, knob in CATALOGUE.items()}
+    values |= {"optim": "sgd", "eval_every": 50}
+    shown = gpu_view()
+    run = msgspec.structs.replace(shown.runs[-1], knobs=values, unavailable={"knob.bucket_cap_mb": "one process exchanges nothing"})
+    return msgspec.structs.replace(shown, runs=(run,))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(size: tuple[int, int]) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await pilot.press("k")
+        await shows(app, f"3 set, {len(CATALOGUE) - 3} as by default")
+        rows = text_of(app).splitlines()
+        first = next(n for n, row in enumerate(rows) if row.startswith("> batch_size"))
+        assert [row.split()[0] for row in rows[first + 1 : first + 3]] == ["optim", "eval_every"]
+        assert "as by default:" in rows[first + 3]
+        await pilot.press("end")
+        await shows(app, f"> {list(CATALOGUE)[-1]}")
+        await pilot.press("slash", *"bucket", "enter")
+        await shows(app, "> bucket_cap_mb")
+        await shows(app, "one process exchanges nothing")
+        assert "batch_size" not in text_of(app)
+        await pilot.press("enter", *["backspace"] * 4, "5", "enter")
+        await shows(app, "25 -> 5")
+        await pilot.press("escape")
+        await shows(app, "comm_hook")
+        await shows(app, "> bucket_cap_mb")
+        await pilot.press("slash", *"no such knob")
+        await shows(app, "No knob matches.")
+        await pilot.press("escape", "escape")
+        await until(lambda: isinstance(app.screen, MainScreen))
+
+    on_screen(many_knobs(), body, size)
+
+
+def test_a_knob_stays_chosen_when_its_row_moves() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await pilot.press("k", "down")
+        await shows(app, "> optim")
+        run = msgspec.structs.replace(front.shown.runs[-1], knobs={**front.shown.runs[-1].knobs, "optim": "adamw_fused"})
+        front.shown = msgspec.structs.replace(front.shown, runs=(run,))
+        await until(lambda: any(row.startswith("> optim") and "adamw_fused" in row for row in text_of(app).splitlines()))
+
+    on_screen(many_knobs(), body)
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 35), (80, 19)])
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, scale: str) -> None:
+    """The list with the chosen one in sight, its title, and its description to the last line, as where there is room enough."""
+    ours = list(catalog.scenarios()[0].values())
+    for cursor, scenario in enumerate(ours):
+        rows = lines(paint_picker(ours, cursor, scale, width, height))
+        assert any(row.startswith(f"> {scenario.name}") and scenario.title in row for row in rows), scenario.name
+        tall = [row for row in lines(paint_picker(ours, cursor, scale, width, 80)) if row]
+        assert tall[-1] in rows, scenario.name
