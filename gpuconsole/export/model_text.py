@@ -44,7 +44,7 @@ def error(figure: Figure) -> str:
     ratio = figure.error_ratio
     if ratio is None:
         return ""
-    return f"{ratio:+.1%}" if abs(ratio) < RATIO_FROM else f"{ratio + 1:.3g}x"
+    return f"{ratio:+.1%}" if abs(ratio) < RATIO_FROM else f"{ratio + 1:.3g}x" if ratio < 999 else ">999x"
 
 
 def rank_lines(run: Run) -> list[str]:

@@ -11,7 +11,7 @@ from gpuconsole.runtime import catalog
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.models import entries, paint_models
+from gpuconsole.tui.paint.models import entries, error, paint_models
 from gpuconsole.tui.paint.scenarios import paint_picker
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.models import ModelsScreen
@@ -57,6 +57,7 @@ def test_predicted_measured_and_error_stand_in_columns_with_their_units() -> Non
         (("736 MFLOP", "700 MFLOP", "+5.1 %"), "Model FLOPs of a sample"),
     ):
         assert [by_title[title].count(word) for word in words] == [2 if words.count(word) == 2 else 1 for word in words]
+    assert error(msgspec.structs.replace(FIGURES[0], predicted=1e12)) == ">999x"
     assert "200x" in by_title["Tokens/s of a device, against published"]
     assert by_title["MFU: FLOPs over the peak"].split()[5:9] == ["31.0", "%", "n/a", "not"]
     assert {row.rindex("%") for row in (by_title["Parameters"], by_title["Model FLOPs of a sample"])} == {head.index("error") + 4}

@@ -148,6 +148,8 @@ def test_runs_and_turned_down_trials_are_rows() -> None:
 
 
 def test_filter() -> None:
+    assert [one.name for one in matching(SCENARIOS, "logging")] == ["logging-heavy"]
+    assert [one.name for one in matching(SCENARIOS[::-1], "gpt")] == ["train-gpt", "logging-heavy", "data-starved"]
     assert [one.name for one in matching(SCENARIOS, "loader KEEP")] == ["data-starved"]
 
 

@@ -17,9 +17,10 @@ LEAST_LIST = 5
 
 
 def matching(scenarios: Sequence[Scenario], words: str) -> list[Scenario]:
-    """Scenarios that hold every word typed, in their name, title, summary or what they teach."""
+    """Scenarios that hold every word typed, in their name, title, summary or what they teach; those so named come first."""
     wanted = words.lower().split()
-    return [one for one in scenarios if all(word in _text(one) for word in wanted)]
+    found = [one for one in scenarios if all(word in _text(one) for word in wanted)]
+    return sorted(found, key=lambda one: not all(word in one.name.lower() for word in wanted))
 
 
 def _text(scenario: Scenario) -> str:

@@ -16,7 +16,7 @@ from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
 KEYS = (
-    ("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("/", "filter"), ("backspace", "forget"), ("escape", "back"), ("?", "help"),
+    ("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("/", "filter"), ("escape", "back"), ("backspace", "forget"), ("?", "help"),
 )  # fmt: skip
 
 
