@@ -105,6 +105,17 @@ LOOP = (
         examples=("default", "expandable_segments:True"),
     ),
     Knob(
+        "malloc_mmap_threshold_kb",
+        "int",
+        "size from which glibc maps a block on its own and gives it back when freed (MALLOC_MMAP_THRESHOLD_); 0: as glibc likes",
+        apply="cold",
+        low=0,
+        high=32768,
+        unit="KB",
+        default=0,
+        examples=(0, 256),
+    ),
+    Knob(
         "memory_limit_mb",
         "int",
         "device memory that the run may use; enforced on CUDA, a yardstick on a CPU; 0: all of it",

@@ -136,6 +136,7 @@ class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
     `overhead_s` is the cumulative time that measuring has cost; `dropped` counts messages lost to a full pipe.
+    `counters`: what torch.compile has done since the process began, where the workload is compiled.
     """
 
     steps: list[Step]
@@ -145,6 +146,7 @@ class Steps(Event, frozen=True):
     memory_bytes: float
     dropped: int = 0
     rank: int = 0
+    counters: dict[str, float] = {}
 
 
 class KnobsSet(Event, frozen=True):

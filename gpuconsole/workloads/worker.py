@@ -43,6 +43,7 @@ from gpuconsole.workloads.inbox import Inbox
 from gpuconsole.workloads.world import World
 
 if TYPE_CHECKING:
+    from gpuconsole.workloads.calibration.repeating import RepeatingLoop
     from gpuconsole.workloads.profiling.window import Profiling
     from gpuconsole.workloads.training.loop import TrainingLoop
 
@@ -56,7 +57,9 @@ class DeviceError(RuntimeError):
 class Worker:
     """Runs one workload and talks to the console between its steps. In a world of several, one answers for all."""
 
-    def __init__(self, channel: ChildChannel, inbox: Inbox, loop: TrainingLoop, start: Start, world: World | None = None) -> None:
+    def __init__(
+        self, channel: ChildChannel, inbox: Inbox, loop: TrainingLoop | RepeatingLoop, start: Start, world: World | None = None
+    ) -> None:
         self._channel = channel
         self._world = world or World()
         self._inbox = inbox
@@ -120,11 +123,15 @@ class Worker:
         loop.account.restart()
 
     def _probe(self, command: RunProbe) -> None:
+        from gpuconsole.workloads.training.loop import TrainingLoop
         from gpuconsole.workloads.training.probes import PROBES
+        from gpuconsole.workloads.training.probing import ProbeError
 
         start = now()
         signals, error = {}, None
         try:
+            if not isinstance(self._loop, TrainingLoop):
+                raise ProbeError("this workload trains nothing: there is no pass to experiment with")
             signals = PROBES[command.probe](self._loop)
         except Exception as problem:  # a probe must not end the run that it looks at; what went wrong is its answer
             error = explain(problem, self._loop.knobs)
@@ -163,6 +170,8 @@ class Worker:
 
     def _flush(self) -> None:
         """Send the steps done so far. What it costs is counted as overhead and lies in the next step's `other`."""
+        from gpuconsole.workloads.compile_state import compile_counters
+
         start = now()
         steps = self._loop.account.take()
         times = self._loop.account.times
@@ -177,6 +186,7 @@ class Worker:
                 self._loop.peak_memory_bytes(),
                 self._channel.dropped,
                 self._world.rank,
+                compile_counters(self._loop.knobs),
             )
         )
         self._flushed = now()
@@ -191,7 +201,7 @@ class Worker:
             return
         from gpuconsole.workloads.training.effects import without_effect
 
-        notes = {"peak": f"{self._loop.knobs['precision']} {self._loop.task.dense_kind}"}
+        notes = {"peak": f"{self._loop.knobs.get('precision', 'fp32')} {self._loop.task.dense_kind}"}
         for name, why in without_effect(self._loop.knobs, self._loop.device).items():
             notes[f"no effect: {name}"] = why
             if self._loop.knobs[name] != CATALOGUE[name].default and name not in self._told:
@@ -204,18 +214,22 @@ class Worker:
         import torch
 
         from gpuconsole.workloads.calibration.dense import dense_flops_per_s
+        from gpuconsole.workloads.calibration.memory import best_copy_bytes_per_s
         from gpuconsole.workloads.training.facts import model_facts
 
         loop, knobs = self._loop, self._loop.knobs
+        facts = model_facts(loop.task, knobs)
         key = tuple(knobs.get(name) for name in ("seq_len", "varied_lengths", "precision", "num_threads"))
         if key not in self._facts_of:
-            precision = str(knobs["precision"])
+            precision = str(knobs.get("precision", "fp32"))
             self._facts_of[key] = {
                 "flops_per_sample": loop.task.flops_per_sample(knobs),
                 "peak_flops_per_s": dense_flops_per_s(loop.task.dense_kind, loop.device, precision) * self._world.size,
             }
+            if "bytes_per_sample" in facts:
+                self._facts_of[key]["peak_bytes_per_s"] = best_copy_bytes_per_s(loop.device)
         here = {"threads": float(torch.get_num_threads()), "world_size": float(self._world.size)}
-        return {**self._facts_of[key], **model_facts(loop.task, knobs), **here}
+        return {**self._facts_of[key], **facts, **here}
 
 
 def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
@@ -231,11 +245,12 @@ def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def build(start: Start, scratch: Path, channel: ChildChannel, world: World | None = None) -> TrainingLoop:
+def build(start: Start, scratch: Path, channel: ChildChannel, world: World | None = None) -> TrainingLoop | RepeatingLoop:
     """The workload that `start` asks for, ready for its first step."""
     world = world or World()
     import torch
 
+    from gpuconsole.workloads.calibration.repeating import RepeatingLoop
     from gpuconsole.workloads.training.loop import TrainingLoop
     from gpuconsole.workloads.training.memory import set_up_allocator
     from gpuconsole.workloads.training.parallel.choose import plan_for
@@ -253,6 +268,9 @@ def build(start: Start, scratch: Path, channel: ChildChannel, world: World | Non
         torch.cuda.set_device(device)
     torch.manual_seed(start.seed)
     module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")
+    if hasattr(module, "create_work"):
+        work = module.create_work(start.knobs, device, start.seed)
+        return RepeatingLoop(work, start.knobs, device, scratch)
     plan = plan_for(start.knobs, world)
     task = module.create(start.knobs, device, start.seed + plan.replica)
     channel.send(Progress(now(), "warming", "first steps"))

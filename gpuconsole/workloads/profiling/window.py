@@ -18,6 +18,7 @@ from gpuconsole.workloads.profiling.recorder import Recorder, synchronize
 from gpuconsole.workloads.profiling.summary import Update
 
 if TYPE_CHECKING:
+    from gpuconsole.workloads.calibration.repeating import RepeatingLoop
     from gpuconsole.workloads.training.loop import TrainingLoop
 
 ANALYSIS_S = 120.0
@@ -32,7 +33,7 @@ class Profiling:
     In a world of several processes all take the window's steps; the one that `leads` is profiled and answers.
     """
 
-    def __init__(self, loop: TrainingLoop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
+    def __init__(self, loop: TrainingLoop | RepeatingLoop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
         """`note` goes into every report."""
         self._loop = loop
         self._note = note

@@ -32,10 +32,10 @@ def without_effect(knobs: Knobs, device: torch.device) -> dict[str, str]:
 def _on_cuda(knobs: Knobs, device: torch.device) -> dict[str, str]:
     found = {}
     capability = torch.cuda.get_device_capability(device)
-    if knobs["precision"] == "tf32" and capability < TF32_SINCE:
+    if knobs.get("precision") == "tf32" and capability < TF32_SINCE:
         found["precision"] = (
             f"TF32 needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}: matrix products stay in fp32"
         )
-    if knobs["non_blocking"] and not knobs.get("pin_memory"):
+    if knobs.get("non_blocking") and not knobs.get("pin_memory"):
         found["non_blocking"] = "batches are not in page-locked memory, so the copy is waited for all the same"
     return found

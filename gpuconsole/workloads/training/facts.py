@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.repeating import Work
 from gpuconsole.workloads.training.task import Task
 
 
-def model_facts(task: Task, knobs: Knobs) -> dict[str, float]:
+def model_facts(task: Task | Work, knobs: Knobs) -> dict[str, float]:
     """Parameters in all, trained, and in Linear layers (the head counts, embeddings do not); and what the workload itself has to say."""
     parameters = list(task.model.parameters())
     linear = sum(module.weight.numel() for module in task.model.modules() if isinstance(module, nn.Linear))

@@ -194,7 +194,8 @@ class TrainingLoop:
 
     def _make_optimizer(self, before: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
         optim = str(self.knobs["optim"])
-        made = self.plan.optimizer(self.task.model, lambda parameters: make_optimizer(parameters, optim))
+        make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another one for some of its parameters
+        made = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
         if before is not None:
             carry_state(before, made)
         return made

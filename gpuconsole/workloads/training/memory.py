@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.memory_stats import allocator_stats, fix_mmap_threshold
 
 MB = 2**20
 RENAMED_IN = (2, 9)
@@ -33,7 +34,9 @@ def enforce_limit(device: torch.device, knobs: Knobs) -> None:
 
 
 def set_up_allocator(knobs: Knobs) -> None:
-    """Put `pytorch_alloc_conf` where the CUDA allocator reads it: in the environment, before its first use in this process."""
+    """Put `pytorch_alloc_conf` where the CUDA allocator reads it: in the environment, before its first use in this process. glibc is told
+    at once."""
+    fix_mmap_threshold(int(knobs.get("malloc_mmap_threshold_kb", 0)))
     conf = str(knobs.get("pytorch_alloc_conf", "default"))
     if conf != "default":
         newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= RENAMED_IN
@@ -109,12 +112,4 @@ def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def allocator_figures(device: torch.device) -> dict[str, float]:
     """The allocator's own figures in bytes, and how often it had to free its cache and try again; empty where it tells none."""
-    if device.type != "cuda":
-        return {}
-    stats = torch.cuda.memory_stats(device)
-    return {
-        "memory.allocated_bytes": float(stats.get("allocated_bytes.all.current", 0)),
-        "memory.allocated_peak_bytes": float(stats.get("allocated_bytes.all.peak", 0)),
-        "memory.reserved_bytes": float(stats.get("reserved_bytes.all.current", 0)),
-        "memory.alloc_retries": float(stats.get("num_alloc_retries", 0)),
-    }
+    return {f"memory.{name}": value for name, value in allocator_stats(device).items()}

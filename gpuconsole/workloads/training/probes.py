@@ -15,9 +15,11 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
+from gpuconsole.workloads.memory_stats import allocator_name
 from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.training import memory
 from gpuconsole.workloads.training.communication import exchange_sizes, exposed_communication
+from gpuconsole.workloads.training.fragmentation import heap_peaks
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import (
@@ -193,7 +195,7 @@ def memory_parts(loop: TrainingLoop) -> Signals:
     }
     signals = {f"memory.{name}_bytes": Signal(value, "B", source) for name, (value, source) in parts.items()}
     for name, value in figures.items():
-        signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", "torch.cuda.memory_stats")
+        signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", allocator_name(device))
     return signals
 
 
@@ -204,6 +206,7 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "loader_alone": loader_alone,
     "op_mix": op_mix,
     "memory_parts": memory_parts,
+    "heap_peaks": heap_peaks,
     "swap_attention": swap_attention,
     "swap_precision": swap_precision,
     "swap_optim": swap_optim,

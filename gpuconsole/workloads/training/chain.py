@@ -1,0 +1,109 @@
+"""A long chain of elementwise operations: scales, activations, residuals, clamps and norms, as they stand between matrix products.
+
+It learns the scales of another chain. The inputs are generated, since only their size matters, and lie on the device from the
+start: in a model they would be made there.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.dense import Kind
+from gpuconsole.workloads.training.task import Batch
+
+LINKS = ("scale", "silu", "residual", "clamp", "norm")
+BATCHES = 2
+"""Batches that are made at the start and used in turn."""
+LEAST_PASSES = 4
+"""Times that a value of the batch must cross memory: forward reads input and target, backward reads both again. The rest could stay in registers."""
+
+
+class Chain(nn.Module):
+    """`length` links, one after the other, each with a scale of its own that it may use."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.ones(length))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, columns) to the same shape."""
+        first = x
+        for index, scale in enumerate(self.scales):
+            x = link(LINKS[index % len(LINKS)], x, first, scale)
+        return x
+
+
+def link(kind: str, x: torch.Tensor, first: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    match kind:
+        case "scale":
+            return x * scale
+        case "silu":
+            return F.silu(x)
+        case "residual":
+            return x + first
+        case "clamp":
+            return x.clamp(-3, 3)
+        case _:
+            return F.rms_norm(x, x.shape[-1:])
+
+
+class ResidentStream:
+    """A few batches in turn, already where they are needed."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._turn = itertools.cycle(batches)
+
+    def next(self) -> Batch:
+        return next(self._turn)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class ChainTask:
+    dense_kind: Kind = "matrix product"
+
+    def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
+        self._device = device
+        self._columns = int(knobs["d_model"])
+        self._random = torch.Generator(device).manual_seed(seed)
+        self.model: nn.Module = Chain(int(knobs["chain_length"])).to(device)
+        self._taught = Chain(int(knobs["chain_length"])).to(device)
+        nn.init.uniform_(self._taught.scales, 0.5, 1.5)
+
+    def check(self, knobs: Knobs) -> None:
+        """Every combination runs."""
+
+    def open_stream(self, knobs: Knobs) -> ResidentStream:
+        return ResidentStream([self._make(int(knobs["batch_size"])) for _ in range(BATCHES)])
+
+    def eval_batch(self, knobs: Knobs) -> Batch:
+        return self._make(int(knobs["batch_size"]))
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        inputs, targets = batch
+        return F.mse_loss(self.model(inputs), targets)
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        return len(batch[0]), 0
+
+    def flops_per_sample(self, knobs: Knobs) -> float:
+        """Of matrix products there is none, and only those count as model FLOPs."""
+        return 0.0
+
+    def facts(self, knobs: Knobs) -> dict[str, float]:
+        return {"bytes_per_sample": LEAST_PASSES * 4.0 * self._columns}
+
+    @torch.no_grad()
+    def _make(self, rows: int) -> Batch:
+        inputs = torch.randn(rows, self._columns, device=self._device, generator=self._random)
+        return inputs, self._taught(inputs)
+
+
+def create(knobs: Knobs, device: torch.device, seed: int) -> ChainTask:
+    return ChainTask(knobs, device, seed)

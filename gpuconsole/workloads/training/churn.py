@@ -1,0 +1,100 @@
+"""A classifier of verses that keeps features of verses it has seen: tensors of all sizes, some of which outlive many steps.
+
+Rehearsal of kept features is what continual learning does. To an allocator it is the hard case: what stays lies in between what goes.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.dense import Kind
+from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.training.verses import BOOKS, PADDING, Verses, VerseStream
+
+KEPT = 32
+"""Batches of features that are kept; each new one takes the place of one drawn at random."""
+NARROWER = 4
+"""Features have a quarter of the model's columns."""
+
+
+class VerseNet(nn.Module):
+    """MLP blocks on each byte, then narrow features of which the mean tells the book."""
+
+    def __init__(self, d_model: int, n_layer: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, d_model)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.RMSNorm(d_model), nn.Linear(d_model, 4 * d_model), nn.SiLU(), nn.Linear(4 * d_model, d_model))
+            for _ in range(n_layer)
+        )
+        self.narrow = nn.Linear(d_model, d_model // NARROWER)
+        self.head = nn.Linear(d_model // NARROWER, len(BOOKS))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens) int64 to features (batch, tokens, d_model / 4), 0 where there is padding."""
+        x = self.bytes(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.narrow(x) * (tokens != PADDING).unsqueeze(-1)
+
+
+class ChurnTask:
+    dense_kind: Kind = "matrix product"
+
+    def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
+        self._verses = Verses()
+        self._seed = seed
+        self._chance = random.Random(seed)
+        self._batch_size = int(knobs["batch_size"])
+        self._kept: list[Batch] = []
+        shape = int(knobs["d_model"]), int(knobs["n_layer"])
+        self.model: nn.Module = VerseNet(*shape).to(device)
+        self._head = self.model.head
+        with torch.device("meta"):
+            self._twin = VerseNet(*shape)  # for counting FLOPs: the model itself may be compiled
+
+    def check(self, knobs: Knobs) -> None:
+        """Every combination runs."""
+
+    def open_stream(self, knobs: Knobs) -> VerseStream:
+        self._batch_size = int(knobs["batch_size"])
+        return VerseStream(self._verses, knobs, self._seed)
+
+    def eval_batch(self, knobs: Knobs) -> Batch:
+        return VerseStream(self._verses, knobs, self._seed + 1).next()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        tokens, books = batch
+        features = self.model(tokens)
+        loss = self._judge(features, books)
+        if not torch.is_grad_enabled() or len(tokens) != self._batch_size:
+            return loss  # an evaluation, or a probe with a batch of its own: what is kept stays as it is
+        if self._kept:
+            loss = loss + self._judge(*self._chance.choice(self._kept))
+        if len(self._kept) == KEPT:
+            self._kept.pop(self._chance.randrange(KEPT))
+        self._kept.append((features.detach().clone(), books))
+        return loss
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        return len(batch[0]), 0
+
+    def flops_per_sample(self, knobs: Knobs) -> float:
+        """Of a verse of mean length; the head's few are left out."""
+        mean = int(self._verses.lengths.clamp(max=int(knobs["seq_len"])).float().mean())
+        tokens = torch.zeros(1, mean, dtype=torch.int64, device="meta")
+        return count_training_flops(self._twin, lambda twin: twin(tokens).sum())
+
+    def _judge(self, features: torch.Tensor, books: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self._head, nn.Linear)
+        return F.cross_entropy(self._head(features.mean(1)).float(), books)
+
+
+def create(knobs: Knobs, device: torch.device, seed: int) -> ChurnTask:
+    return ChurnTask(knobs, device, seed)
