@@ -121,3 +121,13 @@ def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple
         few = max(1, min(10, len(losses) // 5))
         summary.loss_first, summary.loss_last = statistics.fmean(losses[:few]), statistics.fmean(losses[-few:])
     return summary
+
+
+def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: float | None, peak: tuple[float, str] | None) -> None:
+    """Bytes/s that `steps` had to move, where the workload counts them for a sample. `peak`: the bytes/s to hold them against."""
+    wall = sum(step.wall_s for step in steps)
+    if not bytes_per_sample or wall <= 0:
+        return
+    summary.memory_bytes_per_s = bytes_per_sample * sum(step.samples for step in steps) / wall
+    if peak:
+        summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / peak[0], peak[1]

@@ -31,6 +31,7 @@ PROBE_OF = {
     "probe.precision_bf16_native": "swap_precision",
     "probe.optim_present_step_s": "swap_optim",
     **{f"profile.{name}_ratio": "op_mix" for name in (*OP_CLASSES, "busy", "tensor_core")},
+    "memory.heap_allocated_peak_bytes": "heap_peaks",
     "profile.elementwise_bytes": "op_mix",
     "profile.elementwise_bytes_per_s": "op_mix",
     "profile.launches_per_s": "op_mix",
@@ -88,6 +89,11 @@ class Steadied:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._open: dict[str, Finding] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a finding needs only one more look to be shown."""
+        return any(0 < seen < OPEN_AFTER and rule not in self._open for rule, seen in self._seen.items())
 
     def update(self, findings: list[Finding]) -> list[Finding]:
         """What to show after this window."""

@@ -56,6 +56,9 @@ def _figures(run: Run) -> list[str]:
     if summary.flops_per_s:
         mfu = f"   MFU {summary.mfu_ratio:.1%} of {summary.mfu_peak_source}" if summary.mfu_ratio is not None else ""
         lines.append(f"model        {si(summary.flops_per_s, 'FLOP/s')}{mfu}")
+    if summary.memory_bytes_per_s:
+        mbu = f"   MBU {summary.mbu_ratio:.1%} of {summary.mbu_peak_source}" if summary.mbu_ratio is not None else ""
+        lines.append(f"memory       {si(summary.memory_bytes_per_s, 'B/s')} that must move{mbu}")
     if summary.loss_first is not None and summary.loss_last is not None:
         lines.append(f"loss         {summary.loss_first:.3f} -> {summary.loss_last:.3f}")
     if summary.memory_peak_bytes:

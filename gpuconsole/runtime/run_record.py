@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from gpuconsole.diagnosis.account import contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
+from gpuconsole.diagnosis.account import add_bandwidth, contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
 from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
+from gpuconsole.runtime.compile_counts import CompileCounts
 from gpuconsole.runtime.rank_steps import Ranks
 from gpuconsole.wire.events import ProbeDone, Profiled, RunClosed, Started, Steps
 
@@ -36,6 +37,7 @@ class RunRecord:
         self.probe_errors: dict[str, str] = {}
         self.error_detail = ""
         self.ranks = Ranks()
+        self._compiled = CompileCounts()
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0
@@ -71,6 +73,7 @@ class RunRecord:
         counted = [step for step in event.steps if step.kind == COUNTS and step.arm == 0]
         self._seen_steps += len(event.steps)
         self._overhead_s = event.overhead_s
+        self._compiled.add(event)
         if self._overhead_start is None:
             self._overhead_start = (event.overhead_s, self._seen_steps)
         self.run.summary.memory_peak_bytes = event.memory_bytes
@@ -161,6 +164,14 @@ class RunRecord:
         threads = self.facts.get("threads", 1)
         return (measured, f"{self.notes.get('peak', precision)} measured here, {threads:.0f} threads") if measured else None
 
+    def memory_peak(self, devices: list[Device]) -> tuple[float, str] | None:
+        """The bytes/s to hold this run against: a GPU's datasheet figure, else a copy measured here."""
+        device = next((device for device in devices if device.id == self.run.device), None)
+        if device is not None and device.is_gpu and device.peaks.memory_bytes_per_s:
+            return device.peaks.memory_bytes_per_s, device.peaks.source
+        measured = self.facts.get("peak_bytes_per_s")
+        return (measured, "a copy measured here") if measured else None
+
     def refresh_summary(self, devices: list[Device], limit: int | None = None) -> None:
         """Recompute the figures where steps have come in: over the last `limit` steady ones, or all before any is steady."""
         state = (self._seen_steps, limit)
@@ -170,6 +181,7 @@ class RunRecord:
         steps = self.steady_steps(limit) or list(self.steps)[-(limit or MAX_STEPS) :]
         old = self.run.summary
         summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
+        add_bandwidth(summary, steps, self.facts.get("bytes_per_sample"), self.memory_peak(devices))
         for kept in ("memory_peak_bytes", "energy_j", "tokens_per_j", "flops_per_j", "cost_per_million_tokens"):
             setattr(summary, kept, getattr(old, kept))
         if self._overhead_start is not None and self._seen_steps > self._overhead_start[1]:
@@ -183,7 +195,7 @@ class RunRecord:
     def signals(self, cores: int, memory: tuple[float, float] | None, window_s: float | None = None) -> dict[str, Signal]:
         """What the rules work on, over the steady steps (of the last `window_s`, where given)."""
         steps = self.steady_steps(since_s=window_s)
-        found: dict[str, Signal] = {}
+        found = self._compiled.signals()
         if self._unsteady_since is not None and self.steps:
             waited = 0.0 if self.steady_t is not None else self.steps[-1].t - self._unsteady_since
             found["seconds_not_steady"] = Signal(waited, "s", "step account")
@@ -209,6 +221,12 @@ class RunRecord:
         if self.run.summary.mfu_ratio is not None:
             mfu = self.run.summary.mfu_ratio / max(0.05, 1 - lost_to_others)
             found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {self.run.summary.mfu_peak_source}")
+        if self.run.summary.mbu_ratio is not None:
+            mbu = self.run.summary.mbu_ratio / max(0.05, 1 - lost_to_others)
+            found["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {self.run.summary.mbu_peak_source}")
+        for name, value in self.facts.items():
+            if name.startswith("embedding."):
+                found[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
         if memory is not None:
             found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
         return found | self.ranks.signals() | self.probe_signals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
-from gpuconsole.diagnosis.rules import gpu_optimizer_unfused
+from gpuconsole.diagnosis.rules import gpu_dense_embedding_grad, gpu_optimizer_unfused
 from gpuconsole.model.finding import Finding
 
 ID = "gpu.small_batch"
@@ -15,11 +15,13 @@ PER_STEP = ("optimizer",)
 
 
 def check(case: Case) -> Finding:
+    if "batch_size" not in case.knobs:
+        return clear(ID, TITLE, 0.0, (), "this workload has no batches")
     cost = case.value("probe.batch_cost_ratio")
     level = (1 - cost) / (1 - COST.value)
     evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
     gain = predicted(case)
-    recoverable = max(0.0, 1 - 1 / gain - gpu_optimizer_unfused.claimed(case)) if gain > 1 else 0.0
+    recoverable = max(0.0, 1 - 1 / gain - gpu_optimizer_unfused.claimed(case) - gpu_dense_embedding_grad.claimed(case)) if gain > 1 else 0.0
     if cost > COST.value or recoverable < GAIN.value:
         return clear(ID, TITLE, min(level, 0.99), evidence)
     factor = int(case.value("probe.batch_factor"))
