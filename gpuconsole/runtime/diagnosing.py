@@ -55,11 +55,14 @@ class Diagnosing:
             await self.look(record, worker)
 
     async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
-        """One window: evaluate, then run the first of the probes that are asked for and evaluate again."""
+        """One window: evaluate, then run the first of the probes that are asked for and evaluate again.
+
+        A finding that waits for its second look is not kept waiting by a probe.
+        """
         record.refresh_summary(self._store.devices, LIVE_STEPS)
         case = self._case(record)
         findings = evaluate(case)
-        if record.steady_t is not None:
+        if record.steady_t is not None and not self._steadied.waiting:
             due = self._due(findings)
             for probe in [one for one in due if one in FIRST_PROBES] or due[:1]:
                 await self._run_probe(probe, worker)
