@@ -41,6 +41,7 @@ PROBE_OF = {
 PROBE_ORDER = (
     "cached_batch",
     "memory_parts",
+    "heap_peaks",
     "side_work_off",
     "loader_alone",
     "exposed_communication",

@@ -79,7 +79,7 @@ class ChurnTask:
             loss = loss + self._judge(*self._chance.choice(self._kept))
         if len(self._kept) == KEPT:
             self._kept.pop(self._chance.randrange(KEPT))
-        self._kept.append((features.detach().clone(), books))
+        self._kept.append((features.detach().to(torch.float32, copy=True), books))
         return loss
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
