@@ -18,6 +18,7 @@ from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.runtime.ranks import MEETING_S
 from gpuconsole.wire.events import AnyEvent, Note
 
 DEFAULT_DURATION_S = 60.0
@@ -39,6 +40,7 @@ class HeadlessRun:
         self._snapshot = snapshot
         self._recording = recording
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
+        self._patience_s = START_S + (MEETING_S if args.nnodes > 1 else 0.0)
         self._interrupted = asyncio.Event()
         self._progress = Progress(sys.stderr)
 
@@ -86,9 +88,8 @@ class HeadlessRun:
                 return
             if first_step is None and view.running_s > 0:
                 first_step = time.monotonic() - view.running_s
-            if first_step is None and time.monotonic() - begun > START_S:
-                self._progress.line(f"no step within {START_S:.0f} s")
-                await engine.end_run("failed")
+            if first_step is None and time.monotonic() - begun > self._patience_s:
+                await engine.end_run("failed", f"no step within {self._patience_s:.0f} s: {view.stage}")
                 return
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
@@ -239,7 +240,8 @@ def describe(view: View) -> str:
     if run is None:
         return "starting"
     if run.state == "starting":
-        return f"{run.scenario} on {run.device}: {view.stage or 'starting'}"
+        stage, _, _ = view.stage.partition("; ")  # what follows is a command for other machines, which has been shown
+        return f"{run.scenario} on {run.device}: {stage or 'starting'}"
     rate, unit = run.throughput
     parts = [f"{run.scenario} on {run.device}", f"{rate.p50:,.0f} {unit}".replace(",", " ") if rate else "first steps"]
     if view.probing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import socket
 
 from gpuconsole.cli.common import UsageError, parse_address
@@ -33,10 +34,16 @@ def nodes(args: argparse.Namespace) -> Launch | None:
     if not endpoint:
         raise UsageError(f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the others can reach")
     host, port = parse_address(endpoint, "--rdzv-endpoint")
+    if port == 0:
+        raise UsageError(f"--rdzv-endpoint {endpoint}: the others must know the port, so 0 will not do")
     try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        with socket.socket(socket.AF_INET6 if ":" in str(address) else socket.AF_INET, socket.SOCK_STREAM) as trial:
-            trial.bind((address, 0))
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"--rdzv-endpoint {endpoint}: the port is taken") from None
         raise UsageError(f"--rdzv-endpoint {endpoint}: not an address of this machine: {error.strerror}") from None
-    return Launch(1, count, f"{address}:{port}", args.rdzv_id)
+    found = str(address[0])
+    return Launch(1, count, f"[{found}]:{port}" if ":" in found else f"{found}:{port}", args.rdzv_id)

@@ -96,14 +96,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _read_events(self, reader: asyncio.StreamReader) -> None:
+    async def _read_events(self, reader: asyncio.StreamReader, hear: Callable[[AnyEvent], None] | None = None) -> None:
         while line := await _line(reader):
             try:
                 event = decode_event(line)
             except msgspec.DecodeError:
                 self.last_words.append(f"not understood on the wire: {line[:200]!r}")
                 continue
-            self._hear(event)
+            (hear or self._hear)(event)
 
     def _hear(self, event: AnyEvent) -> None:
         self._on_event(event)
@@ -130,6 +130,6 @@ class Child:
 async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         line = await reader.readline()
-    except (ConnectionError, ValueError):
+    except (OSError, ValueError):
         return b""
     return line if line.endswith(b"\n") else b""

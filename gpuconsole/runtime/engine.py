@@ -197,20 +197,20 @@ class Engine(StoreReader):
     async def stop(self) -> None:
         await self.end_run("stopped")
 
-    async def end_run(self, state: RunState) -> None:
+    async def end_run(self, state: RunState, error: str | None = None) -> None:
         """End the run that runs, if any, as `state`; a trial on it is broken off."""
         async with self._lifecycle:
-            await self._end_run(state)
+            await self._end_run(state, error)
         await self.comparing.settled()
 
-    async def _end_run(self, state: RunState) -> None:
+    async def _end_run(self, state: RunState, error: str | None = None) -> None:
         if self._trial is not None:
             self._trial.cancel()
             await self._trial_over.wait()
         if self._worker is not None:
             worker, self._worker = self._worker, None
             await worker.stop()
-            self._close_run(state)
+            self._close_run(state, error)
 
     async def set_knobs(self, changes: Knobs) -> None:
         record, worker = self._running()
@@ -230,6 +230,8 @@ class Engine(StoreReader):
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         record, _ = self._running()
         changes = checked(changes, record.run)
+        if is_cold(changes) and self._nodes.nnodes > 1:
+            raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)
@@ -298,6 +300,8 @@ class Engine(StoreReader):
         if nproc > 1 or self._nodes.nnodes > 1:
             launch = msgspec.structs.replace(self._nodes, nproc=nproc)
             if launch.nnodes > 1:
+                if launch.on_loopback:
+                    self.note(f"{launch.host} is a loopback address: no other machine reaches it")
                 self.note(f"waiting for the other machines; on each of them: {launch.on_other_nodes()}")
             return await self._launch_worker(launch)
         await self.warm()

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from gpuconsole.runtime.child import LINE_LIMIT, Child
-from gpuconsole.wire.events import AnyEvent, Command, Failed, RankJoined, Stop, decode_event, encode
+from gpuconsole.wire.channel import keep_alive
+from gpuconsole.wire.events import AnyEvent, Command, Failed, Note, Progress, RankJoined, Stop, decode_event, encode
 
 LOOPBACK = "127.0.0.1"
 JOIN_S = 10.0
+MEETING_S = 600
+"""torchrun's own patience for the other machines."""
+LOST_S = 15.0
+"""How long the other processes have to notice that one is gone, before they are ended."""
+SAME_CLOCK_S = 5.0
+"""Another machine's monotonic clock differs by more, unless both were booted together."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -29,17 +36,29 @@ class Launch(msgspec.Struct, frozen=True):
     nnodes: int = 1
     rdzv_endpoint: str = ""
     rdzv_id: str = ""
+    meeting_s: int = MEETING_S
 
     @property
     def host(self) -> str:
         """The address of this machine under which the processes find each other and the console."""
-        return self.rdzv_endpoint.rpartition(":")[0] if self.nnodes > 1 else LOOPBACK
+        return self.rdzv_endpoint.rpartition(":")[0].strip("[]") if self.nnodes > 1 else LOOPBACK
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach it; a host's own name often resolves to such an address."""
+        return ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def processes(self) -> int:
+        """On all machines together."""
+        return self.nnodes * self.nproc
 
     def arguments(self) -> list[str]:
         """torchrun's arguments on this machine, up to the program."""
         if self.nnodes == 1:
-            return ["--standalone", "--nproc-per-node", str(self.nproc), "--max-restarts", "0"]
-        return [*self._meeting(), "--rdzv-conf", "is_host=1", "--local-addr", self.host, "--max-restarts", "0"]
+            return ["--standalone", "--local-addr", LOOPBACK, "--nproc-per-node", str(self.nproc), "--max-restarts", "0"]
+        conf = f"is_host=1,join_timeout={self.meeting_s}"
+        return [*self._meeting(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
 
     def on_other_nodes(self) -> str:
         """The command that makes another machine take part, ADDRESS being its own."""
@@ -59,15 +78,17 @@ class RankedChild(Child):
     """
 
     def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
-        super().__init__("torch.distributed.run", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._ended)
+        super().__init__("gpuconsole.workloads.torchrun", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._ended)
         self._tell_exit = on_exit
         self._launch = launch
         self._scratch = scratch
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
-        self._lost: list[RankJoined] = []
+        self._connections: list[asyncio.StreamWriter] = []
+        self._reading: set[asyncio.Task[None]] = set()
+        self._lost: list[str] = []
         self._waiting: list[Command] = []
-        self._failed = self._stopping = False
+        self._failed = self._stopping = self._refused = False
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, self._launch.host, 0, limit=LINE_LIMIT)
@@ -78,12 +99,13 @@ class RankedChild(Child):
             "GPUCONSOLE_SCRATCH": str(self._scratch),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # torchrun's own choice, without its warning
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(self._launch.host),
         }
         await self._spawn([self._module, *self._arguments], env=env)
-        self._watch([])
-        closing = asyncio.create_task(self._close_server())
-        self._tasks.append(closing)
+        self._watch([asyncio.create_task(self._read_all())])
+        self._tasks.append(asyncio.create_task(self._close_server()))
+        if others := self._launch.nnodes - 1:
+            machines = "1 other machine" if others == 1 else f"{others} other machines"
+            self._on_event(Progress(time.monotonic(), "waiting", f"for {machines}; there: {self._launch.on_other_nodes()}"))
 
     def send(self, command: Command) -> None:
         """To the process that leads, as soon as it is there."""
@@ -94,60 +116,104 @@ class RankedChild(Child):
             super().send(command)
 
     async def _close_server(self) -> None:
+        """Processes on other machines that are still there end when their connections do."""
         await self.exited.wait()
         assert self._server is not None
         self._server.close()
+        for writer in self._connections:
+            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One process, from its joining to its end."""
+        keep_alive(writer.get_extra_info("socket"))
         joined = await self._joined(reader)
-        if joined is None:
+        if joined is None or self.exited.is_set():
             writer.close()
             return
+        self._connections.append(writer)
         if joined.leads:
             self._writer = writer
             for command in self._waiting:
                 writer.write(encode(command) + b"\n")
             self._waiting.clear()
-        self._on_event(msgspec.structs.replace(joined, token=""))
-        await self._read_events(reader)
-        if not self._stopping:
-            self._lost.append(joined)
+        shift = time.monotonic() - joined.t
+        hear = self._hear if abs(shift) < SAME_CLOCK_S else partial(self._hear_shifted, shift)
+        hear(msgspec.structs.replace(joined, token=""))
+        self._tell_missing()
+        reading = asyncio.create_task(self._read_events(reader, hear))
+        self._reading.add(reading)
+        await reading
+        self._reading.discard(reading)
+        if not self._stopping and not self.exited.is_set():
+            self._lost.append(_gone(joined, reader.exception()))
+            await self._end_the_others()
         if not joined.leads:
             writer.close()
+
+    async def _read_all(self) -> None:
+        """What the processes said last is heard before torchrun's end is."""
+        assert self._process is not None
+        await self._process.wait()
+        while self._reading:
+            await asyncio.wait(self._reading)
+
+    def _tell_missing(self) -> None:
+        if missing := self._launch.processes - len(self._connections):
+            self._on_event(Progress(time.monotonic(), "waiting", f"for {missing} of {self._launch.processes} processes"))
+
+    async def _end_the_others(self) -> None:
+        """torchrun ends them, unless the one that is gone was on a machine that is gone too."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.exited.wait(), LOST_S)
+            return
+        if not self._failed:
+            self._failed = True
+            self._on_event(Failed(time.monotonic(), self._lost[0]))
+        self.kill()
 
     async def _joined(self, reader: asyncio.StreamReader) -> RankJoined | None:
         with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError):
             async with asyncio.timeout(JOIN_S):
                 event = decode_event(await reader.readline())
-            if isinstance(event, RankJoined) and hmac.compare_digest(event.token.encode(), self._token.encode()):
+            if not isinstance(event, RankJoined):
+                return None
+            if hmac.compare_digest(event.token.encode(), self._token.encode()):
                 return event
+            if not self._refused:
+                self._refused = True
+                self._on_event(Note(time.monotonic(), f"a process of another run, on {event.host}, wanted to join and was refused"))
         return None
+
+    def _hear_shifted(self, shift: float, event: AnyEvent) -> None:
+        """An event of a machine with another clock, told by ours."""
+        self._hear(msgspec.structs.replace(event, t=event.t + shift))
 
     def _hear(self, event: AnyEvent) -> None:
         """The first failure is the cause; the others fail because of it."""
+        if self.exited.is_set():
+            return  # the run is closed; what comes late belongs to no other
         if isinstance(event, Failed):
             if self._failed:
                 return
             self._failed = True
             if self._lost:
-                event = msgspec.structs.replace(event, cause=f"{self._first_lost()}; then {event.cause}")
+                event = msgspec.structs.replace(event, cause=f"{self._lost[0]}; then {event.cause}")
         self._on_event(event)
-
-    def _first_lost(self) -> str:
-        gone = self._lost[0]
-        return f"rank {gone.rank} on {gone.host} (pid {gone.pid}) ended unexpectedly"
 
     def _ended(self, code: int) -> None:
         """torchrun ends the others when one is gone, and they may not get to say so."""
-        if code and self._lost and not self._failed:
-            self._on_event(Failed(time.monotonic(), self._first_lost()))
+        if code and not self._failed and (cause := self._cause()):
+            self._on_event(Failed(time.monotonic(), cause))
         self._tell_exit(code)
 
+    def _cause(self) -> str:
+        if self._lost:
+            return self._lost[0]
+        if not self._connections and any("RendezvousTimeoutError" in words for words in self.last_words):
+            return f"the other machines did not come within {self._launch.meeting_s} s"
+        return ""
 
-def interface_of(address: str) -> str:
-    """The network interface that has `address`; gloo must be told, or it takes what the host's name resolves to."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.family in (socket.AF_INET, socket.AF_INET6) and one.address == address for one in addresses):
-            return str(name)
-    return "lo"
+
+def _gone(joined: RankJoined, error: Exception | None) -> str:
+    who = f"rank {joined.rank} on {joined.host} (pid {joined.pid})"
+    return f"{who} cannot be reached any more: {error}" if error is not None else f"{who} ended unexpectedly"

@@ -15,6 +15,8 @@ OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 """Of what must not be lost: a parent that has stopped for hours must not cost all memory."""
 _PR_SET_PDEATHSIG = 1
+QUIET_S, BETWEEN_S, ASKED = 10, 5, 4
+"""A connection to another machine is over when nothing has come for 10 s, nor in answer to 4 questions 5 s apart."""
 
 
 def die_with_parent() -> None:
@@ -23,6 +25,14 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):  # not Linux
         return
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel notice when the other machine is gone, or cut off, without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", QUIET_S), ("TCP_KEEPINTVL", BETWEEN_S), ("TCP_KEEPCNT", ASKED)):
+        if hasattr(socket, option):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class ChildChannel:

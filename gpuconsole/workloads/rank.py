@@ -7,6 +7,7 @@ on other machines too, and each then has a connection of its own: a process that
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -16,18 +17,26 @@ import traceback
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpuconsole import __version__
-from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
+from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import Failed, Hello, Progress, RankJoined, Start
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.inbox import Inbox, LockstepInbox
+from gpuconsole.workloads.network import choose_interface
+from gpuconsole.workloads.torchrun import LAUNCHER
 from gpuconsole.workloads.worker import Worker, build, explain, warm_up
 from gpuconsole.workloads.world import ProcessWorld
 
 CONNECT = "GPUCONSOLE_CONNECT"
 TOKEN = "GPUCONSOLE_TOKEN"
 CONNECT_S = 10.0
+SCRATCH = "gpuconsole-rank"
+
+
+class JoinError(RuntimeError):
+    """A process cannot take part; the message names it and says why."""
 
 
 class Console(msgspec.Struct, frozen=True):
@@ -48,10 +57,50 @@ def connect(console: Console, rank: int, leads: bool) -> ChildChannel:
     """A connection to the console. Raises OSError where it cannot be reached."""
     connection = socket.create_connection((console.host, console.port), CONNECT_S)
     connection.settimeout(None)
+    keep_alive(connection)
     channel = ChildChannel(connection.detach())
     channel.send(RankJoined(now(), rank, socket.gethostname(), os.getpid(), leads, console.token))
     channel.send(Hello(now(), f"rank {rank}", os.getpid(), __version__, time.time()))
     return channel
+
+
+def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -> ChildChannel:
+    """This process's connection to the console, once all have one. Raises JoinError, on all alike, where one cannot take part."""
+    console, version = world.share((own, __version__))
+    assert console is not None
+    me, problem = f"rank {world.rank} on {socket.gethostname()}", ""
+    if version != __version__:
+        problem = f"{me} has gpuconsole {__version__}, the console's machine has {version}"
+    elif early is not None and not world.leads:
+        problem = f"{me} has a console of its own: start the console on one machine, and on the others the command that it shows"
+    elif early is None:
+        try:
+            early = connect(console, world.rank, False)
+        except OSError as error:
+            problem = f"{me} does not reach the console at {console.host} port {console.port}: {error}"
+    problems = [one for one in world.gather(problem) if one]
+    if problems:
+        raise JoinError(problems[0])
+    assert early is not None
+    return early
+
+
+def make_scratch(rank: int) -> Path:
+    """A folder of this process's own: in the console's where it is on this machine, which goes away with it."""
+    given = os.environ.get("GPUCONSOLE_SCRATCH")
+    if given is None:
+        for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):  # of processes that were killed and could not do it
+            owner = folder.name.removeprefix(SCRATCH).partition("-")[2].partition("-")[0]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{rank}-{os.getpid()}-", dir=given))
+
+
+def set_up_environment(scratch: Path) -> None:
+    """What the console sets for a worker of its own, and torchrun does not."""
+    share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
 
 
 def serve(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start, scratch: Path) -> int:
@@ -72,32 +121,36 @@ def serve(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start
 
 def main() -> None:
     die_with_parent()
+    if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
+        return  # torchrun was gone before the kernel could be asked
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    choose_interface()
     console = console_of_environment() if os.environ.get("LOCAL_RANK", "0") == "0" else None
     early = connect(console, int(os.environ.get("RANK", "0")), True) if console else None
     if early is not None:
         warm_up(early)
-        early.send(Progress(now(), "connecting", f"{os.environ.get('WORLD_SIZE', '?')} processes"))
+        early.send(Progress(now(), "waiting", f"for the others of {os.environ.get('WORLD_SIZE', '?')} processes"))
     import torch
 
     try:
-        world = ProcessWorld("nccl" if torch.cuda.is_available() else "gloo", leading=console is not None)
+        world = ProcessWorld("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", leading=console is not None)
+        channel = join(world, console, early)
     except Exception as error:
         if early is not None:
-            early.send(Failed(now(), f"the processes did not find each other: {explain(error, {})}"))
+            cause = str(error) if isinstance(error, JoinError) else f"the processes did not find each other: {explain(error, {})}"
+            early.send(Failed(now(), cause))
             early.drain(2.0)
         raise
     inbox = LockstepInbox(world)
-    known = world.share(console)
-    assert known is not None
-    channel = early or connect(known, world.rank, False)
     channel.listen(inbox.put, kill_own_group)
     start = inbox.wait()
     code = 0
     if isinstance(start, Start):
-        scratch = Path(tempfile.mkdtemp(prefix=f"gpuconsole-rank{world.rank}-", dir=os.environ.get("GPUCONSOLE_SCRATCH")))
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
+        scratch = make_scratch(world.rank)
+        set_up_environment(scratch)
         code = serve(channel, world, inbox, start, scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
     channel.drain(2.0)
     sys.stdout.flush()
     os._exit(code)  # a process group's own shutdown waits for processes that may be gone

@@ -40,7 +40,7 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.inbox import Inbox
-from gpuconsole.workloads.world import World
+from gpuconsole.workloads.world import Torn, World
 
 if TYPE_CHECKING:
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
@@ -112,15 +112,35 @@ class Worker:
         before, arm, first = dict(loop.knobs), loop.arm, loop.account.index
         try:
             loop.set_knobs(command.changes, command.arm)
-            loop.step()
-            self._announce()
+            self._try_out()
         except Exception as problem:  # whatever torch objects to is the user's answer
             error = explain(problem, loop.knobs)
+        error = next((one for one in self._world.gather(error) if one is not None), None)
+        if error is None and self._exchanges:
+            loop.step()
+            self._announce()
+        elif error is not None:
             loop.release_cached_memory()
             loop.set_knobs({name: before[name] for name in command.changes if name in before and CATALOGUE[name].apply == "hot"}, arm)
             first = loop.account.index
         self._answer(KnobsSet(now(), command.request, first, loop.knobs, error))
         loop.account.restart()
+
+    def _try_out(self) -> None:
+        """A step with a change; where processes wait for each other in it, first a pass that each makes by itself."""
+        from gpuconsole.workloads.training.loop import TrainingLoop
+        from gpuconsole.workloads.training.probing import rehearse
+
+        if isinstance(self._loop, TrainingLoop) and self._exchanges:
+            rehearse(self._loop)
+        else:
+            self._loop.step()
+            self._announce()
+
+    @property
+    def _exchanges(self) -> bool:
+        plan = getattr(self._loop, "plan", None)
+        return plan is not None and bool(plan.exchanges)
 
     def _probe(self, command: RunProbe) -> None:
         from gpuconsole.workloads.training.loop import TrainingLoop
@@ -136,6 +156,7 @@ class Worker:
         except Exception as problem:  # a probe must not end the run that it looks at; what went wrong is its answer
             error = explain(problem, self._loop.knobs)
             self._loop.release_cached_memory()
+        error = self._world.outcome(error)
         self._loop.account.finish()
         self._flush()
         self._answer(ProbeDone(now(), command.request, command.probe, signals, error, now() - start))
@@ -234,7 +255,7 @@ class Worker:
 
 def explain(error: BaseException, knobs: dict[str, object] | object) -> str:
     """An error as one line for people."""
-    if isinstance(error, DeviceError):
+    if isinstance(error, DeviceError | Torn):
         return str(error)
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
@@ -265,6 +286,8 @@ def build(start: Start, scratch: Path, channel: ChildChannel, world: World | Non
         if not torch.cuda.is_available():
             build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
             raise DeviceError(f"torch {torch.__version__} ({build_of}) cannot use {start.device}; run on the host with --device cpu")
+        if world.size > 1 and world.local_rank >= torch.cuda.device_count():
+            raise DeviceError(f"every process needs a GPU, and torch sees {torch.cuda.device_count()} here: --set nproc=N")
         torch.cuda.set_device(device)
     torch.manual_seed(start.seed)
     module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import time
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
 """A paused run waits in a broadcast; that must not end it."""
+PATIENCE_S = 30.0
+"""How long a process to which something has happened waits for the others to say that it happened to them too."""
+MEET_S = 180.0
+"""How long processes wait for one another at the start: importing torch takes some 3 s, on a busy machine or over a network much more."""
+ASK_EVERY_S = 0.005
+
+
+class Torn(RuntimeError):
+    """Something went wrong in some processes only: they no longer make the same calls, and the run cannot go on."""
 
 
 class World:
@@ -36,6 +47,10 @@ class World:
         """The leader's decision: whatever hangs on a clock must be decided by one."""
         return bool(self.share(decision))
 
+    def outcome(self, error: str | None) -> str | None:
+        """What came of something that all processes have done: None, or what went wrong. Raises Torn where only some failed."""
+        return error
+
     def leave(self) -> None:
         """Nothing to leave."""
 
@@ -48,8 +63,13 @@ class ProcessWorld(World):
 
     def __init__(self, backend: str, leading: bool) -> None:
         import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
 
-        dist.init_process_group(backend)
+        self._store, rank, size = next(rendezvous("env://"))
+        self._meet(rank, size)
+        self._calls = self._outcomes = 0
+        dist.init_process_group(backend, store=PrefixStore("processes", self._store), rank=rank, world_size=size)
         self._talk = dist.new_group(backend="gloo", timeout=FOR_EVER)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -58,9 +78,19 @@ class ProcessWorld(World):
             raise RuntimeError("no process of this job has a console: start it on one node by `gpuconsole run`")
         self.leader = consoles.index(True)
 
+    def _meet(self, rank: int, size: int) -> None:
+        """Wait for all; a process group would wait for half an hour, and not say for whom."""
+        self._store.set(f"here/{rank}", "")
+        deadline, missing = time.monotonic() + MEET_S, list(range(size))
+        while missing := [one for one in missing if not self._store.check([f"here/{one}"])]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no rank {', '.join(map(str, missing))} within {MEET_S:.0f} s")
+            time.sleep(10 * ASK_EVERY_S)
+
     def share(self, value: T) -> T:
         import torch.distributed as dist
 
+        self._calls += 1
         box: list[Any] = [value if self.leads else None]
         dist.broadcast_object_list(box, src=self.leader, group=self._talk)
         return box[0]
@@ -68,9 +98,26 @@ class ProcessWorld(World):
     def gather(self, value: T) -> list[T]:
         import torch.distributed as dist
 
+        self._calls += 1
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._talk)
         return found
+
+    def outcome(self, error: str | None) -> str | None:
+        """Said in the store, where nobody waits for anybody: one that failed may have left the others in the midst of a call."""
+        self._outcomes += 1
+        keys = [f"outcome/{self._outcomes}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps([self._calls, error]))
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._store.check(keys):
+            if error is not None and time.monotonic() > deadline:
+                raise Torn(f"{error} (in this process alone)")
+            time.sleep(ASK_EVERY_S)
+        said: list[tuple[int, str | None]] = [json.loads(self._store.get(key)) for key in keys]
+        failed = {rank: problem for rank, (_, problem) in enumerate(said) if problem is not None}
+        if failed and (len(failed) < self.size or len({calls for calls, _ in said}) > 1):
+            raise Torn("; ".join(f"rank {rank}: {problem}" for rank, problem in failed.items()))
+        return failed.get(self.leader)
 
     def leave(self) -> None:
         import torch.distributed as dist

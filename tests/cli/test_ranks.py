@@ -26,7 +26,9 @@ def ranks_of(console: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes that torchrun has started for it."""
     children = psutil.Process(console.pid).children(recursive=True)
     return [
-        child for child in children if "gpuconsole.workloads.rank" in child.cmdline() and "torch.distributed.run" not in child.cmdline()
+        child
+        for child in children
+        if "gpuconsole.workloads.rank" in child.cmdline() and "gpuconsole.workloads.torchrun" not in child.cmdline()
     ]
 
 

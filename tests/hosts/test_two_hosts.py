@@ -16,6 +16,8 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 SMALL = ["batch_size=2", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1", "nproc=1"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | {"OMP_NUM_THREADS": "1"}
+"""Processes find the interface to each other by themselves."""
 
 
 def test_a_run_spans_two_hosts_and_its_console_follows_both(tmp_path: Path) -> None:
@@ -23,7 +25,7 @@ def test_a_run_spans_two_hosts_and_its_console_follows_both(tmp_path: Path) -> N
         console = start_console(first, tmp_path)
         try:
             joining = command_for(second, tmp_path)
-            other = subprocess.Popen(joining, env=environment(second), stdout=subprocess.DEVNULL, stderr=(tmp_path / "other").open("w"))
+            other = subprocess.Popen(joining, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=(tmp_path / "other").open("w"))
             out, err = console.communicate(timeout=120)
             assert console.returncode == 0, err + (tmp_path / "other").read_text()
             run = json.loads(out)["runs"][0]
@@ -40,7 +42,7 @@ def start_console(host: Host, tmp_path: Path) -> subprocess.Popen[str]:
     words += ["--nnodes", "2", "--rdzv-endpoint", f"{host.address}:29555", "--rdzv-id", "both", "--device", "cpu"]
     words += [word for knob in SMALL for word in ("--set", knob)]
     return subprocess.Popen(
-        host.command(*words), env=environment(host), stdout=subprocess.PIPE, stderr=(tmp_path / "console").open("w"), text=True
+        host.command(*words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=(tmp_path / "console").open("w"), text=True
     )
 
 
@@ -53,7 +55,3 @@ def command_for(host: Host, tmp_path: Path) -> list[str]:
     wait_until(told, 60, "the command for the other machines")
     words = shlex.split(told()[told().index("torchrun") :].replace("ADDRESS", host.address))
     return host.command(sys.executable, "-m", "torch.distributed.run", *words[1:])
-
-
-def environment(host: Host) -> dict[str, str]:
-    return {**os.environ, "GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1"}

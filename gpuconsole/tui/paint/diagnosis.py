@@ -74,10 +74,10 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
             rows.append(_suggestion(suggestion, run.knobs if run else {}, chosen, width))
         if roomy and number < len(firing):
             rows.append(blank(width))
-    state = _state(view, bool(firing))
+    state, starting = _state(view, bool(firing)), run is not None and run.state == "starting"  # which may show a long command
     if state and (not firing or roomy):
         rows += [blank(width)] if rows else []
-        rows += [line(width, (text, "dim")) for text in wrap(state, width, 4)]
+        rows += [line(width, (text, "dim")) for text in wrap(state, width, 8 if starting else 4)]
     return rows, at
 
 

@@ -98,6 +98,10 @@ class TrainingLoop:
         replicas = self.plan.replicas  # all of them train on as much in this step
         self.account.end(samples * replicas, tokens * replicas, value, self.arm, kind)
 
+    def fresh_batch(self) -> Batch:
+        """The next batch, outside of a step."""
+        return self._copier.take(self._stream, self.account.mark)
+
     def _bucket_ready(self) -> None:
         self._buckets_ready = self.account.moment()
 

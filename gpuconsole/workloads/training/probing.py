@@ -73,6 +73,13 @@ def timed_pass(loop: TrainingLoop, batch: Batch) -> float:
     return times[0]
 
 
+def rehearse(loop: TrainingLoop) -> None:
+    """A pass without communication on a new batch: what does not fit shows here, where no other process waits for this one."""
+    with untouched(loop):
+        timed_pass(loop, loop.fresh_batch())
+    loop.account.restart()
+
+
 def synchronize(loop: TrainingLoop) -> None:
     if loop.device.type == "cuda":
         torch.cuda.synchronize(loop.device)

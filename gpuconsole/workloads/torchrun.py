@@ -1,0 +1,24 @@
+"""torchrun as a console's child: it ends with the console, and its processes with it, however early that is.
+
+Started by the runtime as `python -m gpuconsole.workloads.torchrun` with torchrun's own arguments.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpuconsole.wire.channel import die_with_parent
+
+LAUNCHER = "GPUCONSOLE_LAUNCHER"
+
+
+def main() -> None:
+    die_with_parent()
+    os.environ[LAUNCHER] = str(os.getpid())
+    from torch.distributed.run import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
