@@ -1,0 +1,1 @@
+"""What gradient checkpointing saves and costs, measured and by the models."""

@@ -1,0 +1,1 @@
+"""What every knob does, measured: a table of knob x scenario."""

@@ -1,0 +1,86 @@
+"""docs/knobs.md from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.knobs.measured import Measured
+from benchmarks.knobs.rows import Row
+from gpuconsole.export.quantities import si
+from gpuconsole.model.knobs import CATALOGUE, Knobs, describe_changes, show
+
+HEAD = """# What the knobs do
+
+Made by `python -m benchmarks.knobs` on {machine}; the figures behind it are `benchmarks/results/knobs-*.json`.
+
+Each row is one change put on trial by `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without it in turn (ABBA
+blocks), as throughput with the change over throughput without, with the interval at which the trial stopped (95 %, valid however often
+one looks). A *win* or *worse* is proven beyond 2 %, *no gain* is proven to be less than that, *undecided* was neither after 20 s (30 s
+through the loader). The clock takes off the time for which the training thread waited for a core, where the row says nothing else. *predicted*
+is what the diagnosis had foretold of the same change, where a rule suggests it. Memory is of the first process, parts that changed only.
+
+The device is a small CPU, whose effects differ from a GPU's: reduced precision pays where there are instructions for it, larger batches
+hardly, compiling only where operations are elementwise.
+"""
+FOOT = """
+## All knobs
+
+*hot*: applied between two steps; *cold*: the worker restarts. Above is where each is measured.
+
+| knob | values | applied | meaning | measured on |
+|---|---|---|---|---|
+"""
+VERDICTS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
+CHANGED_FROM = 0.01
+"""Parts of memory that differ by less are the same."""
+
+
+def page(machine: str, found: Mapping[str, Sequence[Measured]], plan: Sequence[Row]) -> str:
+    notes = {row.key: row.note for row in plan}
+    parts = [HEAD.format(machine=machine)]
+    for scenario, made in found.items():
+        parts.append(f"\n## {scenario}\n\n| change | speedup | interval | predicted | verdict | |\n|---|---|---|---|---|---|\n")
+        parts += [line for one in made for line in _lines(one, notes.get(one.key, ""))]
+    where: dict[str, list[str]] = {}
+    for scenario, made in found.items():
+        for name in dict.fromkeys(name for one in made for name in one.changes):
+            where.setdefault(name, []).append(scenario)
+    return "".join([*parts, FOOT, *(_knob(name, where.get(name, [])) for name in CATALOGUE)])
+
+
+def _lines(one: Measured, note: str) -> list[str]:
+    if one.speedup is None:
+        return [f"| {_change({name: one.changes[name]}, one)} | n/a | | | | {_cell(why)} |\n" for name, why in one.words.items()]
+    speedup = one.speedup
+    cells = [
+        _change(one.changes, one),
+        f"{speedup.estimate:.2f}x",
+        f"{speedup.low:.2f}-{speedup.high:.2f}",
+        f"{one.predicted.low:.2f}-{one.predicted.high:.2f}x" if one.predicted else "",
+        VERDICTS.get(one.verdict, one.verdict),
+        "; ".join(filter(None, (note, _memory(one), _clock(one)))),
+    ]
+    return [f"| {' | '.join(cells)} |\n"]
+
+
+def _change(changes: Knobs, one: Measured) -> str:
+    given = f" (at {', '.join(f'{name} {show(value)}' for name, value in one.sets.items())})" if one.sets else ""
+    return f"`{describe_changes(changes, one.before or None)}`{given}"
+
+
+def _memory(one: Measured) -> str:
+    changed = {part: pair for part, pair in one.memory.items() if abs(pair[1] - pair[0]) > CHANGED_FROM * max(pair)}
+    return ", ".join(f"{part.replace('_', ' ')} {si(before, 'B')} → {si(after, 'B')}" for part, (before, after) in changed.items())
+
+
+def _clock(one: Measured) -> str:
+    return "wall clock" if one.clock == "wall" else ""
+
+
+def _knob(name: str, where: Sequence[str]) -> str:
+    knob = CATALOGUE[name]
+    return f"| `{name}` | {_cell(knob.allowed())} | {knob.apply} | {_cell(knob.meaning)} | {', '.join(where) or 'not yet'} |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,123 @@
+"""Which changes are measured on which scenario, most important first."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.runtime.catalog import scenarios
+
+LARGER_SAMPLE = "each sample is more work"
+LARGER_MODEL = "the model is larger"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A change to put on trial. `sets` are values of both sides that differ from the scenario's.
+
+    `kind`: `memory` measures the memory by part of both sides too; `no effect` asks the product why the values of `changes` do
+    nothing on this device, `refused` why they cannot be had. `duration_s` counts from the first step; the trial comes on top.
+    """
+
+    scenario: str
+    changes: Knobs
+    sets: Knobs = {}
+    kind: Literal["trial", "memory", "no effect", "refused"] = "trial"
+    duration_s: float = 10.0
+    note: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it another row."""
+        return self.scenario, msgspec.json.encode((self.changes, self.sets), order="sorted").decode()
+
+
+MEMORY_FIXES = ("finetune-lora", "long-sequence", "zero-memory", "fragmented-memory")
+"""Scenarios whose fix is about memory."""
+FIX_DURATION_S = 20.0
+"""The diagnosis comes first, for its prediction. It ends earlier where the diagnosis stands earlier."""
+FIRST = ("ddp-small-batch", "optimizer-heavy", "decode-bound", "naive-attention", "long-sequence", "zero-memory")
+
+OTHERS = (
+    Row("train-gpt", {"precision": "bf16"}, duration_s=FIX_DURATION_S),
+    Row("train-gpt", {"num_threads": 2}),
+    Row("train-gpt", {"batch_size": 32}),
+    Row("train-gpt", {"attention": "math"}),
+    Row("train-gpt", {"gradient_checkpointing": True}, kind="memory"),
+    Row("train-gpt", {"gradient_accumulation_steps": 4}),
+    Row("train-gpt", {"torch_compile": "default"}),
+    Row("train-gpt", {"optim": "adamw"}),
+    Row("train-gpt", {"precision": "fp16"}, {"batch_size": 1, "seq_len": 32}),
+    Row("train-gpt", {"precision": "fp8"}, kind="refused"),
+    Row(
+        "train-gpt",
+        {
+            "precision": "tf32",
+            "non_blocking": True,
+            "h2d_stream": True,
+            "pytorch_alloc_conf": "expandable_segments:True",
+            "memory_limit_mb": 256,
+        },
+        kind="no effect",
+        duration_s=1.0,
+    ),
+    Row("train-vision", {"pin_memory": True}, kind="no effect", duration_s=1.0),
+    Row("unfused-chain", {"torch_compile": "reduce-overhead"}, kind="no effect", duration_s=1.0),
+    Row("ddp-small-batch", {"comm_hook": "bf16"}),
+    Row("ddp-small-batch", {"comm_hook": "powersgd"}),
+    Row("ddp-small-batch", {"bucket_cap_mb": 1.0}),
+    Row("ddp-small-batch", {"batch_size": 4}),
+    Row("ddp-small-batch", {"sharding": "zero1"}, kind="memory"),
+    Row("ddp-small-batch", {"sharding": "zero3"}, kind="memory"),
+    Row("ddp-small-batch", {"nproc": 1, "sharding": "none"}, note="of one process, with half as many samples a step"),
+    Row("zero-memory", {"sharding": "zero1"}, kind="memory"),
+    Row("zero-memory", {"sharding": "zero2"}, kind="memory"),
+    Row("train-vision", {"num_workers": 0}),
+    Row("train-vision", {"num_workers": 2}),
+    Row("train-vision", {"channels_last": True}),
+    Row("train-vision", {"precision": "bf16"}),
+    Row("train-vision", {"prefetch_factor": 8}),
+    Row("train-vision", {"persistent_workers": False}),
+    Row("train-vision", {"in_order": False}),
+    Row("train-vision", {"storage_latency_ms": 4.0}),
+    Row("train-vision", {"transform_cost": 4}),
+    Row("optimizer-heavy", {"optim": "adamw_foreach"}),
+    Row("optimizer-heavy", {"optim": "sgd"}, kind="memory"),
+    Row("optimizer-heavy", {"optim": "adamw_8bit"}, kind="memory"),
+    Row("optimizer-heavy", {"gradient_accumulation_steps": 4}),
+    Row("train-gpt", {"log_every": 1}),
+    Row("train-gpt", {"log_gradients": True}, {"log_every": 1}),
+    Row("train-gpt", {"save_every": 20}),
+    Row("train-gpt", {"eval_every": 20}),
+    Row("train-gpt", {"lr_scheduler": "cosine", "warmup_steps": 100}),
+    Row("train-gpt", {"varied_lengths": True}),
+    Row("train-gpt", {"pad_to_multiple_of": 64}, {"varied_lengths": True}),
+    Row("dynamic-shapes", {"pad_to_multiple_of": 64}),
+    Row("ddp-straggler", {"straggler_phase": "forward"}),
+    Row("ddp-small-batch", {"comm_hook": "fp16"}),
+    Row("finetune-lora", {"lora_rank": 64}, {"peft": "lora"}, kind="memory"),
+    Row("train-gpt", {"seq_len": 512}, note=LARGER_SAMPLE),
+    Row("train-gpt", {"d_model": 384}, note=LARGER_MODEL),
+    Row("train-gpt", {"n_layer": 8}, note=LARGER_MODEL),
+    Row("train-vision", {"image_size": 96}, note=LARGER_SAMPLE),
+    Row("train-vision", {"width": 48}, note=LARGER_MODEL),
+    Row("embedding-bound", {"num_embeddings": 100_000}),
+    Row("embedding-bound", {"embedding_dim": 64}, note=LARGER_MODEL),
+    Row("unfused-chain", {"chain_length": 20}, note=LARGER_MODEL),
+    Row("allreduce-bandwidth", {"buffer_mb": 64.0}, note=LARGER_SAMPLE),
+    Row("memory-bandwidth", {"num_threads": 2}),
+    Row("gemm-peak", {"precision": "bf16"}),
+    Row("gemm-peak", {"matrix_size": 2048}, note="a product is 8 times the work"),
+)
+
+
+def rows() -> list[Row]:
+    """The fix that each scenario teaches, then the others; a few fixes before all else."""
+    taught = {name: one.teaches.fix for name, one in scenarios()[0].items() if one.teaches.fix}
+    names = [*(name for name in FIRST if name in taught), *(name for name in taught if name not in FIRST)]
+    fixes = [
+        Row(name, dict(taught[name]), kind="memory" if name in MEMORY_FIXES else "trial", duration_s=FIX_DURATION_S, note="its fix")
+        for name in names
+    ]
+    return [*fixes, *OTHERS]

@@ -1,0 +1,1 @@
+"""The analytical models beside their measurement, over several scenarios."""
