@@ -21,7 +21,9 @@ def test_the_main_job_by_keys(tmp_path: Path) -> None:
     """Start, pick a scenario, wait for the finding, Enter, wait for the verdict, revert, export, quit."""
     with Terminal(cwd=tmp_path) as terminal:
         terminal.wait_for("chatty-logging", "train-gpt")
-        terminal.press("enter")  # the first in the list: chatty-logging
+        terminal.press("/", *"chatty")
+        terminal.wait_for("> chatty-logging")
+        terminal.press("enter")
         terminal.wait_for("forward", "backward", "logging")
         terminal.wait_for("Logging holds up the step", "log_every 1", "predicted", timeout_s=60)
         terminal.press("enter")

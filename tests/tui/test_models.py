@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from textual import events
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.runtime import catalog
@@ -13,8 +15,11 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.paint.cells import Row
 from gpuconsole.tui.paint.models import entries, error, paint_models
 from gpuconsole.tui.paint.scenarios import paint_picker
+from gpuconsole.tui.screens.knobs import KnobsScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.models import ModelsScreen
+from gpuconsole.tui.screens.processes import ProcessesScreen
+from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from tests.tui.fake_front import FakeFront, gpu_view, view
 from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
 from tests.tui.test_app import on_screen, shows, text_of
@@ -159,3 +164,34 @@ def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, scale: s
         assert any(row.startswith(f"> {scenario.name}") and scenario.title in row for row in rows), scenario.name
         tall = [row for row in lines(paint_picker(ours, cursor, scale, width, 80)) if row]
         assert tall[-1] in rows, scenario.name
+
+
+def at_once(app: ConsoleApp, keys: str) -> None:
+    """Keys as a slow line delivers them: many before the first has been dealt with. `<` is Backspace, a line's end Enter."""
+    names = {"/": "slash", "\n": "enter", "<": "backspace", " ": "space"}
+    for key in keys:
+        app.post_message(events.Key(names.get(key, key), None if key in "\n<" else key))
+
+
+def test_keys_that_come_faster_than_the_focus_moves_are_not_lost_and_mean_nothing_else() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await pilot.press("s")
+        await until(lambda: isinstance(app.screen, ScenariosScreen))
+        at_once(app, "/qstarved")  # a q would end everything
+        await until(lambda: app.screen.query_one(Input).value == "qstarved")
+        at_once(app, "<" * 8)
+        await until(lambda: app.screen.query_one(Input).value == "")
+        at_once(app, "logging\n")
+        await until(lambda: ("start", "logging-heavy", {}) in front.calls)
+        await pilot.press("k")
+        await until(lambda: isinstance(app.screen, KnobsScreen))
+        at_once(app, "\n16\n")
+        await shows(app, "8 -> 16")
+        at_once(app, "/bucket\n")
+        await shows(app, "> bucket_cap_mb")
+        await pilot.press("escape", "escape", "p")
+        await until(lambda: isinstance(app.screen, ProcessesScreen))
+        at_once(app, "/kick")  # k alone would ask for a signal
+        await until(lambda: app.screen.query_one(Input).value == "kick")
+
+    on_screen(many_knobs(), body)

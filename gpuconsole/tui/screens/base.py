@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from textual import events
 from textual._styles_cache import StylesCache
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
+from textual.widgets import Input
 
 from gpuconsole.runtime.front import Front, View
 from gpuconsole.tui.paint.cells import Row
@@ -17,13 +21,27 @@ SCROLL: Keys = (("up/down pgup/pgdn", "scroll"),)
 
 
 class BackScreen(Screen[None]):
-    """A screen that Escape closes."""
+    """A screen that Escape closes. `OPENS`: keys whose action gives the focus to a field."""
 
     BINDINGS = [Binding("escape", "back", show=False)]
+    OPENS: ClassVar[dict[str, str]] = {}
 
     def __init__(self, front: Front) -> None:
         super().__init__()
         self.front = front
+
+    def on_key(self, event: events.Key) -> None:
+        """Letters that come faster than the focus moves, as over a slow line, reach the field all the same.
+
+        They were sent here before the field was open; a field that has the focus keeps its letters to itself.
+        """
+        if isinstance(self.focused, Input):
+            if event.is_printable:
+                event.stop()
+                self.focused.post_message(events.Key(event.key, event.character))
+        elif event.key in self.OPENS:
+            event.stop()
+            getattr(self, f"action_{self.OPENS[event.key]}")()
 
     def on_unmount(self) -> None:
         # Textual 8 remembers colours by widget in a cache of a thousand, and so keeps every line of a thousand widgets that are gone.

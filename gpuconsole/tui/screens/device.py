@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
@@ -38,8 +40,8 @@ class DeviceScreen(BackScreen):
         Binding("pagedown,space", "page(1)", show=False),
         Binding("home", "move(-1000000)", show=False),
         Binding("end", "move(1000000)", show=False),
-        Binding("slash", "filter", show=False),
     ]
+    OPENS: ClassVar = {"slash": "filter"}
     AUTO_FOCUS = ""
 
     def __init__(self, front: Front) -> None:
@@ -138,7 +140,7 @@ class DeviceScreen(BackScreen):
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self._filter.focus()
+        self.set_focus(self._filter)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._needle = event.value.strip()

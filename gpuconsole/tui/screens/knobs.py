@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -30,12 +31,11 @@ class KnobsScreen(BackScreen):
         Binding("pagedown", "move(10)", show=False),
         Binding("home", "move(-1000000)", show=False),
         Binding("end", "move(1000000)", show=False),
-        Binding("slash", "filter", show=False),
-        Binding("enter", "edit", show=False),
         Binding("a", "apply", show=False),
         Binding("t", "try", show=False),
         Binding("backspace,delete", "forget", show=False),
     ]
+    OPENS: ClassVar = {"slash": "filter", "enter": "edit"}
     AUTO_FOCUS = ""
 
     def __init__(self, front: Front, apply: Callable[[Knobs], None], try_change: Callable[[Knobs, Interval | None], None]) -> None:
@@ -92,11 +92,11 @@ class KnobsScreen(BackScreen):
         self._heading.say(f"{knob.name}: {knob.allowed()}; enter takes it, escape does not")
         self._input.value = show(self._pending.get(self._chosen, self._shown.values[self._chosen]))
         self._input.display = True
-        self._input.focus()
+        self.set_focus(self._input)
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self._filter.focus()
+        self.set_focus(self._filter)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input is self._filter:

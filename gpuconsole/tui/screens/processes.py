@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -56,11 +57,11 @@ class ProcessesScreen(BackScreen):
         Binding("p", "sort('pid')", show=False),
         Binding("n", "sort('name')", show=False),
         Binding("t", "tree", show=False),
-        Binding("slash", "filter", show=False),
         Binding("enter", "inspect", show=False),
         Binding("k", "ask('SIGTERM')", show=False),
         Binding("K", "ask('SIGKILL')", show=False),
     ]
+    OPENS: ClassVar = {"slash": "filter"}
     AUTO_FOCUS = ""
 
     def __init__(self, front: Front) -> None:
@@ -165,7 +166,7 @@ class ProcessesScreen(BackScreen):
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self._filter.focus()
+        self.set_focus(self._filter)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._choose(needle=event.value)

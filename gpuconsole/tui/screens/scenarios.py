@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -28,8 +29,8 @@ class ScenariosScreen(BackScreen):
         Binding("home", "move(-1000000)", show=False),
         Binding("end", "move(1000000)", show=False),
         Binding("enter", "start", show=False),
-        Binding("slash", "filter", show=False),
     ]
+    OPENS: ClassVar = {"slash": "filter"}
     AUTO_FOCUS = ""
 
     def __init__(self, front: Front, start: Callable[[str], None]) -> None:
@@ -86,7 +87,7 @@ class ScenariosScreen(BackScreen):
 
     def action_filter(self) -> None:
         self._filter.display = True
-        self._filter.focus()
+        self.set_focus(self._filter)
 
     def action_back(self) -> None:
         if not self._filter.display:
