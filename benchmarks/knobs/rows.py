@@ -37,7 +37,7 @@ MEMORY_FIXES = ("finetune-lora", "long-sequence", "zero-memory", "fragmented-mem
 """Scenarios whose fix is about memory."""
 FIX_DURATION_S = 20.0
 """The diagnosis comes first, for its prediction. It ends earlier where the diagnosis stands earlier."""
-FIRST = ("ddp-small-batch", "optimizer-heavy", "decode-bound", "naive-attention", "long-sequence", "zero-memory")
+FIRST = ("ddp-small-batch", "optimizer-heavy", "train-vision", "naive-attention", "long-sequence", "zero-memory")
 
 OTHERS = (
     Row("train-gpt", {"precision": "bf16"}, duration_s=FIX_DURATION_S),
@@ -62,7 +62,7 @@ OTHERS = (
         kind="no effect",
         duration_s=1.0,
     ),
-    Row("train-vision", {"pin_memory": True}, kind="no effect", duration_s=1.0),
+    Row("vision-healthy", {"pin_memory": True}, kind="no effect", duration_s=1.0),
     Row("unfused-chain", {"torch_compile": "reduce-overhead"}, kind="no effect", duration_s=1.0),
     Row("ddp-small-batch", {"comm_hook": "bf16"}),
     Row("ddp-small-batch", {"comm_hook": "powersgd"}),
@@ -73,15 +73,15 @@ OTHERS = (
     Row("ddp-small-batch", {"nproc": 1, "sharding": "none"}, note="of one process, with half as many samples a step"),
     Row("zero-memory", {"sharding": "zero1"}, kind="memory"),
     Row("zero-memory", {"sharding": "zero2"}, kind="memory"),
-    Row("train-vision", {"num_workers": 0}),
-    Row("train-vision", {"num_workers": 2}),
-    Row("train-vision", {"channels_last": True}),
-    Row("train-vision", {"precision": "bf16"}),
-    Row("train-vision", {"prefetch_factor": 8}),
-    Row("train-vision", {"persistent_workers": False}),
-    Row("train-vision", {"in_order": False}),
-    Row("train-vision", {"storage_latency_ms": 4.0}),
-    Row("train-vision", {"transform_cost": 4}),
+    Row("vision-healthy", {"num_workers": 0}),
+    Row("vision-healthy", {"num_workers": 2}),
+    Row("vision-healthy", {"channels_last": True}),
+    Row("vision-healthy", {"precision": "bf16"}),
+    Row("vision-healthy", {"prefetch_factor": 8}),
+    Row("vision-healthy", {"persistent_workers": False}),
+    Row("vision-healthy", {"in_order": False}),
+    Row("vision-healthy", {"storage_latency_ms": 4.0}),
+    Row("vision-healthy", {"transform_cost": 4}),
     Row("optimizer-heavy", {"optim": "adamw_foreach"}),
     Row("optimizer-heavy", {"optim": "sgd"}, kind="memory"),
     Row("optimizer-heavy", {"optim": "adamw_8bit"}, kind="memory"),
@@ -100,8 +100,8 @@ OTHERS = (
     Row("train-gpt", {"seq_len": 512}, note=LARGER_SAMPLE),
     Row("train-gpt", {"d_model": 384}, note=LARGER_MODEL),
     Row("train-gpt", {"n_layer": 8}, note=LARGER_MODEL),
-    Row("train-vision", {"image_size": 96}, note=LARGER_SAMPLE),
-    Row("train-vision", {"width": 48}, note=LARGER_MODEL),
+    Row("vision-healthy", {"image_size": 96}, note=LARGER_SAMPLE),
+    Row("vision-healthy", {"width": 48}, note=LARGER_MODEL),
     Row("embedding-bound", {"num_embeddings": 100_000}),
     Row("embedding-bound", {"embedding_dim": 64}, note=LARGER_MODEL),
     Row("unfused-chain", {"chain_length": 20}, note=LARGER_MODEL),

@@ -35,7 +35,7 @@ class TimedStream:
 
 @pytest.mark.parametrize("changes", [{}, {"storage_latency_ms": 3.0}])
 def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: dict[str, float]) -> None:
-    knobs = knobs_of("train-vision", batch_size=8, num_workers=0, **changes)
+    knobs = knobs_of("vision-healthy", batch_size=8, num_workers=0, **changes)
     loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
     timed = TimedStream(loop._stream)
     loop._stream = timed

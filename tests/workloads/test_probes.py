@@ -23,7 +23,7 @@ def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         knobs = knobs_of("train-gpt", batch_size=2, seq_len=32, d_model=64, n_layer=1)
         task: Any = gpt.create(knobs, device, 0)
     else:
-        knobs = knobs_of("train-vision", batch_size=4, num_workers=0, width=8)
+        knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8)
         task = vision.create(knobs, device, 0)
     loop = TrainingLoop(task, knobs, device, tmp_path)
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_nothing_is_changed(loop: TrainingLoop, probe: Any) -> None:
 def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
     ratios = {}
     for name, changes in {"sleeps": {"storage_latency_ms": 10.0}, "computes": {"transform_cost": 8}}.items():
-        knobs = knobs_of("train-vision", batch_size=4, num_workers=0, width=8, **changes)
+        knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8, **changes)
         loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
         ratios[name] = loader_alone(loop)["probe.loader_cpu_ratio"].value
         loop.close()

@@ -233,7 +233,7 @@ def test_compile_is_asked_for_as_the_knobs_say(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_can_do_nothing_on_a_cpu_says_so_in_one_line() -> None:
-    quiet = knobs_of("train-vision", pin_memory=False, non_blocking=False)
+    quiet = knobs_of("vision-healthy", pin_memory=False, non_blocking=False)
     assert without_effect(quiet, CPU) == {}
     loud = {"precision": "tf32", "torch_compile": "reduce-overhead", "h2d_stream": True, "pytorch_alloc_conf": "expandable_segments:True"}
     found = without_effect({**quiet, **loud, "memory_limit_mb": 100, "pin_memory": True, "non_blocking": True}, CPU)
@@ -263,7 +263,7 @@ def test_on_a_cpu_a_batch_is_not_copied_and_none_is_fetched_ahead() -> None:
 def test_the_loader_hands_out_batches_in_order_or_not() -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(8))
     for in_order in (True, False):
-        stream = LoaderStream(dataset, knobs_of("train-vision", batch_size=2, num_workers=0, in_order=in_order), 0)
+        stream = LoaderStream(dataset, knobs_of("vision-healthy", batch_size=2, num_workers=0, in_order=in_order), 0)
         assert stream._loader.in_order is in_order
         stream.close()
 

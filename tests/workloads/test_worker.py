@@ -92,7 +92,7 @@ def test_every_hot_value_of_every_knob_works_on_a_cpu() -> None:
 
 
 def test_vision_switches_between_loaders_and_counts_samples() -> None:
-    knobs = knobs_of("train-vision", batch_size=8, num_workers=0, width=8)
+    knobs = knobs_of("vision-healthy", batch_size=8, num_workers=0, width=8)
     with RunningWorker("training.vision", knobs) as worker:
         worker.run_until(lambda steps: len(steps) >= 4)
         for request, workers in enumerate((1, 0, 2)):
@@ -152,7 +152,7 @@ def test_without_torch_one_line_says_what_to_install(tmp_path) -> None:  # type:
 
 
 def test_the_parents_end_ends_the_worker_and_its_loader_processes() -> None:
-    knobs = knobs_of("train-vision", batch_size=8, num_workers=2, width=8)
+    knobs = knobs_of("vision-healthy", batch_size=8, num_workers=2, width=8)
     with RunningWorker("training.vision", knobs) as worker:
         worker.run_until(lambda steps: len(steps) >= 2)
         pids = [worker.process.pid, *(child.pid for child in psutil.Process(worker.process.pid).children(recursive=True))]
@@ -164,7 +164,7 @@ def test_the_parents_end_ends_the_worker_and_its_loader_processes() -> None:
 
 
 def test_a_killed_worker_takes_its_loader_processes_along() -> None:
-    knobs = knobs_of("train-vision", batch_size=8, num_workers=2, width=8)
+    knobs = knobs_of("vision-healthy", batch_size=8, num_workers=2, width=8)
     with RunningWorker("training.vision", knobs) as worker:
         worker.run_until(lambda steps: len(steps) >= 2)
         children = [child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)]
