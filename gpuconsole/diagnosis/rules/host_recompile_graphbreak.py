@@ -9,7 +9,7 @@ from gpuconsole.model.knobs import Knobs
 ID = "host.recompile_graphbreak"
 TITLE = "The model is compiled again and again"
 EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer ones are paid back within some minutes")
-COUNT = Threshold("recompiles", 3, "", "one or two are normal: with dynamic=None torch learns from the second shape which sizes change")
+COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None torch learns from the second shape which sizes change")
 LENGTHS = 64
 """A multiple that leaves a handful of lengths: each is compiled once."""
 SIGNALS = ("seconds_not_steady", "compile.recompiles", "compile.steps", "compile.time_ratio", "compile.given_up", "compile.graph_breaks")
