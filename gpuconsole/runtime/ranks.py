@@ -9,13 +9,13 @@ import ipaddress
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gpuconsole.runtime.child import LINE_LIMIT, Child
+from gpuconsole.runtime.child import LINE_LIMIT, STOP_S, Child
 from gpuconsole.wire.channel import keep_alive
 from gpuconsole.wire.events import AnyEvent, Command, Failed, Note, Progress, RankJoined, Stop, decode_event, encode
 
@@ -25,6 +25,8 @@ MEETING_S = 600
 """torchrun's own patience for the other machines."""
 LOST_S = 15.0
 """How long the other processes have to notice that one is gone, before they are ended."""
+BROKEN = ("by peer", "Broken pipe", "remote process exited", "ncclRemoteError", "DistNetworkError")
+"""What gloo, NCCL and torch's store say when another process is gone: an effect, never the cause."""
 SAME_CLOCK_S = 5.0
 """Another machine's monotonic clock differs by more, unless both were booted together."""
 
@@ -86,7 +88,9 @@ class RankedChild(Child):
         self._server: asyncio.Server | None = None
         self._connections: list[asyncio.StreamWriter] = []
         self._reading: set[asyncio.Task[None]] = set()
-        self._lost: list[str] = []
+        self._lost: list[tuple[RankJoined, Exception | None]] = []
+        self._told: set[int] = set()
+        self._effect: Failed | None = None
         self._waiting: list[Command] = []
         self._failed = self._stopping = self._refused = False
 
@@ -115,6 +119,10 @@ class RankedChild(Child):
         else:
             super().send(command)
 
+    async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
+        """At once, as long as there is nobody whom the command could reach."""
+        await super().stop(command, patience_s if self._writer is not None else 0.0)
+
     async def _close_server(self) -> None:
         """Processes on other machines that are still there end when their connections do."""
         await self.exited.wait()
@@ -137,7 +145,7 @@ class RankedChild(Child):
                 writer.write(encode(command) + b"\n")
             self._waiting.clear()
         shift = time.monotonic() - joined.t
-        hear = self._hear if abs(shift) < SAME_CLOCK_S else partial(self._hear_shifted, shift)
+        hear = partial(self._hear_from, joined.rank, 0.0 if abs(shift) < SAME_CLOCK_S else shift)
         hear(msgspec.structs.replace(joined, token=""))
         self._tell_missing()
         reading = asyncio.create_task(self._read_events(reader, hear))
@@ -145,7 +153,8 @@ class RankedChild(Child):
         await reading
         self._reading.discard(reading)
         if not self._stopping and not self.exited.is_set():
-            self._lost.append(_gone(joined, reader.exception()))
+            if joined.rank not in self._told:
+                self._lost.append((joined, reader.exception()))
             await self._end_the_others()
         if not joined.leads:
             writer.close()
@@ -166,9 +175,7 @@ class RankedChild(Child):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.exited.wait(), LOST_S)
             return
-        if not self._failed:
-            self._failed = True
-            self._on_event(Failed(time.monotonic(), self._lost[0]))
+        self._tell_cause()
         self.kill()
 
     async def _joined(self, reader: asyncio.StreamReader) -> RankJoined | None:
@@ -184,36 +191,50 @@ class RankedChild(Child):
                 self._on_event(Note(time.monotonic(), f"a process of another run, on {event.host}, wanted to join and was refused"))
         return None
 
-    def _hear_shifted(self, shift: float, event: AnyEvent) -> None:
-        """An event of a machine with another clock, told by ours."""
-        self._hear(msgspec.structs.replace(event, t=event.t + shift))
-
-    def _hear(self, event: AnyEvent) -> None:
-        """The first failure is the cause; the others fail because of it."""
+    def _hear_from(self, rank: int, shift: float, event: AnyEvent) -> None:
+        """An event of one process, told by the clock of this machine."""
         if self.exited.is_set():
             return  # the run is closed; what comes late belongs to no other
-        if isinstance(event, Failed):
-            if self._failed:
-                return
+        if shift:
+            event = msgspec.structs.replace(event, t=event.t + shift)
+        if not isinstance(event, Failed):
+            self._on_event(event)
+            return
+        self._told.add(rank)
+        if any(words in event.cause for words in BROKEN):
+            self._effect = self._effect or event
+        elif not self._failed:
             self._failed = True
-            if self._lost:
-                event = msgspec.structs.replace(event, cause=f"{self._lost[0]}; then {event.cause}")
-        self._on_event(event)
+            self._on_event(event)
 
-    def _ended(self, code: int) -> None:
-        """torchrun ends the others when one is gone, and they may not get to say so."""
-        if code and not self._failed and (cause := self._cause()):
-            self._on_event(Failed(time.monotonic(), cause))
-        self._tell_exit(code)
+    def _tell_cause(self) -> None:
+        """Once: of processes that fail one after the other, the first is the cause. It may not have got to say so."""
+        if self._failed:
+            return
+        cause, effect = self._cause(), self._effect
+        if cause or effect:
+            self._failed = True
+            detail = f"{effect.cause}\n{effect.detail}" if effect else ""
+            self._on_event(Failed(time.monotonic(), cause or (effect.cause if effect else ""), detail))
 
     def _cause(self) -> str:
         if self._lost:
-            return self._lost[0]
+            return _end_of(*self._lost[0], self.last_words)
         if not self._connections and any("RendezvousTimeoutError" in words for words in self.last_words):
             return f"the other machines did not come within {self._launch.meeting_s} s"
         return ""
 
+    def _ended(self, code: int) -> None:
+        """torchrun ends the others when one is gone."""
+        if code:
+            self._tell_cause()
+        self._tell_exit(code)
 
-def _gone(joined: RankJoined, error: Exception | None) -> str:
+
+def _end_of(joined: RankJoined, error: Exception | None, words: Iterable[str]) -> str:
+    """How a process ended that did not say so, as far as torchrun's report tells."""
     who = f"rank {joined.rank} on {joined.host} (pid {joined.pid})"
-    return f"{who} cannot be reached any more: {error}" if error is not None else f"{who} ended unexpectedly"
+    if error is not None:
+        return f"{who} cannot be reached any more: {error}"
+    killed = any(f"(pid: {joined.pid})" in line and "SIGKILL" in line for line in words)
+    return f"{who} ended unexpectedly" + (": it was killed (the kernel's out-of-memory killer does this)" if killed else "")

@@ -123,7 +123,7 @@ def main() -> None:
     die_with_parent()
     if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
         return  # torchrun was gone before the kernel could be asked
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # torchrun passes its own on, and waits for the end
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     choose_interface()
     console = console_of_environment() if os.environ.get("LOCAL_RANK", "0") == "0" else None
