@@ -14,6 +14,7 @@ from gpuconsole.diagnosis.models.shape import first_positions, gpt_shape, gpt_te
 from gpuconsole.runtime.catalog import workloads
 from tests.workloads import parallel_modes
 
+pytestmark = pytest.mark.xdist_group("parallel")
 Found = dict[str, list[dict[str, Any]]]
 
 
@@ -72,3 +73,15 @@ def test_matrices_are_split_and_still_learn(ways: Found) -> None:
 @pytest.mark.parametrize("way", parallel_modes.WAYS)
 def test_passes_without_communication_leave_the_weights_alone(ways: Found, way: str) -> None:
     assert ways[way][0]["unchanged"]
+
+
+@pytest.mark.parametrize("way", ["ddp", "zero3", "tensor parallel"])
+def test_a_change_that_one_process_cannot_carry_out_is_refused_by_all_and_training_goes_on(ways: Found, way: str) -> None:
+    leader, other = ways[f"refused, {way}"]
+    assert len(leader["errors"]) == 1 and "out of memory" in leader["errors"][0]
+    assert leader["batch_size"] == other["batch_size"] == 2
+
+
+def test_processes_that_fail_together_go_on_and_one_that_fails_alone_ends_the_run(ways: Found) -> None:
+    for found in ways["outcomes"]:
+        assert (found["none"], found["all"], found["one"]) == (None, "no room", "torn: rank 1: no room")
