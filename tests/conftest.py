@@ -1,4 +1,8 @@
-"""What all tests share: a home of their own, and the real command line in a subprocess."""
+"""What all tests share: a home of their own, the fake driver, and the real command line in a subprocess.
+
+Two tests run at a time (`-n 2`; `-n 0` runs one after another, for a debugger). Those that share an expensive fixture stay in one
+process (`xdist_group`); nothing else may be shared between tests but what is made here.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.nvml.build import Script, build_fake_nvml
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,14 +23,41 @@ ROOT = Path(__file__).parent.parent
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the user's own scenarios and caches."""
     home = tmp_path_factory.mktemp("home")
+    # what torch.compile has built for one test serves all: the processes of a run have their folders side by side
+    side_by_side = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else home
     before = dict(os.environ)
     os.environ.update(
-        XDG_CONFIG_HOME=str(home / "config"), XDG_CACHE_HOME=str(home / "cache"), XDG_DATA_HOME=str(home / "data"), PYTHONPATH=str(ROOT)
+        XDG_CONFIG_HOME=str(home / "config"),
+        XDG_CACHE_HOME=str(home / "cache"),
+        XDG_DATA_HOME=str(home / "data"),
+        TORCHINDUCTOR_CACHE_DIR=str(side_by_side / "inductor"),
+        PYTHONPATH=str(ROOT),
     )
-    os.environ.pop("NO_COLOR", None)
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a size that is not the terminal's own would be believed
+        os.environ.pop(name, None)
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake driver, compiled; to be put on LD_LIBRARY_PATH (see `Script.environment`)."""
+    return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+Machine = Callable[..., tuple[Script, dict[str, str]]]
+
+
+@pytest.fixture
+def machine(fake_library: Path, tmp_path: Path) -> Machine:
+    """A fake machine from script lines: its script, and the environment of a child that is to see it."""
+
+    def make(*lines: str) -> tuple[Script, dict[str, str]]:
+        script = Script(tmp_path / "machine.txt", *lines)
+        return script, script.environment(fake_library)
+
+    return make
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ def open_console(
         )  # fmt: skip
         return int(await app.show(console))
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # no longer the first picture's: the loop ends on it in good order
     code = asyncio.run(session())
     if snapshot is not None:
         engine.export(snapshot)

@@ -26,7 +26,8 @@ _SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[?1049l\x1b[?25h"
 _ALL_MODES_OFF = "\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h\x1b[<u"
-_DEADLY = (signal.SIGTERM, signal.SIGHUP)
+_DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""SIGINT too: as an exception in the midst of an import it can crash msgspec, which is building its decoders then."""
 
 _painted = False
 _handed_over = False

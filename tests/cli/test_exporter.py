@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,31 +19,14 @@ from gpuconsole.export import board as boards
 from gpuconsole.export import metrics_server
 from gpuconsole.export.prometheus import exported_names
 from tests.cli.exporting import Exporter
-from tests.conftest import Cli
+from tests.conftest import Cli, Machine
 from tests.fakes.dcgm import FakeDcgm, dcgm_page
-from tests.fakes.nvml.build import Script, build_fake_nvml
 from tests.waiting import gone, wait_until
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 UUID = "GPU-00000000-0000-0000-0000-00000000000{}"
 GPM = ("gpu * gpm 2 78.5", "gpu * gpm 3 25", "gpu * gpm 5 31", "gpu * gpm 10 42", "gpu * gpm 20 290", "gpu * gpm 21 11500")
 MIB = 1 << 20
-
-Machine = Callable[..., tuple[Script, dict[str, str]]]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    def make(*lines: str) -> tuple[Script, dict[str, str]]:
-        script = Script(tmp_path / "machine.txt", *lines)
-        return script, script.environment(library)
-
-    return make
 
 
 def test_scripted_values_under_both_names_to_the_unit(machine: Machine) -> None:

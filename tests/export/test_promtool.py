@@ -16,7 +16,7 @@ import pytest
 
 from gpuconsole.export.prometheus import exported_names
 from tests.cli.exporting import Exporter
-from tests.fakes.nvml.build import Script, build_fake_nvml
+from tests.conftest import Machine
 from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -170,9 +170,9 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
 
 @needs_prometheus
 @needs_promtool
-def test_prometheus_reads_the_exporter(tmp_path: Path) -> None:
-    script = Script(tmp_path / "machine.txt", "gpus 2", "gpu * gpm 2 78.5", "gpu 1 power_mw 123456")
-    with Exporter(script.environment(build_fake_nvml(tmp_path))).ready() as exporter, socket.create_server(("127.0.0.1", 0)) as taken:
+def test_prometheus_reads_the_exporter(machine: Machine, tmp_path: Path) -> None:
+    script, environment = machine("gpus 2", "gpu * gpm 2 78.5", "gpu 1 power_mw 123456")
+    with Exporter(environment).ready() as exporter, socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         taken.close()
         linted = promtool("check", "metrics", given=exporter.get()[1])

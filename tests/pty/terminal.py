@@ -74,6 +74,12 @@ class Terminal:
         return self._screen.cursor.x, self._screen.cursor.y
 
     @property
+    def before_cursor(self) -> str:
+        """What stands on the cursor's row to the left of it."""
+        x, y = self.cursor
+        return str(self._screen.display[y][:x])
+
+    @property
     def echoes(self) -> bool:
         """Whether the terminal shows the keys that are pressed, as a shell has it."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)

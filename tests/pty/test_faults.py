@@ -1,15 +1,18 @@
-"""Faults of a GPU box, seen from the chair: after each the console still works and says what happened."""
+"""Faults of a GPU box, seen from the chair: after each the console still works and says what happened.
+
+Nothing is run on it, so its worker, which would import torch in advance, finds none.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.fakes.nvml.build import Script, build_fake_nvml
+from tests.fakes.nvml.build import Script
+from tests.no_torch import without_torch
 from tests.pty.terminal import Terminal
 from tests.waiting import gone, wait_until
 
@@ -17,16 +20,17 @@ GPM = ("gpu * gpm 2 78.5", "gpu * gpm 5 31", "gpu * gpm 10 42")
 RESTORED = b"\x1b[?1049l"
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake_nvml(tmp_path_factory.mktemp("driver"))
+def watching(script: Script, library: Path, *words: str) -> Terminal:
+    """A console that only watches the machine of `script`."""
+    folder = script.path.parent
+    return Terminal(*words, cwd=folder, env={**script.environment(library), **without_torch(folder)})
 
 
 @pytest.fixture
-def box(library: Path, tmp_path: Path) -> Iterator[tuple[Script, Terminal]]:
+def box(fake_library: Path, tmp_path: Path) -> Iterator[tuple[Script, Terminal]]:
     """A console on a box of 8 GPUs, showing them."""
     script = Script(tmp_path / "machine.txt", "gpus 8", *GPM)
-    with Terminal("--interval", "0.2", cwd=tmp_path, env=script.environment(library)) as terminal:
+    with watching(script, fake_library, "--interval", "0.2") as terminal:
         terminal.wait_for("train-gpt")
         terminal.press("escape")
         terminal.wait_for("8x NVIDIA H200", "SM", "78", "31 %", timeout_s=30)
@@ -80,31 +84,29 @@ def test_garbage_reads_not_available(box: tuple[Script, Terminal]) -> None:
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetPowerUsage", "nvmlGpmSampleGet", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_a_call_that_hangs_for_6_s_is_named_and_does_not_hold_up_quitting(box: tuple[Script, Terminal], call: str) -> None:
+def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Script, Terminal], call: str) -> None:
     script, terminal = box
     children = psutil.Process(terminal.process.pid).children(recursive=True)
-    script.write("gpus 8", *GPM, f"gpu 5 delay {call} 6000")
+    script.write("gpus 8", *GPM, f"gpu 5 delay {call} 60000")
     terminal.wait_for("nvml has not answered for", call.removesuffix("_v3"), "gpu:5")
     terminal.press("?")
-    terminal.wait_for("Reading the screen", timeout_s=5)
-    pressed = time.monotonic()
+    terminal.wait_for("Reading the screen", timeout_s=10)
     terminal.press("q")
-    assert terminal.wait_exit(5) == 0
-    assert time.monotonic() - pressed < 1.0
+    assert terminal.wait_exit(10) == 0
     assert RESTORED in terminal.raw
-    wait_until(lambda: all(gone(child.pid) for child in children), 2, "children gone")
+    wait_until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 
 
-def test_a_driver_that_hangs_from_the_start_leaves_a_working_console(library: Path, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_from_the_start_leaves_a_working_console(fake_library: Path, tmp_path: Path) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2", "init_delay 60000")
-    with Terminal(cwd=tmp_path, env=script.environment(library)) as terminal:
+    with watching(script, fake_library) as terminal:
         terminal.wait_for("train-gpt", timeout_s=20)
         terminal.press("escape")
         terminal.wait_for("the NVIDIA driver has not answered yet", timeout_s=20)
         assert_alive(terminal)
 
 
-def test_hostile_names_reach_the_terminal_as_text_only(library: Path, tmp_path: Path) -> None:
+def test_hostile_names_reach_the_terminal_as_text_only(fake_library: Path, tmp_path: Path) -> None:
     """A GPU's and a process's name with escape sequences, markup and a right-to-left override."""
     nasty = tmp_path / "x\x1b]52;c;aGk=\x07[b]\u202egnp.exe"
     nasty.symlink_to("/bin/sleep")
@@ -112,7 +114,7 @@ def test_hostile_names_reach_the_terminal_as_text_only(library: Path, tmp_path: 
     try:
         lines = ["gpu 0 name \\x1b]0;owned\\x07[red]H200[/]", f"gpu 0 process {child.pid} compute 5e9 50"]
         script = Script(tmp_path / "machine.txt", "gpus 1", *GPM, *lines)
-        with Terminal(cwd=tmp_path, env=script.environment(library)) as terminal:
+        with watching(script, fake_library) as terminal:
             terminal.wait_for("train-gpt")
             terminal.press("escape")
             terminal.wait_for("[red]H200[/]", "SM active", timeout_s=30)
@@ -134,12 +136,12 @@ def test_a_hang_up_of_a_box_leaves_nobody(box: tuple[Script, Terminal]) -> None:
     children = psutil.Process(terminal.process.pid).children(recursive=True)
     terminal.hang_up()
     wait_until(lambda: terminal.process.poll() is not None, 10, "the console ends")
-    wait_until(lambda: all(gone(child.pid) for child in children), 2, "children gone")
+    wait_until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(library: Path, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(fake_library: Path, tmp_path: Path) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2")
-    with Terminal("--device", "gpu:9", cwd=tmp_path, env=script.environment(library)) as terminal:
+    with watching(script, fake_library, "--device", "gpu:9") as terminal:
         assert terminal.wait_exit(20) == 2
         assert b"there is no device 'gpu:9'; there are: gpu:0, gpu:1, cpu" in terminal.raw
         assert RESTORED in terminal.raw

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.runtime.engine import Engine
-from tests.fakes.nvml.build import Script, build_fake_nvml
+from tests.fakes.nvml.build import Script
+from tests.no_torch import without_torch
 from tests.pty.terminal import Terminal
 from tests.waiting import until
 
@@ -16,11 +17,9 @@ GPM = ("gpu * gpm 2 78.5", "gpu * gpm 5 31", "gpu * gpm 10 42")
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    library = tmp_path / "driver"
-    library.mkdir()
+def script(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script(tmp_path / "machine.txt", "gpus 8", *GPM)
-    for name, value in script.environment(build_fake_nvml(library)).items():
+    for name, value in script.environment(fake_library).items():
         monkeypatch.setenv(name, value)
     return script
 
@@ -66,7 +65,7 @@ def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) 
 @pytest.mark.parametrize("gpus", [1, 64])
 def test_the_screen_shows_what_gpm_says_for_one_and_for_many(script: Script, tmp_path: Path, gpus: int) -> None:
     script.write(f"gpus {gpus}", *GPM)
-    with Terminal(cwd=tmp_path) as terminal:
+    with Terminal(cwd=tmp_path, env=without_torch(tmp_path)) as terminal:
         terminal.wait_for("train-gpt")
         terminal.press("escape")
         terminal.wait_for("H200", "SM active", "78", "tensor", "31 %", "HBM", "42 %", timeout_s=30)

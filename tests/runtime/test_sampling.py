@@ -17,16 +17,14 @@ from gpuconsole.runtime import sampling
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.runtime.signalling import send_signal
-from tests.fakes.nvml.build import Script, build_fake_nvml
+from tests.fakes.nvml.build import Script
 from tests.waiting import until
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    library = tmp_path / "driver"
-    library.mkdir()
+def script(fake_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script(tmp_path / "machine.txt", "gpus 2")
-    for name, value in script.environment(build_fake_nvml(library)).items():
+    for name, value in script.environment(fake_library).items():
         monkeypatch.setenv(name, value)
     return script
 

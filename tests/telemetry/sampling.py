@@ -30,11 +30,62 @@ DEADLINE_S = 15.0
 E = TypeVar("E", bound=Event)
 
 
-class SamplerChild:
+class Heard:
+    """What a sampler has said, of all or of some."""
+
+    def __init__(self, events: list[AnyEvent]) -> None:
+        self.events = events
+
+    @property
+    def round_count(self) -> int:
+        return sum(isinstance(event, Sample) and event.device == "sampler" for event in self.events)
+
+    @property
+    def devices(self) -> Devices:
+        return next(event for event in self.events if isinstance(event, Devices))
+
+    @property
+    def losses(self) -> list[DeviceLost]:
+        return [event for event in self.events if isinstance(event, DeviceLost)]
+
+    def values(self, device: str) -> dict[str, float]:
+        """What is known of a device: the newest value of each metric that has not become unavailable since."""
+        found: dict[str, float] = {}
+        for event in self.events:
+            match event:
+                case Sample() if event.device == device:
+                    found |= event.values
+                case Unavailable() if event.device == device:
+                    found = {metric: value for metric, value in found.items() if metric not in event.reasons}
+        return found
+
+    def substitutes(self, device: str) -> dict[str, str]:
+        """The source of each value that did not come from the catalogued one, as of the last sample."""
+        return next((event.sources for event in reversed(self.events) if isinstance(event, Sample) and event.device == device), {})
+
+    def reasons(self, device: str) -> dict[str, str]:
+        """What the device was last said to be unable to report."""
+        return next((event.reasons for event in reversed(self.events) if isinstance(event, Unavailable) and event.device == device), {})
+
+    def last(self, kind: type[E]) -> E:
+        """The newest event of a kind."""
+        return next(event for event in reversed(self.events) if isinstance(event, kind))
+
+    @property
+    def links(self) -> list[Link] | None:
+        """The newest topology; None before the first, which comes from a beat of its own."""
+        return next((event.links for event in reversed(self.events) if isinstance(event, Topology)), None)
+
+    def state(self, source: str) -> SourceState | None:
+        """How a source last said it was doing."""
+        return next((event for event in reversed(self.events) if isinstance(event, SourceState) and event.source == source), None)
+
+
+class SamplerChild(Heard):
     """`events` grows while the child lives; `wait` returns once a condition on this object holds."""
 
     def __init__(self, environment: dict[str, str], interval_s: float = 0.1, *arguments: str, piped: bool = False) -> None:
-        self.events: list[AnyEvent] = []
+        super().__init__([])
         self.ended = False
         self._news = threading.Condition()
         self.socket, theirs = socket.socketpair()
@@ -84,49 +135,14 @@ class SamplerChild:
         with self._news:
             self.events = [event for event in self.events if isinstance(event, Devices | Unavailable)]
 
-    @property
-    def round_count(self) -> int:
-        return sum(isinstance(event, Sample) and event.device == "sampler" for event in self.events)
-
-    @property
-    def devices(self) -> Devices:
-        return next(event for event in self.events if isinstance(event, Devices))
-
-    @property
-    def losses(self) -> list[DeviceLost]:
-        return [event for event in self.events if isinstance(event, DeviceLost)]
-
-    def values(self, device: str) -> dict[str, float]:
-        """What is known of a device: the newest value of each metric that has not become unavailable since."""
-        found: dict[str, float] = {}
-        for event in self.events:
-            match event:
-                case Sample() if event.device == device:
-                    found |= event.values
-                case Unavailable() if event.device == device:
-                    found = {metric: value for metric, value in found.items() if metric not in event.reasons}
+    def by_device(self) -> dict[str, Heard]:
+        """What it has said of each device."""
+        found: dict[str, Heard] = {}
+        with self._news:
+            for event in self.events:
+                if isinstance(event, Sample | Unavailable | DeviceLost):
+                    found.setdefault(event.device, Heard([])).events.append(event)
         return found
-
-    def substitutes(self, device: str) -> dict[str, str]:
-        """The source of each value that did not come from the catalogued one, as of the last sample."""
-        return next((event.sources for event in reversed(self.events) if isinstance(event, Sample) and event.device == device), {})
-
-    def reasons(self, device: str) -> dict[str, str]:
-        """What the device was last said to be unable to report."""
-        return next((event.reasons for event in reversed(self.events) if isinstance(event, Unavailable) and event.device == device), {})
-
-    def last(self, kind: type[E]) -> E:
-        """The newest event of a kind."""
-        return next(event for event in reversed(self.events) if isinstance(event, kind))
-
-    @property
-    def links(self) -> list[Link] | None:
-        """The newest topology; None before the first, which comes from a beat of its own."""
-        return next((event.links for event in reversed(self.events) if isinstance(event, Topology)), None)
-
-    def state(self, source: str) -> SourceState | None:
-        """How a source last said it was doing."""
-        return next((event for event in reversed(self.events) if isinstance(event, SourceState) and event.source == source), None)
 
     def _read(self) -> None:
         pending = b""

@@ -8,7 +8,7 @@ import pytest
 
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import Devices, Sample, SourceState, Stop
-from tests.telemetry.conftest import Machine
+from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 
 OLDER = ("gpu * gpm_support 0", "gpu * field_error 197 3", "gpu * field_error 198 3")  # PCIe only by the slow call

@@ -6,8 +6,7 @@ import json
 import os
 import time
 
-from tests.conftest import Cli
-from tests.telemetry.conftest import Machine
+from tests.conftest import Cli, Machine
 
 
 def test_devices_lists_values_and_reasons_as_plain_text(cli: Cli, machine: Machine) -> None:

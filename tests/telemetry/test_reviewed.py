@@ -19,7 +19,7 @@ from gpuconsole.telemetry.once import look
 from gpuconsole.telemetry.owners import Owners
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample
-from tests.telemetry.conftest import Machine
+from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 from tests.waiting import wait_until
 
