@@ -116,6 +116,17 @@ LOOP = (
         examples=(0, 256),
     ),
     Knob(
+        "malloc_trim_threshold_mb",
+        "int",
+        "freed memory that glibc keeps for the next step rather than give it back (MALLOC_TRIM_THRESHOLD_); 0: as glibc likes",
+        apply="cold",
+        low=0,
+        high=2047,
+        unit="MB",
+        default=0,
+        examples=(0, 1024),
+    ),
+    Knob(
         "memory_limit_mb",
         "int",
         "device memory that the run may use; enforced on CUDA, a yardstick on a CPU; 0: all of it",

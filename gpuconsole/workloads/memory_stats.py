@@ -14,8 +14,10 @@ from functools import cache
 
 import torch
 
-M_MMAP_THRESHOLD = -3
-"""mallopt's number for it (malloc.h)."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""mallopt's numbers for them (malloc.h)."""
+LARGEST_MMAP_THRESHOLD_KB = 32 * 1024
+"""glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits."""
 KB = 1024
 CUDA_FIGURES = {
     "allocated_bytes": "allocated_bytes.all.current",
@@ -96,3 +98,17 @@ def fix_mmap_threshold(kilobytes: int) -> bool:
     """
     library = _glibc()
     return bool(kilobytes and library is not None and library.mallopt(M_MMAP_THRESHOLD, kilobytes * KB))
+
+
+def keep_freed_memory(megabytes: int, mmap_threshold_kb: int = 0) -> bool:
+    """Let glibc keep up to that much freed memory at the heap's end, so that the next step's tensors find pages that are there already.
+    0 leaves glibc alone. Returns whether glibc took it.
+
+    By itself it gives back what is beyond twice the mmap threshold, and every step faults those pages in again, each zeroed anew. Either
+    setting ends its own adjusting of the mmap threshold, so that must be set too: at most blocks lie in the heap where it is largest.
+    """
+    library = _glibc()
+    if not megabytes or library is None:
+        return False
+    fix_mmap_threshold(mmap_threshold_kb or LARGEST_MMAP_THRESHOLD_KB)
+    return bool(library.mallopt(M_TRIM_THRESHOLD, megabytes * KB * KB))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.memory_stats import allocator_stats
 from gpuconsole.workloads.training import compiling, memory, optimizers
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.effects import without_effect
@@ -217,6 +221,30 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
     assert "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF"), os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+
+
+STEPS = """
+import resource, sys, torch
+from gpuconsole.workloads.training.memory import set_up_allocator
+set_up_allocator({"malloc_trim_threshold_mb": int(sys.argv[1])})
+def step():
+    tensors = [torch.zeros(2**20, dtype=torch.uint8) for _ in range(128)]
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+before = faults()
+step()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(not allocator_stats(CPU), reason="needs glibc")
+def test_memory_that_is_kept_needs_no_new_pages_in_the_next_step() -> None:
+    anew, kept = (
+        int(subprocess.run([sys.executable, "-c", STEPS, mb], capture_output=True, check=True, text=True).stdout) for mb in ("0", "1024")
+    )
+    assert anew > 128 * 2**20 / resource.getpagesize() / 2  # at least half of what was freed was given back
+    assert kept < anew / 100
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
