@@ -12,6 +12,9 @@ MBU = Threshold("mbu", 0.70, "ratio", "a plain copy reaches 85-92 % of an HBM da
 
 
 def check(case: Case) -> Finding:
+    case.value("data_wait_ratio")
+    if "mbu_ratio" not in case.signals:
+        return clear(ID, TITLE, 0.0, (), "the workload does not say how many bytes must move")
     mbu = case.value("mbu_ratio")
     evidence = [case.evidence("mbu_ratio", MBU.value)]
     stolen = {
@@ -40,7 +43,7 @@ def check(case: Case) -> Finding:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("mbu_ratio", "data_wait_ratio", "logging_ratio", "checkpoint_ratio"),
+    signals=("data_wait_ratio", "mbu_ratio", "logging_ratio", "checkpoint_ratio"),
     thresholds=(MBU,),
     text="""The workload says how many bytes a sample must move at least; times samples/s that is held against the memory's bandwidth: a GPU's
 datasheet figure, or a copy measured on this machine. Bytes that are moved without need (a chain of unfused operations, a dense

@@ -22,6 +22,8 @@ PROBED = (gpu_attention_math.RULE, gpu_fp32_no_tensor_core.RULE, gpu_optimizer_u
 
 
 def check(case: Case) -> Finding:
+    if "mfu_ratio" not in case.signals and "mbu_ratio" in case.signals:
+        return clear(ID, TITLE, 0.0, (case.evidence("mbu_ratio"),), "there are no matrix products to hold against a peak")
     mfu = case.value("mfu_ratio")
     evidence = [case.evidence("mfu_ratio", MFU.value)]
     stolen = {

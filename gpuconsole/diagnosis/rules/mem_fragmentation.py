@@ -90,7 +90,7 @@ def _mb(value: float) -> str:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("memory.limit_bytes", "memory.allocated_peak_bytes", "memory.reserved_peak_bytes"),
+    signals=("memory.limit_bytes", *(f"memory.{heap}{name}_peak_bytes" for heap in ("", "heap_") for name in ("allocated", "reserved"))),
     thresholds=(LOST, MATTERS),
     text="""What an allocator has taken from the device and what tensors use of it are both known: torch.cuda.memory_stats keeps the peaks of both;
 on a CPU glibc's mallinfo2 is asked all through a few passes (its heap holds the whole process, libraries too). The two are

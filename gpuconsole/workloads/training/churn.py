@@ -15,7 +15,7 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
 from gpuconsole.workloads.training.task import Batch
-from gpuconsole.workloads.training.verses import BOOKS, PADDING, Verses, VerseStream
+from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 
 KEPT = 32
 """Batches of features that are kept; each new one takes the place of one drawn at random."""
@@ -24,7 +24,7 @@ NARROWER = 4
 
 
 class VerseNet(nn.Module):
-    """MLP blocks on each byte, then narrow features of which the mean tells the book."""
+    """MLP blocks on each byte, then narrow features, the largest of which tell whether the verse names the LORD."""
 
     def __init__(self, d_model: int, n_layer: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class VerseNet(nn.Module):
             for _ in range(n_layer)
         )
         self.narrow = nn.Linear(d_model, d_model // NARROWER)
-        self.head = nn.Linear(d_model // NARROWER, len(BOOKS))
+        self.head = nn.Linear(d_model // NARROWER, 2)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(batch, tokens) int64 to features (batch, tokens, d_model / 4), 0 where there is padding."""
@@ -70,16 +70,16 @@ class ChurnTask:
         return VerseStream(self._verses, knobs, self._seed + 1).next()
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        tokens, books = batch
+        tokens, named = batch
         features = self.model(tokens)
-        loss = self._judge(features, books)
+        loss = self._judge(features, named)
         if not torch.is_grad_enabled() or len(tokens) != self._batch_size:
             return loss  # an evaluation, or a probe with a batch of its own: what is kept stays as it is
         if self._kept:
             loss = loss + self._judge(*self._chance.choice(self._kept))
         if len(self._kept) == KEPT:
             self._kept.pop(self._chance.randrange(KEPT))
-        self._kept.append((features.detach().to(torch.float32, copy=True), books))
+        self._kept.append((features.detach().to(torch.float32, copy=True), named))
         return loss
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
@@ -91,9 +91,9 @@ class ChurnTask:
         tokens = torch.zeros(1, mean, dtype=torch.int64, device="meta")
         return count_training_flops(self._twin, lambda twin: twin(tokens).sum())
 
-    def _judge(self, features: torch.Tensor, books: torch.Tensor) -> torch.Tensor:
+    def _judge(self, features: torch.Tensor, named: torch.Tensor) -> torch.Tensor:
         assert isinstance(self._head, nn.Linear)
-        return F.cross_entropy(self._head(features.mean(1)).float(), books)
+        return F.cross_entropy(self._head(features.amax(1)).float(), named)
 
 
 def create(knobs: Knobs, device: torch.device, seed: int) -> ChurnTask:

@@ -10,19 +10,19 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
 from gpuconsole.workloads.training.task import Batch
-from gpuconsole.workloads.training.verses import BOOKS, PADDING, Verses, VerseStream
+from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 
 
 class BagOfBytes(nn.Module):
-    """The mean of what the bytes of a verse stand for, and a linear layer that tells its book. Few kernels, so it compiles in seconds."""
+    """The mean of what the bytes of a verse stand for, and a linear layer that tells whether it names the LORD. Few kernels, so it compiles in seconds."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.bytes = nn.Embedding(256, d_model)
-        self.head = nn.Linear(d_model, len(BOOKS))
+        self.head = nn.Linear(d_model, 2)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens) int64 to logits (batch, books)."""
+        """(batch, tokens) int64 to logits (batch, 2)."""
         there = (tokens != PADDING).unsqueeze(-1)
         x = F.silu(self.bytes(tokens))
         return self.head((x * there).sum(1) / there.sum(1))
@@ -48,8 +48,8 @@ class RaggedTask:
         return VerseStream(self._verses, knobs, self._seed + 1).next()
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        tokens, books = batch
-        return F.cross_entropy(self.model(tokens).float(), books)
+        tokens, named = batch
+        return F.cross_entropy(self.model(tokens).float(), named)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         return len(batch[0]), 0

@@ -30,7 +30,8 @@ class RunLog:
 
 
 def _describe(gradient: torch.Tensor) -> dict[str, object]:
-    flat = gradient.detach().float()
+    found = gradient.detach()
+    flat = (found.coalesce().values() if found.is_sparse else found).float()  # of a sparse gradient: the rows that it has
     low, high = flat.min().item(), flat.max().item()
     counts = torch.histc(flat, HISTOGRAM_BINS, low, high).tolist()
     return {"norm": flat.norm().item(), "mean": flat.mean().item(), "low": low, "high": high, "histogram": counts}

@@ -1,4 +1,4 @@
-"""Verses of the King James Bible: sequences as long as text has them, each labelled with the book that it is from."""
+"""Verses of the King James Bible: sequences as long as text has them, each with whether it names the LORD."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.training.gpt import padded
 from gpuconsole.workloads.training.task import Batch
 
-BOOKS = ("Ge", "Exo", "Lev", "Num")
+NAME = b"LORD"
 PADDING = 0
 """No byte of a text is 0."""
 
 
 class Verses:
-    """All verses back to back as bytes, with each one's start, length and book. The reference before a verse is no part of it."""
+    """All verses back to back as bytes, with each one's start, length, and whether it names the LORD (0 or 1). The reference before a verse is no part of it."""
 
     def __init__(self) -> None:
         lines = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8").splitlines()[:-1]  # the last one is cut off
-        parts = [line.partition(" ") for line in lines]
-        texts = [text.encode() for _, _, text in parts]
-        self.books = torch.tensor([BOOKS.index(reference.partition(":")[0].rstrip("0123456789")) for reference, _, _ in parts])
+        texts = [line.partition(" ")[2].encode() for line in lines]
+        self.named = torch.tensor([int(NAME in text) for text in texts])
         self.lengths = torch.tensor([len(text) for text in texts])
         self.starts = torch.cumsum(self.lengths, 0) - self.lengths
         self.text = torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8)
 
     def batch(self, which: torch.Tensor, knobs: Knobs) -> Batch:
-        """Verses by number as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and their books."""
+        """Verses by number as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and whether they name the LORD."""
         lengths = self.lengths[which].clamp(max=int(knobs["seq_len"]))
         offsets = torch.arange(padded(int(lengths.max()), int(knobs["pad_to_multiple_of"])))
         inside = offsets < lengths[:, None]
         places = torch.where(inside, self.starts[which][:, None] + offsets, 0)
-        return torch.where(inside, self.text[places].long(), PADDING), self.books[which]
+        return torch.where(inside, self.text[places].long(), PADDING), self.named[which]
 
 
 class VerseStream:
