@@ -115,13 +115,15 @@ class Worker:
             self._try_out()
         except Exception as problem:  # whatever torch objects to is the user's answer
             error = explain(problem, loop.knobs)
-        error = next((one for one in self._world.gather(error) if one is not None), None)
+        failed = {rank: one for rank, one in enumerate(self._world.gather(error)) if one is not None}
+        error = next((one if len(failed) == self._world.size else f"rank {rank}: {one}" for rank, one in failed.items()), None)
         if error is None and self._exchanges:
             loop.step()
             self._announce()
         elif error is not None:
             loop.release_cached_memory()
             loop.set_knobs({name: before[name] for name in command.changes if name in before and CATALOGUE[name].apply == "hot"}, arm)
+            self._recover()
             first = loop.account.index
         self._answer(KnobsSet(now(), command.request, first, loop.knobs, error))
         loop.account.restart()
@@ -136,6 +138,13 @@ class Worker:
         else:
             self._loop.step()
             self._announce()
+
+    def _recover(self) -> None:
+        from gpuconsole.workloads.training.loop import TrainingLoop
+        from gpuconsole.workloads.training.probing import recover
+
+        if isinstance(self._loop, TrainingLoop) and self._exchanges and self._loop.last_batch is not None:
+            recover(self._loop)
 
     @property
     def _exchanges(self) -> bool:
@@ -157,6 +166,8 @@ class Worker:
             error = explain(problem, self._loop.knobs)
             self._loop.release_cached_memory()
         error = self._world.outcome(error)
+        if error is not None:
+            self._recover()
         self._loop.account.finish()
         self._flush()
         self._answer(ProbeDone(now(), command.request, command.probe, signals, error, now() - start))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import torch
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.wire.events import Event, KnobsSet, SetKnobs, Start
+from gpuconsole.workloads.inbox import Inbox
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.communication import exposed_communication
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.memory import held_bytes, state_bytes
 from gpuconsole.workloads.training.parallel.choose import plan_for
-from gpuconsole.workloads.world import ProcessWorld
+from gpuconsole.workloads.worker import Worker
+from gpuconsole.workloads.world import ProcessWorld, Torn
 
 SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 128, "n_layer": 2, "num_threads": 1, "eval_every": 0}
 WAYS: dict[str, Knobs] = {
@@ -59,6 +63,50 @@ def run(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     }
 
 
+def refuse(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
+    """The last process alone runs out of memory in the midst of a forward pass at twice the batch."""
+    knobs = {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS} | SMALL | WAYS[name]
+    plan, device, answers = plan_for(knobs, world), torch.device("cpu"), Answers()
+    loop = TrainingLoop(gpt.create(knobs, device, plan.replica), knobs, device, scratch, plan)
+    loop.step()
+    if world.rank == world.size - 1:
+        last_block = next(module for module in loop.task.model.modules() if isinstance(module, torch.nn.ModuleList))[-1]
+        last_block.register_forward_pre_hook(_refuse_four_rows)
+    worker = Worker(answers, Inbox(), loop, Start("training.gpt", knobs, "cpu"), world)  # type: ignore[arg-type]
+    worker._set_knobs(SetKnobs(1, {"batch_size": 4}))
+    loop.step()
+    loop.close()
+    return {"way": f"refused, {name}", "rank": world.rank, "errors": answers.errors, "batch_size": loop.knobs["batch_size"]}
+
+
+class Answers:
+    """Stands for the connection to the console."""
+
+    dropped = 0
+
+    def __init__(self) -> None:
+        self.errors: list[str | None] = []
+
+    def send(self, event: Event) -> None:
+        if isinstance(event, KnobsSet):
+            self.errors.append(event.error)
+
+
+def _refuse_four_rows(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    if inputs[0].shape[0] == 4:
+        raise RuntimeError("out of memory")
+
+
+def outcomes(world: ProcessWorld) -> dict[str, Any]:
+    """What all processes make of a success, of a failure of all, and of a failure of one."""
+    found: dict[str, Any] = {"way": "outcomes", "rank": world.rank, "none": world.outcome(None), "all": world.outcome("no room")}
+    try:
+        found["one"] = world.outcome("no room" if world.rank else None)
+    except Torn as torn:
+        found["one"] = f"torn: {torn}"
+    return found
+
+
 def fingerprint(loop: TrainingLoop) -> list[float]:
     """Every weight of this process's part, summed in double precision per tensor."""
     parts = (getattr(parameter, "to_local", lambda whole=parameter: whole)() for parameter in loop.task.model.parameters())
@@ -73,9 +121,10 @@ if __name__ == "__main__":
     ours = ProcessWorld("gloo", leading=True)
     folder = Path(sys.argv[2]) / str(ours.rank)
     folder.mkdir()
-    for way in WAYS:
-        found = run(way, ours, folder)
-        for line in ours.gather(json.dumps(found)):
+    jobs = [partial(run, way, ours, folder) for way in WAYS]
+    jobs += [partial(refuse, way, ours, folder) for way in ("ddp", "zero3", "tensor parallel")]
+    for job in (*jobs, partial(outcomes, ours)):
+        for line in ours.gather(json.dumps(job())):
             if ours.rank == 0:
                 print(line, flush=True)
     ours.leave()

@@ -80,6 +80,13 @@ def rehearse(loop: TrainingLoop) -> None:
     loop.account.restart()
 
 
+def recover(loop: TrainingLoop) -> None:
+    """After a pass that was broken off: one on the last batch. FSDP2 then has its shards where the other processes have theirs."""
+    with untouched(loop):
+        timed_pass(loop, resident_batch(loop))
+    loop.account.restart()
+
+
 def synchronize(loop: TrainingLoop) -> None:
     if loop.device.type == "cuda":
         torch.cuda.synchronize(loop.device)

@@ -26,6 +26,8 @@ TENSOR_PLAN: dict[str, Callable[[], ParallelStyle]] = {
     "down": RowwiseParallel,
 }
 """Megatron's split of a block: the first matrix of each pair by columns, the second by rows, one all-reduce after it."""
+RENAMED = hasattr(dist, "all_gather_single")
+"""torch 2.13 gave FSDP2's two collectives other names."""
 
 
 class Sharded(Plan):
@@ -80,20 +82,23 @@ class Sharded(Plan):
 def silent_collectives() -> Iterator[None]:
     """Collectives that copy what is here in place of what the others have: the same work, no communication, worthless results."""
 
-    def all_gather(output: torch.Tensor, tensor: torch.Tensor, *_: Any, **__: Any) -> _Done:
-        output.view(-1, tensor.numel()).copy_(tensor.reshape(1, -1))
+    def all_gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> _Done:
+        own = input_tensor.reshape(-1)
+        for part in output_tensor.view(-1, own.numel()):
+            if part.data_ptr() != own.data_ptr():  # FSDP2 gathers in place
+                part.copy_(own)
         return _Done()
 
-    def reduce_scatter(output: torch.Tensor, tensor: torch.Tensor, *_: Any, **__: Any) -> _Done:
-        output.copy_(tensor.reshape(-1)[: output.numel()].view_as(output))
+    def reduce_scatter(output: torch.Tensor, input: torch.Tensor, *_: Any, **__: Any) -> _Done:
+        output.copy_(input.reshape(-1)[: output.numel()].view_as(output))
         return _Done()
 
     def in_place(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor
 
     stand_ins: list[tuple[Any, str, Any]] = [
-        (dist, "all_gather_into_tensor", all_gather),
-        (dist, "reduce_scatter_tensor", reduce_scatter),
+        (dist, "all_gather_single" if RENAMED else "all_gather_into_tensor", all_gather),
+        (dist, "reduce_scatter_single" if RENAMED else "reduce_scatter_tensor", reduce_scatter),
         (functional, "all_reduce", in_place),
     ]
     real = [getattr(module, name) for module, name, _ in stand_ins]
