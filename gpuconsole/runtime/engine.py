@@ -209,6 +209,8 @@ class Engine(StoreReader):
             await self._trial_over.wait()
         if self._worker is not None:
             worker, self._worker = self._worker, None
+            if state == "finished" and worker.hanging:
+                state, error = "failed", worker.hanging
             await worker.stop()
             self._close_run(state, error)
 

@@ -17,7 +17,22 @@ import msgspec
 
 from gpuconsole.runtime.child import LINE_LIMIT, STOP_S, Child
 from gpuconsole.wire.channel import keep_alive
-from gpuconsole.wire.events import AnyEvent, Command, Failed, Note, Progress, RankJoined, Stop, decode_event, encode
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Command,
+    Doing,
+    Failed,
+    Note,
+    Pause,
+    Progress,
+    RankJoined,
+    Resume,
+    Steps,
+    Stop,
+    WhatNow,
+    decode_event,
+    encode,
+)
 
 LOOPBACK = "127.0.0.1"
 JOIN_S = 10.0
@@ -27,6 +42,9 @@ LOST_S = 15.0
 """How long the other processes have to notice that one is gone, before they are ended."""
 BROKEN = ("by peer", "Broken pipe", "remote process exited", "ncclRemoteError", "DistNetworkError")
 """What gloo, NCCL and torch's store say when another process is gone: an effect, never the cause."""
+SILENT_S = 30.0
+"""Without a step for so long, every process is asked what it is doing."""
+ANSWER_S = 2.0
 SAME_CLOCK_S = 5.0
 """Another machine's monotonic clock differs by more, unless both were booted together."""
 
@@ -86,7 +104,10 @@ class RankedChild(Child):
         self._scratch = scratch
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
-        self._connections: list[asyncio.StreamWriter] = []
+        self._connections: dict[int, asyncio.StreamWriter] = {}
+        self._stepped: float | None = None
+        self._doing: dict[int, str] = {}
+        self.hanging = ""
         self._reading: set[asyncio.Task[None]] = set()
         self._lost: list[tuple[RankJoined, Exception | None]] = []
         self._told: set[int] = set()
@@ -106,7 +127,7 @@ class RankedChild(Child):
         }
         await self._spawn([self._module, *self._arguments], env=env)
         self._watch([asyncio.create_task(self._read_all())])
-        self._tasks.append(asyncio.create_task(self._close_server()))
+        self._tasks += [asyncio.create_task(self._close_server()), asyncio.create_task(self._notice_silence())]
         if others := self._launch.nnodes - 1:
             machines = "1 other machine" if others == 1 else f"{others} other machines"
             self._on_event(Progress(time.monotonic(), "waiting", f"for {machines}; there: {self._launch.on_other_nodes()}"))
@@ -114,6 +135,8 @@ class RankedChild(Child):
     def send(self, command: Command) -> None:
         """To the process that leads, as soon as it is there."""
         self._stopping |= isinstance(command, Stop)
+        if isinstance(command, Pause | Resume):
+            self._stepped = None  # until the next step
         if self._writer is None:
             self._waiting.append(command)
         else:
@@ -128,7 +151,7 @@ class RankedChild(Child):
         await self.exited.wait()
         assert self._server is not None
         self._server.close()
-        for writer in self._connections:
+        for writer in self._connections.values():
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +161,7 @@ class RankedChild(Child):
         if joined is None or self.exited.is_set():
             writer.close()
             return
-        self._connections.append(writer)
+        self._connections[joined.rank] = writer
         if joined.leads:
             self._writer = writer
             for command in self._waiting:
@@ -165,6 +188,24 @@ class RankedChild(Child):
         await self._process.wait()
         while self._reading:
             await asyncio.wait(self._reading)
+
+    async def _notice_silence(self) -> None:
+        """Say what each process is doing when there are no steps any more, and that they go on when they do."""
+        while not self.exited.is_set():
+            await asyncio.sleep(1.0)
+            silent_s = time.monotonic() - self._stepped if self._stepped is not None else 0.0
+            if silent_s < SILENT_S:
+                if self.hanging and not self._stopping:
+                    self._on_event(Note(time.monotonic(), "steps go on"))
+                self.hanging = ""
+            elif not self.hanging and not self._stopping:
+                self._doing.clear()
+                for writer in self._connections.values():
+                    writer.write(encode(WhatNow()) + b"\n")
+                await asyncio.sleep(ANSWER_S)
+                doing = (f"rank {rank}: {self._doing.get(rank, 'does not answer')}" for rank in sorted(self._connections))
+                self.hanging = f"no step for {silent_s + ANSWER_S:.0f} s; {'; '.join(doing)}"
+                self._on_event(Note(time.monotonic(), self.hanging, "warning"))
 
     def _tell_missing(self) -> None:
         if missing := self._launch.processes - len(self._connections):
@@ -197,6 +238,11 @@ class RankedChild(Child):
             return  # the run is closed; what comes late belongs to no other
         if shift:
             event = msgspec.structs.replace(event, t=event.t + shift)
+        if isinstance(event, Doing):
+            self._doing[rank] = event.calls
+            return
+        if isinstance(event, Steps) and event.steps:
+            self._stepped = time.monotonic()
         if not isinstance(event, Failed):
             self._on_event(event)
             return

@@ -86,6 +86,11 @@ class WorkerHandle:
     def last_words(self) -> list[str]:
         return list(self._child.last_words)
 
+    @property
+    def hanging(self) -> str:
+        """What its processes are doing, where there have been no steps for long."""
+        return self._child.hanging if isinstance(self._child, RankedChild) else ""
+
     def start(self, workload: str, knobs: Knobs, device: Device) -> None:
         self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else ""))
 

@@ -132,6 +132,13 @@ class RankJoined(Event, frozen=True):
     token: str = ""
 
 
+class Doing(Event, frozen=True):
+    """What a process's training thread is doing: the innermost calls, outermost first."""
+
+    rank: int
+    calls: str
+
+
 class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
@@ -241,7 +248,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Steps | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
     | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | Note
 )  # fmt: skip
 
@@ -293,11 +300,15 @@ class Resume(Command, frozen=True):
     arm: int = 0
 
 
+class WhatNow(Command, frozen=True):
+    """Answered by `Doing`, by a thread of its own, also while the training thread hangs."""
+
+
 class Stop(Command, frozen=True):
     pass
 
 
-AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
+AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | WhatNow | Stop
 
 encode = msgspec.json.Encoder().encode
 decode_event = msgspec.json.Decoder(AnyEvent).decode

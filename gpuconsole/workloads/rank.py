@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,7 +23,7 @@ import psutil
 
 from gpuconsole import __version__
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
-from gpuconsole.wire.events import Failed, Hello, Progress, RankJoined, Start
+from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.inbox import Inbox, LockstepInbox
 from gpuconsole.workloads.network import choose_interface
@@ -103,6 +105,23 @@ def set_up_environment(scratch: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
 
 
+def hear(channel: ChildChannel, rank: int, inbox: Inbox, command: AnyCommand) -> None:
+    """Runs on the channel's thread."""
+    if isinstance(command, WhatNow):
+        channel.send(Doing(now(), rank, innermost_calls()))
+    else:
+        inbox.put(command)
+
+
+def innermost_calls() -> str:
+    """Where the main thread is: our own innermost call, and the innermost of all."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.extract_stack(frame, limit=40) if frame is not None else traceback.StackSummary()
+    calls = [f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in stack]
+    own = max((index for index, call in enumerate(stack) if f"{os.sep}gpuconsole{os.sep}" in call.filename), default=0)
+    return " > ".join(dict.fromkeys((*calls[own : own + 1], *calls[-1:])))
+
+
 def serve(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start, scratch: Path) -> int:
     """Train with the others until told to stop. Returns the exit code."""
     loop = None
@@ -143,7 +162,7 @@ def main() -> None:
             early.drain(2.0)
         raise
     inbox = LockstepInbox(world)
-    channel.listen(inbox.put, kill_own_group)
+    channel.listen(partial(hear, channel, world.rank, inbox), kill_own_group)
     start = inbox.wait()
     code = 0
     if isinstance(start, Start):
