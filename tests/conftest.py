@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# Two tests at a time, each on a core of its own: threads that wait for one another across them spin for most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.fakes.nvml.build import Script, build_fake_nvml
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import psutil
 
 from benchmarks.training import LOSS_AT
 from gpuconsole.model.device import Device
@@ -22,19 +25,29 @@ START_S = 120.0
 
 
 class Block(NamedTuple):
-    """What a contestant did in a block: all times of its training thread. `loss` is that of step LOSS_AT, once it was run."""
+    """What a contestant did in a block. Times are of its training thread; `loss` is that of step LOSS_AT, once it was run.
+
+    `cpu_s` and `faults` (pages that the kernel had to find) are of the whole process, its first step and standing still included.
+    """
 
     steps: int
     wall_s: float
     runq_s: float
     loss: float | None
     threads: int
+    cpu_s: float = 0.0
+    faults: int = 0
 
-    def steps_per_s(self, contention_free: bool) -> float:
-        return self.steps / (self.wall_s - (self.runq_s if contention_free else 0.0))
+    def steps_per_s(self, clock: str) -> float:
+        if clock == "cpu":
+            return (self.steps + 1) / self.cpu_s
+        return self.steps / (self.wall_s - (self.runq_s if clock == "contention_free" else 0.0))
 
 
 class Contestant(Protocol):
+    @property
+    def pid(self) -> int: ...
+
     async def start(self) -> None:
         """Import, build and train the first steps, then stand still."""
         ...
@@ -42,6 +55,20 @@ class Contestant(Protocol):
     async def block(self, seconds: float) -> Block: ...
 
     async def stop(self) -> None: ...
+
+
+async def measured_block(one: Contestant, seconds: float) -> Block:
+    """A block with what the process as a whole used."""
+    process = psutil.Process(one.pid)
+    before, faults = process.cpu_times(), _faults(one.pid)
+    block = await one.block(seconds)
+    after = process.cpu_times()
+    return block._replace(cpu_s=after.user + after.system - before.user - before.system, faults=_faults(one.pid) - faults)
+
+
+def _faults(pid: int) -> int:
+    """Minor page faults so far: field 10 of /proc/PID/stat, the 8th after the name."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
 class Reference:
@@ -52,6 +79,10 @@ class Reference:
         names = ("d_model", "n_layer", "batch_size", "seq_len", "num_threads", "precision")
         course = [word for name in names for word in (f"--{name}", str(knobs[name]))]
         self._command = [python, "-m", module, *course, "--seed", str(seed), "--text", text]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
@@ -90,6 +121,11 @@ class Ours:
         self._heard: list[Steps] = []
         self._worker = WorkerHandle(self._listen, lambda worker, code: None)
         self._loss: float | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._worker.pid is not None
+        return self._worker.pid
 
     async def start(self) -> None:
         await self._worker.launch()

@@ -11,7 +11,7 @@ import jsonschema
 from gpuconsole.model.snapshot import json_schema
 from tests.conftest import Cli
 
-SMALL = ["--duration", "7", "--set", "d_model=64", "--set", "n_layer=1", "--set", "batch_size=2", "--set", "seq_len=32"]
+SMALL = ["--duration", "12", "--set", "d_model=64", "--set", "n_layer=1", "--set", "batch_size=2", "--set", "seq_len=32"]
 
 
 def twenty_times_faster(path: Path) -> None:

