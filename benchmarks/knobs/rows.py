@@ -42,8 +42,8 @@ FIRST = ("ddp-small-batch", "optimizer-heavy", "train-vision", "naive-attention"
 OTHERS = (
     Row("train-gpt", {"precision": "bf16"}, duration_s=FIX_DURATION_S),
     Row("train-gpt", {"num_threads": 2}),
-    Row("train-gpt", {"malloc_trim_threshold_mb": 1024}),
-    Row("train-gpt", {"malloc_trim_threshold_mb": 1024}, {"precision": "bf16"}),
+    Row("train-gpt", {"malloc_trim_threshold_mb": 0}),
+    Row("train-gpt", {"malloc_trim_threshold_mb": 0}, {"precision": "bf16"}),
     Row("train-gpt", {"batch_size": 32}),
     Row("train-gpt", {"attention": "math"}),
     Row("train-gpt", {"gradient_checkpointing": True}, kind="memory"),
