@@ -1,6 +1,6 @@
 """Does each scenario's default finding come out on top, every time, also beside a busy neighbour?
 
-    python -m benchmarks.scenarios [--runs 5] [--duration 30] [--neighbours 1] [--only NAME ...] [--keep]
+    python -m benchmarks.scenarios [--runs 5] [--duration 30] [--neighbours 1] [--only NAME ...] [--keep --name NAME]
 
 Runs the real command line, headless, and compares the top finding with the one that the scenario teaches.
 """
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside each run")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--keep", action="store_true", help="write the result under benchmarks/results")
+    parser.add_argument("--name", default="", help="with --keep: what tells this result's file from others, such as training")
     args = parser.parse_args()
     taught = {name: scenario.teaches.rule for name, scenario in scenarios()[0].items() if scenario.teaches.rule}
     burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(args.neighbours)]
@@ -64,7 +65,7 @@ def main() -> int:
         burner.terminate()
     if args.keep:
         kept = keep(
-            f"scenarios-neighbours-{args.neighbours}" + ("-" + "-".join(args.only) if args.only else ""),
+            f"scenarios-neighbours-{args.neighbours}" + (f"-{args.name}" if args.name else ""),
             {"duration_s": args.duration, "neighbours": args.neighbours, "results": results},
         )
         print(f"kept in {kept}")
