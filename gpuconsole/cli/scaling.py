@@ -105,8 +105,11 @@ async def _run(engine: Engine, name: str, knobs: Knobs, duration_s: float, progr
         view = engine.view()
         if view.state in ("failed", "finished", "stopped"):
             return
-        if view.running_s >= duration_s or (view.running_s <= 0 and time.monotonic() - begun > START_S):
+        if view.running_s >= duration_s:
             break
+        if view.running_s <= 0 and time.monotonic() - begun > START_S:
+            await engine.end_run("failed", f"no step within {START_S:g} s")
+            return
         progress.show(view, view.running_s, duration_s)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(interrupted.wait(), TICK_S)
@@ -140,6 +143,6 @@ def table(runs: list[Run]) -> list[str]:
             continue
         efficiency = f"{weak_scaling(one.p50, rate.p50, nproc):.0%}" if one else "n/a"
         step = f"{run.summary.step_time_s.p50 * 1e3:.1f} ms" if run.summary.step_time_s else "n/a"
-        comm = f"{run.summary.phases_ratio.get('comm', 0.0):.0%}"
+        comm = f"{run.summary.phases_ratio.get('comm', 0.0):.0%}" if nproc == 1 or run.knobs["sharding"] in ("ddp", "zero1") else "n/a"
         lines.append(f"{nproc:>5}  {rate.p50:>11,.0f} {unit:>10}  {rate.p50 / nproc:>12,.0f}  {efficiency:>10}  {step:>10}  {comm:>6}")
     return lines

@@ -58,6 +58,8 @@ class Ranks:
         busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
         if len(busy) < max(2, len(self._joined)):
             return {}
+        if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
+            return {}  # shards and split matrices wait within their passes: those times tell nothing
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
         source = f"step account of {len(busy)} processes: time without communication and run-queue delay, its median over the others'"

@@ -83,7 +83,16 @@ class Launch(msgspec.Struct, frozen=True):
     def on_other_nodes(self) -> str:
         """The command that makes another machine take part, ADDRESS being its own."""
         return " ".join(
-            ["torchrun", *self._meeting(), "--rdzv-conf", "is_host=0", "--local-addr", "ADDRESS", "-m", "gpuconsole.workloads.rank"]
+            [
+                "torchrun",
+                *self._meeting(),
+                "--rdzv-conf",
+                f"is_host=0,read_timeout={self.meeting_s}",
+                "--local-addr",
+                "ADDRESS",
+                "-m",
+                "gpuconsole.workloads.rank",
+            ]
         )
 
     def _meeting(self) -> list[str]:

@@ -34,6 +34,18 @@ def test_exposed_communication_is_worth_what_accumulation_saves() -> None:
     assert first.predicted_speedup.low < 1 / (1 - 0.35 * 3 / 4) < first.predicted_speedup.high
 
 
+def test_accumulation_saves_gradients_and_not_the_parameters_that_shards_gather_in_every_pass() -> None:
+    shards = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.03}, {"sharding": "zero3"}))
+    assert shards.recoverable_ratio == pytest.approx(0.3 / 3 * 3 / 4)
+    several_passes = case({**STEP, "comm.exposed_s": 0.03}, {"sharding": "zero3", "gradient_accumulation_steps": 2})
+    assert comm_exposed.check(several_passes).level == pytest.approx(0.3 * (1 / 3 + 2 * 2 / 3) / 0.10)
+
+
+def test_a_slow_process_is_waited_for_in_every_pass_of_a_step() -> None:
+    late = {**STEP, **EVEN, "comm.straggler_ratio": 1.3, "comm.late_s": 0.02, "comm.late_in_backward_ratio": 0.0}
+    assert comm_straggler.check(case(late, {"gradient_accumulation_steps": 2})).recoverable_ratio == pytest.approx(0.4)
+
+
 def test_hidden_communication_is_no_finding() -> None:
     assert comm_exposed.check(case({**STEP, "comm.exposed_s": 0.005})).state == "clear"
 

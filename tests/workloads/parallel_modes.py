@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.wire.events import Event, KnobsSet, SetKnobs, Start
 from gpuconsole.workloads.inbox import Inbox
 from gpuconsole.workloads.training import gpt
@@ -24,6 +25,8 @@ SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 128, "n_layer": 2, "n
 WAYS: dict[str, Knobs] = {
     "ddp": {"sharding": "ddp"},
     "zero1": {"sharding": "zero1"},
+    "ddp sgd": {"sharding": "ddp", "optim": "sgd"},
+    "zero1 sgd": {"sharding": "zero1", "optim": "sgd"},
     "zero2": {"sharding": "zero2"},
     "zero3": {"sharding": "zero3"},
     "bf16 hook": {"sharding": "ddp", "comm_hook": "bf16"},
@@ -79,6 +82,25 @@ def refuse(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     return {"way": f"refused, {name}", "rank": world.rank, "errors": answers.errors, "batch_size": loop.knobs["batch_size"]}
 
 
+def change_optimizer(world: ProcessWorld, scratch: Any) -> dict[str, Any]:
+    """How many steps the moments of a sharded AdamW have seen after it became a fused one, and after a step more."""
+    knobs = {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS} | SMALL | WAYS["zero1"] | {"optim": "adamw"}
+    plan, device = plan_for(knobs, world), torch.device("cpu")
+    loop = TrainingLoop(gpt.create(knobs, device, plan.replica), knobs, device, scratch, plan)
+    loop.step()
+    loop.step()
+    loop.set_knobs({"optim": "adamw_fused"}, 0)
+    seen = [_seen(plan.local(loop.optimizer))]
+    loop.step()
+    seen.append(_seen(plan.local(loop.optimizer)))
+    loop.close()
+    return {"way": "another optimizer", "rank": world.rank, "seen": seen, "fused": plan.local(loop.optimizer).param_groups[0]["fused"]}
+
+
+def _seen(optimizer: torch.optim.Optimizer) -> list[float]:
+    return sorted({float(state["step"]) for state in optimizer.state.values()})
+
+
 class Answers:
     """Stands for the connection to the console."""
 
@@ -116,6 +138,7 @@ def fingerprint(loop: TrainingLoop) -> list[float]:
 if __name__ == "__main__":
     from pathlib import Path
 
+    die_with_parent()
     KNOBS = tuple(json.loads(sys.argv[1]))
 
     ours = ProcessWorld("gloo", leading=True)
@@ -123,7 +146,7 @@ if __name__ == "__main__":
     folder.mkdir()
     jobs = [partial(run, way, ours, folder) for way in WAYS]
     jobs += [partial(refuse, way, ours, folder) for way in ("ddp", "zero3", "tensor parallel")]
-    for job in (*jobs, partial(outcomes, ours)):
+    for job in (*jobs, partial(change_optimizer, ours, folder), partial(outcomes, ours)):
         for line in ours.gather(json.dumps(job())):
             if ours.rank == 0:
                 print(line, flush=True)

@@ -49,6 +49,16 @@ def test_sharding_trains_as_ddp_does(ways: Found, way: str) -> None:
     assert ways[way][0]["losses"] == pytest.approx(ways["ddp"][0]["losses"], rel=1e-4)
 
 
+def test_zero1_hands_the_optimizer_all_its_settings(ways: Found) -> None:
+    assert ways["zero1 sgd"][0]["losses"] == pytest.approx(ways["ddp sgd"][0]["losses"], rel=1e-4)
+    assert ways["zero1 sgd"][0]["optimizer"] > 0
+
+
+def test_a_sharded_optimizer_changes_its_kind_and_keeps_its_moments(ways: Found) -> None:
+    for found in ways["another optimizer"]:
+        assert (found["seen"], found["fused"]) == ([[2.0], [3.0]], True)
+
+
 @pytest.mark.parametrize(("way", "tolerance"), [("bf16 hook", 0.01), ("fp16 hook", 0.01), ("powersgd", 0.05)])
 def test_compressed_gradients_train_nearly_as_well(ways: Found, way: str, tolerance: float) -> None:
     assert ways[way][0]["losses"] == pytest.approx(ways["ddp"][0]["losses"], rel=tolerance)

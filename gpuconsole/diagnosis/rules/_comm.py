@@ -24,12 +24,31 @@ def step_s(case: Case) -> float:
 
 
 def exposed_ratio(case: Case) -> float:
-    """Share of a step that is communication nothing hides: probe P7's difference, one exchange a step.
+    """Share of a step that is communication nothing hides: probe P7's difference of a pass, for all passes of a step.
 
-    What better buckets would save is not counted: it belongs to comm.small_buckets.
+    Gradients travel in the last pass only, what else travels in every pass. What better buckets would save is not counted: it belongs
+    to comm.small_buckets.
     """
+    share = share_of_gradients(case)
+    exchanges = share + (1 - share) * int(case.knobs["gradient_accumulation_steps"])
+    return min(0.95, exchanges * _exposed_of_a_pass(case))
+
+
+def gradients_ratio(case: Case) -> float:
+    """The part of `exposed_ratio` that is gradients, so that accumulation makes it rarer."""
+    return min(0.95, share_of_gradients(case) * _exposed_of_a_pass(case))
+
+
+def share_of_gradients(case: Case) -> float:
+    """Of what travels in a pass. zero2 gathers parameters once a pass beside that, zero3 twice; split matrices exchange results instead."""
+    if int(case.knobs.get("tensor_parallel", 1)) > 1:
+        return 0.0
+    return {"zero2": 1 / 2, "zero3": 1 / 3}.get(str(case.knobs.get("sharding")), 1.0)
+
+
+def _exposed_of_a_pass(case: Case) -> float:
     lost = lost_to_small_buckets(case) if buckets_can_be_small(case) else 0.0
-    return min(0.95, (1 - lost) * case.value("comm.exposed_s") / step_s(case))
+    return (1 - lost) * case.value("comm.exposed_s") / step_s(case)
 
 
 def buckets_can_be_small(case: Case) -> bool:

@@ -32,7 +32,7 @@ def check(case: Case) -> Finding:
         ID,
         TITLE,
         f"{ratio:.0%} of a step is communication that no computation hides ({_what(case)})",
-        recoverable=ratio * (1 if matrices else 1 - 1 / TIMES_RARER),
+        recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
         confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
         evidence=evidence,
         suggestions=_suggestions(case, ratio),
@@ -43,7 +43,8 @@ def check(case: Case) -> Finding:
 def _what(case: Case) -> str:
     if int(case.knobs.get("tensor_parallel", 1)) > 1:
         return "every layer's results are summed over the processes"
-    return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients a step"
+    gathers = " and the parameters that each pass gathers" if _comm.share_of_gradients(case) < 1 else ""
+    return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients a step{gathers}"
 
 
 def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
@@ -83,7 +84,7 @@ def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
 def predicted(case: Case, rarer: int) -> float:
     """Samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
     step = _comm.step_s(case)
-    saved = (_comm.exposed_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
+    saved = (_comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)
 
 
@@ -95,6 +96,7 @@ RULE = Rule(
     text="""Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
 shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
 without it is communication that overlaps with nothing. Waiting for a slow process is not counted here: see comm.straggler.
-Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k) per pass, O the optimizer's time.""",
+Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k), O the optimizer's time, E that of the gradients:
+all of it with ddp and zero1, a half with zero2 and a third with zero3, whose other transfers gather parameters in every pass.""",
     check=check,
 )

@@ -24,7 +24,9 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, level, tuple(evidence))
     in_passes = by_itself == ratio or by_itself >= limit
     rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
-    share = min(0.9, case.value("comm.late_s") / _comm.step_s(case) if in_passes else 1 - 1 / ratio)
+    share = min(
+        0.9, int(case.knobs["gradient_accumulation_steps"]) * case.value("comm.late_s") / _comm.step_s(case) if in_passes else 1 - 1 / ratio
+    )
     return fires(
         ID,
         TITLE,

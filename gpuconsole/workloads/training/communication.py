@@ -53,7 +53,8 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
     if loop.plan.world.size == 1:
         raise ProbeError("one process: nothing travels")
     parameters = trained(loop.task.model)
-    total = min(MOST_BYTES, sum(parameter.numel() * parameter.element_size() for parameter in parameters))
+    whole = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    total = min(MOST_BYTES, whole)
     buffer = parameters[0].new_zeros(max(1, total // parameters[0].element_size()))
     sizes = {"now": float(loop.knobs["bucket_cap_mb"]), "large": LARGE_MB}
     pieces = {name: buffer.split(max(1, int(size * 2**20) // buffer.element_size())) for name, size in sizes.items()}
@@ -67,10 +68,15 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
             if index:  # the first of each sets up connections and buffers
                 times[name] += measured
     now_s, large_s = (statistics.median(times[name]) for name in ("now", "large"))
+    for_all = f", as much for all {whole / 1e6:.0f} MB" if whole > total else ""
     source, size = f"probe P10, median of {len(times['now'])}", loop.plan.world.size
     return {
-        "comm.exchange_now_s": Signal(now_s, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['now'])} pieces"),
-        "comm.exchange_large_s": Signal(large_s, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['large'])} pieces"),
+        "comm.exchange_now_s": Signal(
+            now_s * whole / total, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['now'])} pieces{for_all}"
+        ),
+        "comm.exchange_large_s": Signal(
+            large_s * whole / total, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['large'])} pieces{for_all}"
+        ),
         "comm.bus_bytes_per_s": Signal(2 * (size - 1) / size * total / large_s, "B/s", f"{source}: bus bandwidth as nccl-tests define it"),
     }
 

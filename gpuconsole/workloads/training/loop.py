@@ -16,6 +16,7 @@ from gpuconsole.workloads.training.compiling import compiled
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.loader import settle_steps
 from gpuconsole.workloads.training.optimizers import carry_state, check_optimizer, make_optimizer
+from gpuconsole.workloads.training.parallel.choose import check_precision
 from gpuconsole.workloads.training.parallel.plan import Plan
 from gpuconsole.workloads.training.schedule import Schedule
 from gpuconsole.workloads.training.side_work import RunLog, save_checkpoint
@@ -158,6 +159,7 @@ class TrainingLoop:
         before = self.knobs
         self.task.check({**before, **changes})
         check_optimizer(str(changes.get("optim", before["optim"])))
+        check_precision({**before, **changes})
         self.knobs = {**before, **changes}
         try:
             self._put_in_force(before)
@@ -201,7 +203,7 @@ class TrainingLoop:
         make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another one for some of its parameters
         made = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
         if before is not None:
-            carry_state(before, made)
+            carry_state(self.plan.local(before), self.plan.local(made))
         return made
 
     def _lay_out(self) -> None:

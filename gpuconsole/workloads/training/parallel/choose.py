@@ -7,12 +7,21 @@ from gpuconsole.workloads.training.parallel.plan import Plan
 from gpuconsole.workloads.world import World
 
 
+def check_precision(knobs: Knobs) -> None:
+    """Raise ValueError, one line, for a precision that does not go with the plan: GradScaler takes no mixture of split and whole gradients."""
+    if int(knobs.get("tensor_parallel", 1)) > 1 and knobs.get("precision") == "fp16":
+        raise ValueError(
+            "precision fp16 does not go with tensor_parallel: gradients of split and whole tensors cannot be scaled together; try bf16"
+        )
+
+
 def plan_for(knobs: Knobs, world: World) -> Plan:
     """Raises ValueError, one line, where the knobs do not go together. Imports torch.distributed only where it is needed."""
     sharding, matrices = str(knobs.get("sharding", "none")), int(knobs.get("tensor_parallel", 1))
     if world.size == 1 and (sharding != "none" or matrices > 1):
         wanted = f"sharding {sharding}" if sharding != "none" else f"tensor_parallel {matrices}"
         raise ValueError(f"{wanted} needs several processes: --set nproc=2")
+    check_precision(knobs)
     if matrices > 1:
         if world.size % matrices:
             raise ValueError(f"tensor_parallel {matrices} does not divide the {world.size} processes")

@@ -48,9 +48,8 @@ class Replicated(Plan):
         if not self._zero1:
             return make(trained(model))
         like = make([nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))])  # its class and settings
-        settings = {
-            name: value for name, value in like.defaults.items() if name in ("lr", "foreach", "fused", "weight_decay", "betas", "eps")
-        }
+        known = ("lr", "momentum", "foreach", "fused", "weight_decay", "betas", "eps")
+        settings = {name: value for name, value in like.defaults.items() if name in known}
         return ZeroRedundancyOptimizer(trained(model), optimizer_class=type(like), **settings)
 
     def local(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
