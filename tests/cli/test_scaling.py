@@ -30,6 +30,7 @@ def test_one_and_two_processes_are_measured() -> None:
 def test_efficiency_is_throughput_over_n_times_that_of_one() -> None:
     lines = table([run(1, 1000.0), run(2, 1500.0)])
     assert "100%" in lines[1] and "75%" in lines[2] and "750" in lines[2]
+    assert lines[2].endswith("n/a"), "communication that nobody measured is not 0 %"
 
 
 def test_a_scenario_without_sharding_gets_ddp_and_keeps_its_own() -> None:
