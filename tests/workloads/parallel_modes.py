@@ -31,11 +31,13 @@ WAYS: dict[str, Knobs] = {
     "zero3": {"sharding": "zero3"},
     "bf16 hook": {"sharding": "ddp", "comm_hook": "bf16"},
     "fp16 hook": {"sharding": "ddp", "comm_hook": "fp16"},
-    "powersgd": {"sharding": "ddp", "comm_hook": "powersgd"},
+    "powersgd": {"sharding": "ddp", "comm_hook": "powersgd", "bucket_cap_mb": 0.05},  # several buckets on their way at once
     "accumulation": {"sharding": "ddp", "gradient_accumulation_steps": 2},
     "tensor parallel": {"tensor_parallel": 2},
 }
 STEPS = 8
+POWERSGD_STEPS = 20
+"""It begins to compress at the tenth."""
 KNOBS: tuple[str, ...] = ()
 
 
@@ -46,7 +48,7 @@ def run(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     plan, device = plan_for(knobs, world), torch.device("cpu")
     loop = TrainingLoop(gpt.create(knobs, device, plan.replica), knobs, device, scratch, plan)
     gradients = 0.0
-    for _ in range(STEPS):
+    for _ in range(POWERSGD_STEPS if name == "powersgd" else STEPS):
         loop.step()
         gradients = held_bytes(parameter.grad for parameter in loop.task.model.parameters())
     losses = [step.loss for step in loop.account.take()]

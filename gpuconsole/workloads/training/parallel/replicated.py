@@ -39,7 +39,12 @@ class Replicated(Plan):
 
         def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with types, and ours are strings
             self.on_bucket()
-            return hook(state, bucket)
+            sent = hook(state, bucket)
+            if state is not None and device.type == "cpu":
+                # PowerSGD goes on with further all-reduces when one is done; gloo runs those of several buckets in any order, another
+                # one in every process, and they get mixed up: one bucket after the other then, without overlap
+                sent.wait()
+            return sent
 
         wrapped.register_comm_hook(state, timed)
         return wrapped
