@@ -62,8 +62,8 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def evaluate(case: Case) -> list[Finding]:
-    """Every rule's conclusion, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
-    return rank([_check(rule, case) for rule in all_rules()])
+    """Every rule's conclusion that is about such work, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
+    return rank([_check(rule, case) for rule in all_rules() if rule.serving == case.serves])
 
 
 def _check(rule: Rule, case: Case) -> Finding:

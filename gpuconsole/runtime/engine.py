@@ -19,6 +19,7 @@ from gpuconsole.model.process import Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
+from gpuconsole.model.serving import Objective
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
@@ -37,7 +38,7 @@ from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
-from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
+from gpuconsole.runtime.worker_handle import SERVING, TRAINING, WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
     AnyEvent,
     Devices,
@@ -65,12 +66,16 @@ class Engine(StoreReader):
         dcgm: str | None = None,
         keeps: Keeps = "chosen",
         nodes: Launch | None = None,
+        server: dict[str, str] | None = None,
+        objective: Objective | None = None,
     ) -> None:
         """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs, `keeps` which runs become baselines.
 
-        `nodes`: where processes on several machines meet.
+        `nodes`: where processes on several machines meet. `server`: what serving runs are told beside knobs (see `Start.options`);
+        `objective`: what their requests must keep.
         """
         self._nodes = nodes or Launch(1)
+        self._server, self._objective = server or {}, objective
         self.store = Store()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
@@ -173,7 +178,7 @@ class Engine(StoreReader):
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
         except (ScenarioError, KnobError) as error:
             raise FrontError(str(error)) from None
-        if torch_version() is None:
+        if torch_version() is None and self._needs_torch(chosen, overrides):
             raise FrontError(NO_TORCH)
         device = self.device()
         async with self._lifecycle:
@@ -185,14 +190,14 @@ class Engine(StoreReader):
         self._scenario = chosen
         self._kept.clear()
         self._open_run(knobs, device.id, {})
-        self._worker = await self._take_worker(knobs)
+        self._worker = await self._take_worker(chosen, knobs)
         if self._worker.progress is not None:
             self._emit(self._worker.progress)
         self._worker.listener = self._emit
         if not self._worker.alive:
             self._worker_ended(self._worker, 1)
             return
-        self._worker.start(chosen.workload.name, knobs, device)
+        self._worker.start(chosen.workload.name, knobs, device, self._server)
 
     async def stop(self) -> None:
         await self.end_run("stopped")
@@ -291,13 +296,20 @@ class Engine(StoreReader):
 
     # --- children -------------------------------------------------------------------------------------------
 
-    async def _launch_worker(self, launch: Launch | None = None) -> WorkerHandle:
-        worker = WorkerHandle(_nobody, self._worker_ended, launch)
+    async def _launch_worker(self, launch: Launch | None = None, module: str = TRAINING) -> WorkerHandle:
+        worker = WorkerHandle(_nobody, self._worker_ended, launch, module)
         await worker.launch()
         return worker
 
-    async def _take_worker(self, knobs: Knobs) -> WorkerHandle:
-        """The worker for a run with `knobs`: the warm one, or as many processes as they ask for."""
+    def _needs_torch(self, chosen: Scenario, overrides: Knobs) -> bool:
+        """Not for a model server that is not ours."""
+        knobs = {**chosen.knobs_for("gpu" if self.device().is_gpu else "cpu"), **overrides}
+        return not chosen.workload.serves or not (self._server.get("server_url") or knobs["server"] == "vllm")
+
+    async def _take_worker(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
+        """The worker for a run with `knobs`: the warm one, as many processes as they ask for, or one that keeps a model server."""
+        if chosen.workload.serves:
+            return await self._launch_worker(module=SERVING)
         nproc = int(knobs.get("nproc", 1))
         if nproc > 1 or self._nodes.nnodes > 1:
             launch = msgspec.structs.replace(self._nodes, nproc=nproc)
@@ -347,7 +359,8 @@ class Engine(StoreReader):
     def _open_run(self, knobs: Knobs, device: str, changes: Knobs) -> None:
         assert self._scenario is not None
         run, scenario = str(len(self.store.records) + 1), self._scenario
-        self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes))
+        objective = self._objective if scenario.workload.serves else None
+        self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes, objective))
         self._diagnosing.begin()
         self.comparing.begin(scenario, next((one for one in self.store.devices if one.id == device), Device(device, "")))
 
@@ -428,8 +441,8 @@ class Engine(StoreReader):
     async def _launch_challenger(self, knobs: Knobs) -> None:
         """A second worker with other knobs, past its start, waiting. Raises TrialFailed."""
         assert self._scenario is not None
-        self._challenger = challenger = await self._take_worker(knobs)
-        challenger.start(self._scenario.workload.name, knobs, self.device())
+        self._challenger = challenger = await self._take_worker(self._scenario, knobs)
+        challenger.start(self._scenario.workload.name, knobs, self.device(), self._server)
         try:
             async with asyncio.timeout(START_S):
                 await challenger.next_steps()
