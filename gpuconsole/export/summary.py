@@ -23,9 +23,7 @@ def session_text(snapshot: Snapshot) -> str:
 
 def run_text(run: Run, trials: list[Trial]) -> str:
     change = describe_changes(run.changes) if run.changes else "baseline"
-    lines = [
-        f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {_measured(run)})"
-    ]
+    lines = [f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {_measured(run)})"]
     if run.error:
         lines.append(f"  error: {visible(run.error)}")
     lines += [f"  {line}" for line in (*_figures(run), *rank_lines(run), *figure_lines(run.figures))]
@@ -58,7 +56,10 @@ def _figures(run: Run) -> list[str]:
         lines.append(f"step time    p50 {step.p50 * 1e3:.1f} ms   p99 {step.p99 * 1e3:.1f} ms")
     if summary.phases_ratio:
         parts = sorted(summary.phases_ratio.items(), key=lambda item: -item[1])
-        lines.append(("request      " if run.serves else "step         ") + "  ".join(f"{name} {share:.1%}" for name, share in parts if share >= 0.005))
+        lines.append(
+            ("request      " if run.serves else "step         ")
+            + "  ".join(f"{name} {share:.1%}" for name, share in parts if share >= 0.005)
+        )
     if summary.flops_per_s:
         mfu = f"   MFU {summary.mfu_ratio:.1%} of {summary.mfu_peak_source}" if summary.mfu_ratio is not None else ""
         lines.append(f"model        {si(summary.flops_per_s, 'FLOP/s')}{mfu}")

@@ -46,9 +46,23 @@ _WORKLOAD = (
 
 _SERVING = (
     declare("workload.requests_per_s", "requests/s", "load generator", "Requests answered per second"),
-    declare("workload.ttft_s", "s", "load generator", "Time to first token: request sent to first token, median of a second", "distribution"),
-    declare("workload.tpot_s", "s", "load generator", "Time per output token: (E2E - TTFT) / (output tokens - 1), median of a second", "distribution"),
-    declare("workload.itl_s", "s", "load generator", "Inter-token latency: a chunk of k tokens is k gaps of gap/k, median of a second", "distribution"),
+    declare(
+        "workload.ttft_s", "s", "load generator", "Time to first token: request sent to first token, median of a second", "distribution"
+    ),
+    declare(
+        "workload.tpot_s",
+        "s",
+        "load generator",
+        "Time per output token: (E2E - TTFT) / (output tokens - 1), median of a second",
+        "distribution",
+    ),
+    declare(
+        "workload.itl_s",
+        "s",
+        "load generator",
+        "Inter-token latency: a chunk of k tokens is k gaps of gap/k, median of a second",
+        "distribution",
+    ),
     declare("workload.e2e_s", "s", "load generator", "Request sent to last token, median of a second", "distribution"),
     declare("workload.active_requests", "requests", "load generator", "Requests that are on their way"),
     declare("workload.failed_requests_per_s", "requests/s", "load generator", "Requests that failed, per second"),
@@ -59,8 +73,12 @@ _SERVING = (
     declare("server.prompt_tokens_per_s", "tokens/s", "server /metrics", "Prompt tokens computed"),
     declare("server.generation_tokens_per_s", "tokens/s", "server /metrics", "Tokens generated, of all clients"),
     declare("server.prefix_hit_ratio", "ratio", "server /metrics", "Prompt tokens found in the prefix cache over those looked up"),
-    declare("server.flops_per_s", "FLOP/s", "server /metrics", "Model FLOPs per second and GPU by vLLM's own estimate (--enable-mfu-metrics)"),
-    declare("server.read_bytes_per_s", "bytes/s", "server /metrics", "Bytes that the model must read per second and GPU, by vLLM's own estimate"),
+    declare(
+        "server.flops_per_s", "FLOP/s", "server /metrics", "Model FLOPs per second and GPU by vLLM's own estimate (--enable-mfu-metrics)"
+    ),
+    declare(
+        "server.read_bytes_per_s", "bytes/s", "server /metrics", "Bytes that the model must read per second and GPU, by vLLM's own estimate"
+    ),
 )
 
 _CONSOLE = (

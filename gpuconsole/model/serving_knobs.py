@@ -165,9 +165,7 @@ _LOAD = (
         examples=(64, 1000),
     ),
     Knob("prompt_tokens", "int", "tokens of a prompt", low=1, high=1_000_000, unit="tokens", default=64, examples=(64, 1024)),
-    Knob(
-        "output_tokens", "int", "tokens asked for", low=1, high=1_000_000, unit="tokens", default=64, examples=(32, 64, 256)
-    ),
+    Knob("output_tokens", "int", "tokens asked for", low=1, high=1_000_000, unit="tokens", default=64, examples=(32, 64, 256)),
     Knob(
         "length_spread",
         "float",
@@ -186,7 +184,9 @@ _LOAD = (
         default=0.0,
         examples=(0.0, 0.8),
     ),
-    Knob("endpoint", "choice", "which API is asked", choices=("completions", "chat"), default="completions", examples=("completions", "chat")),
+    Knob(
+        "endpoint", "choice", "which API is asked", choices=("completions", "chat"), default="completions", examples=("completions", "chat")
+    ),
 )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import KnobError, Knobs, check_knobs
+from gpuconsole.model.knobs import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.process import Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
@@ -239,6 +239,8 @@ class Engine(StoreReader):
         changes = checked(changes, record.run)
         if is_cold(changes) and self._nodes.nnodes > 1:
             raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
+        if is_cold(changes) and record.run.serves and self._server.get("server_url"):
+            raise FrontError(f"{describe_changes(changes, record.run.knobs)}: that server was not started here; restart it with the flag")
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)

@@ -19,7 +19,7 @@ from gpuconsole.wire.events import Requests, ServerState
 MOST_REQUESTS = 20_000
 MOST_GAPS = 200_000
 """Gaps between chunks that are kept one by one: until there are more, percentiles of ITL are exact."""
-LIVE_GAPS = 20_000
+LIVE_GAPS = 4000
 MOST_STATES = 4000
 CLIENT, SERVER = "load generator", "the server's /metrics"
 FULL_KV = 0.9
@@ -92,7 +92,7 @@ class ServingRecord:
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         """What the rules work on, from the requests and states after `since`."""
-        return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
+        return self._client_signals(since, knobs) | self._server_signals(since, facts)
 
     def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
         requests = [request for request in self.recent(since) if not request.error]
@@ -102,10 +102,14 @@ class ServingRecord:
             wall = load[-1].t - load[0].t
             found["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
             late = sorted(one.lateness_s for one in load)
-            found["client.lateness_s"] = Signal(percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks")
+            found["client.lateness_s"] = Signal(
+                percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks"
+            )
             found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
         rate = float(knobs["request_rate"])
         found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
+        shared = float(knobs["shared_prefix_ratio"])
+        found["client.shared_prefix_ratio"] = Signal(shared, "ratio", "knob shared_prefix_ratio: these prompts were made so")
         all_recent = self.recent(since)
         if all_recent:
             found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
@@ -123,13 +127,14 @@ class ServingRecord:
                 found[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
         gaps = sorted(gap for request in requests for gap in request.gaps)
         if gaps:
+            found["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
             found["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
             found["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
         found["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
         found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
         return found
 
-    def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+    def _server_signals(self, since: float, facts: dict[str, float]) -> dict[str, Signal]:
         states = [one for one in self.states if one.t >= since]
         first, last = self._between(since)
         if len(states) < 2 or first is None or last is None:
@@ -143,15 +148,16 @@ class ServingRecord:
         if usage:
             found["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
             full = sum(value >= FULL_KV for value in usage) / len(usage)
-            found["server.kv_cache_full_ratio"] = Signal(full, "ratio", f"{SERVER}, share of {len(usage)} readings at {FULL_KV:.0%} or more")
-        seats = float(knobs["max_num_seqs"])
+            found["server.kv_cache_full_ratio"] = Signal(
+                full, "ratio", f"{SERVER}, share of {len(usage)} readings at {FULL_KV:.0%} or more"
+            )
         running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
-        if running:
-            share = sum(value >= seats for value in running) / len(running)
+        if running and "max_num_seqs" in facts:  # of a server that was not started here the seats are not known
+            share = sum(value >= facts["max_num_seqs"] for value in running) / len(running)
             found["server.seats_taken_ratio"] = Signal(share, "ratio", f"{SERVER}, share of {len(running)} readings with every seat taken")
         wall = last.t - first.t
         deltas = {name: value - first.totals.get(name, 0.0) for name, value in last.totals.items()}
-        for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s")):
+        for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
             if name in deltas and wall > 0:
                 found[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
         if deltas.get("requests") and "preemptions" in deltas:

@@ -163,7 +163,20 @@ class Store:
                 self.notes.append(event.text)
             case RunOpened():
                 self._open(event)
-            case Progress() | Started() | RankJoined() | Steps() | Requests() | ServerState() | KnobsSet() | ProbeDone() | Profiled() | Failed() | RunClosed() | Found():
+            case (
+                Progress()
+                | Started()
+                | RankJoined()
+                | Steps()
+                | Requests()
+                | ServerState()
+                | KnobsSet()
+                | ProbeDone()
+                | Profiled()
+                | Failed()
+                | RunClosed()
+                | Found()
+            ):
                 self._apply_to_run(event)
 
     def _open(self, event: RunOpened) -> None:

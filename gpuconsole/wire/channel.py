@@ -50,7 +50,9 @@ class ChildChannel:
     def send(self, event: Event) -> None:
         line = encode(event) + b"\n"
         with self._lock:
-            limit = OUTBOX_BYTES if isinstance(event, Sample | Steps | Requests | ServerState | Processes | SourceState) else LAST_RESORT_BYTES
+            limit = (
+                OUTBOX_BYTES if isinstance(event, Sample | Steps | Requests | ServerState | Processes | SourceState) else LAST_RESORT_BYTES
+            )
             if len(self._outbox) + len(line) > limit:
                 self.dropped += 1
                 return

@@ -170,19 +170,25 @@ class VllmServer(ModelServer):
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._session, port = session, free_port()
+        self.facts["max_num_seqs"] = float(self._knobs["max_num_seqs"])
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._options.get("vllm_python") or sys.executable
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options)]
         self._progress("vLLM: importing")
-        await self._spawn(command, {**vllm_environment(self._knobs), **({"CUDA_VISIBLE_DEVICES": self._uuid} if self._uuid else {})}, self._heard)
+        await self._spawn(
+            command, {**vllm_environment(self._knobs), **({"CUDA_VISIBLE_DEVICES": self._uuid} if self._uuid else {})}, self._heard
+        )
         await self._wait_for(self._healthy, READY_S)
 
     def _heard(self, line: str) -> None:
         phase = next((phase for words, phase in self.PHASES if words in line), None)
         if phase:
             self._progress(f"vLLM: {phase}")
-        for pattern, fact in ((r"GPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"), (r"CPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens")):
+        for pattern, fact in (
+            (r"GPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
+            (r"CPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
+        ):
             if found := re.search(pattern, line):
                 self.facts[fact] = float(found.group(1).replace(",", ""))
 
@@ -248,7 +254,9 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
         if answer.status in (503, 502, 429):
             raise aiohttp.ClientError(f"HTTP {answer.status}")
         if answer.status != 200:
-            raise ServerFailed(f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server? (name the model with --model)")
+            raise ServerFailed(
+                f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server? (name the model with --model)"
+            )
         listed = await answer.json(content_type=None)
     models = listed.get("data") if isinstance(listed, dict) else None
     if not models or not isinstance(models[0], dict) or "id" not in models[0]:

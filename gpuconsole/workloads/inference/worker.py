@@ -191,7 +191,9 @@ def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
         return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", REMOTE_WAIT_S)))
     if knobs["server"] == "vllm":
         return VllmServer(progress, knobs, options, start.uuid)
-    return EmbeddedServer(progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed)
+    return EmbeddedServer(
+        progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed
+    )
 
 
 async def serve(channel: ChildChannel) -> int:

@@ -53,7 +53,9 @@ class Core:
         """Queue it. Raises TooLong."""
         whole = len(sequence.prompt) + sequence.max_tokens
         if whole > self._max_model_len:
-            raise TooLong(f"{len(sequence.prompt)} prompt tokens and {sequence.max_tokens} to generate are more than max_model_len {self._max_model_len}")
+            raise TooLong(
+                f"{len(sequence.prompt)} prompt tokens and {sequence.max_tokens} to generate are more than max_model_len {self._max_model_len}"
+            )
         if math.ceil(whole / self.scheduler.block_size) > self.scheduler.blocks:
             raise TooLong(f"{whole} tokens do not fit into a KV cache of {self.scheduler.blocks} blocks of {self.scheduler.block_size}")
         self.scheduler.add(sequence)

@@ -139,10 +139,8 @@ class Server:
         return response
 
     async def _whole(self, answer: Answer) -> web.Response:
-        text, reason = "", ""
-        async for piece, reason in _pieces(answer):
-            text += piece
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
+        text = "".join([piece async for piece, _ in _pieces(answer)])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": answer.sequence.finished}
         choice |= {"message": {"role": "assistant", "content": text}} if answer.chat else {"text": text}
         return web.json_response({**_head(answer), "choices": [choice], "usage": answer.usage()})
 

@@ -143,7 +143,9 @@ class Client:
                 await self._follow(response, max_tokens, arrivals, on_tokens)
                 return sent
 
-    async def _follow(self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]) -> None:
+    async def _follow(
+        self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
+    ) -> None:
         pending, done = b"", False
         async for block in response.content.iter_any():
             t = now()
@@ -192,4 +194,3 @@ async def connect(api_key: str | None) -> aiohttp.ClientSession:
     """A session with as many connections as there are requests."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers, read_bufsize=2**18)
-

@@ -112,10 +112,11 @@ class Generator:
 
     async def _request(self, due: float) -> bool:
         prompt, output = self._prompts.next(self._traffic.knobs)
-        arm, kind = self._arm, self._kind
         request = await self._client.ask(prompt, output, due, self._count)
         self._prompts.learn(prompt, request.prompt_tokens)
-        self._ended.append(msgspec.structs.replace(request, arm=arm, kind=kind))
+        self._ended.append(
+            msgspec.structs.replace(request, arm=self._arm, kind=self._kind)
+        )  # by its end: past the knee it begins long before
         if request.error:
             self._note_failure(request.error)
             return False

@@ -10,6 +10,8 @@ from gpuconsole.model.knobs import Knobs
 FIRST_GUESS = 4.0
 """Characters per token of English in the usual vocabularies, until the server's own count says better."""
 LEARNING = 0.2
+BOUNDS = (0.25, 16.0)
+"""No vocabulary is outside of these; a server that counts wrong must not make prompts grow for ever."""
 
 
 class Prompts:
@@ -34,7 +36,8 @@ class Prompts:
     def learn(self, prompt: str, tokens: int) -> None:
         """The server counted `tokens` in `prompt`."""
         if tokens > 0:
-            self.characters_per_token += LEARNING * (len(prompt) / tokens - self.characters_per_token)
+            seen = min(BOUNDS[1], max(BOUNDS[0], len(prompt) / tokens))
+            self.characters_per_token += LEARNING * (seen - self.characters_per_token)
 
     def _length(self, middle: int, knobs: Knobs) -> int:
         spread = float(knobs["length_spread"])
