@@ -17,6 +17,7 @@ CLOSE_BELOW = 0.6
 """A shown finding stays until its leading signal falls below this share of its threshold."""
 
 PROBE_OF = {
+    "probe.concurrency_gain": "concurrency_step",
     "comm.exposed_s": "exposed_communication",
     "comm.exchange_large_s": "exchange_sizes",
     "comm.straggler_ratio": "exposed_communication",

@@ -93,6 +93,8 @@ class RunRecord:
 
     def probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
+        if self.serving is not None:
+            self.serving.probed(event.t - event.cost_s, event.t)
         if event.error:
             self.probe_errors[event.probe] = event.error
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
@@ -178,10 +180,9 @@ class RunRecord:
 
     def refresh_summary(self, devices: list[Device], limit: int | None = None) -> None:
         """Recompute the figures where steps have come in: over the last `limit` steady ones, or all before any is steady."""
+        state = (self._seen_steps, limit)
         if self.serving is not None and limit is not None and self.steps:
             state = (int(self.steps[-1].t), limit)  # percentiles of thousands of gaps: once a second is enough
-        else:
-            state = (self._seen_steps, limit)
         if state == self._summarized:
             return
         self._summarized = state

@@ -36,6 +36,7 @@ class ServingRecord:
         self._gaps = 0
         self._itl = Latencies()
         self._spilled = False
+        self._probes: list[tuple[float, float]] = []
 
     def add_requests(self, event: Requests) -> list[Request]:
         """Note what ended; returns those that count."""
@@ -55,6 +56,10 @@ class ServingRecord:
 
     def add_state(self, event: ServerState) -> None:
         self.states.append(event)
+
+    def probed(self, begun: float, ended: float) -> None:
+        """What the server told in between was of another load."""
+        self._probes.append((begun, ended))
 
     def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
         """Requests that ended after `since`, oldest first; the last of them, where they have more gaps than `most_gaps`."""
@@ -96,7 +101,7 @@ class ServingRecord:
 
     def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
         requests = [request for request in self.recent(since) if not request.error]
-        load = [one for one in self.load if one.t >= since]
+        load = [one for one in self.load if one.t >= since and not any(a <= one.t <= b for a, b in self._probes)]
         found: dict[str, Signal] = {}
         if len(load) > 1:
             wall = load[-1].t - load[0].t
@@ -135,7 +140,7 @@ class ServingRecord:
         return found
 
     def _server_signals(self, since: float, facts: dict[str, float]) -> dict[str, Signal]:
-        states = [one for one in self.states if one.t >= since]
+        states = [one for one in self.states if one.t >= since and not any(a <= one.t <= b for a, b in self._probes)]
         first, last = self._between(since)
         if len(states) < 2 or first is None or last is None:
             return {}

@@ -31,11 +31,9 @@ from gpuconsole.wire.events import (
     Hello,
     KnobsSet,
     Note,
-    ProbeDone,
     Profile,
     Profiled,
     Progress,
-    RunProbe,
     Start,
     Started,
     Stop,
@@ -89,8 +87,6 @@ class ServingWorker:
         """A command from the console: the load's are the generator's to answer."""
         if isinstance(command, Stop):
             self._over.set()
-        elif isinstance(command, RunProbe):
-            self._channel.send(ProbeDone(now(), command.request, command.probe, error="not a probe of a model server"))
         elif isinstance(command, Profile):
             self._channel.send(Profiled(now(), command.request, error="a model server runs in a process of its own: profile it there"))
         elif self._to_generator is not None:

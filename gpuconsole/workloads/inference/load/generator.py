@@ -18,11 +18,27 @@ import aiohttp
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Request
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
-from gpuconsole.wire.events import AnyCommand, Failed, Hello, KnobsSet, Pause, Progress, Requests, Resume, SetKnobs, Start, Steps, Stop
+from gpuconsole.wire.events import (
+    AnyCommand,
+    Failed,
+    Hello,
+    KnobsSet,
+    Pause,
+    ProbeDone,
+    Progress,
+    Requests,
+    Resume,
+    RunProbe,
+    SetKnobs,
+    Start,
+    Steps,
+    Stop,
+)
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.inference.load.client import Client, connect
 from gpuconsole.workloads.inference.load.prompts import FIRST_GUESS, Prompts
@@ -37,6 +53,10 @@ WARM_UP_S = 15.0
 HOPELESS = 20
 """So many failures in a row, without a single answer before, and it is not the load."""
 TIMEOUT_S = 120.0
+PROBE_S = 2.5
+PROBE_KIND = 2
+STEP = 4
+"""Probe P12 multiplies the users by this: two sequences are not always served as well as four (on CPUs by no means)."""
 
 
 class Generator:
@@ -54,7 +74,8 @@ class Generator:
         self._settled_at: float | None = None
         self._begun = now()
         self._ended: list[Request] = []
-        self._tokens = self._finished = self._index = 0
+        self._tokens = self._all_tokens = self._finished = self._index = 0
+        self._probe: asyncio.Task[None] | None = None
         self._answered = 0
         self._failures_in_a_row = 0
         self._lags: list[float] = []
@@ -83,6 +104,8 @@ class Generator:
             self._traffic.change(knobs)
             self._settle(command.arm)
             self._channel.send(KnobsSet(now(), command.request, self._index, knobs))
+        elif isinstance(command, RunProbe):
+            self._probe = asyncio.create_task(self._run_probe(command))
         elif isinstance(command, Pause):
             self._tick()
             self._paused = True
@@ -92,6 +115,47 @@ class Generator:
             self._ticked = now()
             self._traffic.go_on()
             self._settle(command.arm)
+
+    async def _run_probe(self, command: RunProbe) -> None:
+        """Answered in any case: the run goes on as before."""
+        begun, signals, error = now(), {}, None
+        try:
+            if command.probe != "concurrency_step":
+                raise ValueError("not a probe of a model server")
+            signals = await self._step_concurrency()
+        except ValueError as problem:
+            error = str(problem)
+        self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - begun))
+
+    async def _step_concurrency(self) -> dict[str, Signal]:
+        """Probe P12: tokens per second with so many users as now, and with STEP times as many. Raises ValueError."""
+        knobs = self._traffic.knobs
+        if float(knobs["request_rate"]):
+            raise ValueError("an open loop has no number of users to multiply")
+        before = await self._rate(knobs)
+        after = await self._rate({**knobs, "concurrency": STEP * int(knobs["concurrency"])})
+        self._traffic.change(knobs)
+        self._tick()
+        self._settle(self._arm)
+        if before <= 0:
+            raise ValueError("no token came within the probe")
+        source = f"load generator, {PROBE_S:g} s each"
+        return {
+            "probe.concurrency_factor": Signal(float(STEP), "", source),
+            "probe.tokens_per_s": Signal(before, "tokens/s", source),
+            "probe.concurrency_gain": Signal(after / before, "x", source),
+        }
+
+    async def _rate(self, knobs: Knobs) -> float:
+        """Tokens per second under `knobs`, once the server has felt them."""
+        self._traffic.change(knobs)
+        self._tick()
+        self._settle(self._arm)
+        self._kind, wait, self._settled_at = PROBE_KIND, (self._settled_at or 0.0) - now(), None
+        await asyncio.sleep(wait)
+        tokens, begun = self._all_tokens, now()
+        await asyncio.sleep(PROBE_S)
+        return (self._all_tokens - tokens) / (now() - begun)
 
     def _new_client(self, knobs: Knobs) -> Client:
         return Client(self._session, self._url, self._model, chat=knobs["endpoint"] == "chat", timeout_s=self._timeout_s)
@@ -128,6 +192,7 @@ class Generator:
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
+        self._all_tokens += tokens
 
     def _note_failure(self, error: str) -> None:
         self._failures_in_a_row += 1
@@ -159,7 +224,7 @@ class Generator:
         self._channel.send(Requests(t, ended, active, self._traffic.due, late, time.process_time(), self._channel.dropped))
 
     def _warm(self) -> None:
-        if self._kind == 0:
+        if self._kind in (0, PROBE_KIND):
             return
         if self._settled_at is not None:
             warm = now() >= self._settled_at
