@@ -14,12 +14,11 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.knobs import KnobError, Knobs, check_knobs
 from gpuconsole.model.process import Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
-from gpuconsole.model.serving import Objective
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
@@ -27,13 +26,14 @@ from gpuconsole.runtime.background import Background
 from gpuconsole.runtime.changes import check_hot, checked, is_cold
 from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
-from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
+from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, watch_self
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.profiling import take_window
 from gpuconsole.runtime.ranks import Launch
 from gpuconsole.runtime.recorder import Recorder
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.sampling import Sampling
+from gpuconsole.runtime.serving import ServingChoice
 from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
@@ -51,7 +51,6 @@ from gpuconsole.wire.events import (
 )
 
 DEVICES_S = 3.0
-NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
 
 
 class Engine(StoreReader):
@@ -66,16 +65,14 @@ class Engine(StoreReader):
         dcgm: str | None = None,
         keeps: Keeps = "chosen",
         nodes: Launch | None = None,
-        server: dict[str, str] | None = None,
-        objective: Objective | None = None,
+        serving: ServingChoice | None = None,
     ) -> None:
         """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs, `keeps` which runs become baselines.
 
-        `nodes`: where processes on several machines meet. `server`: what serving runs are told beside knobs (see `Start.options`);
-        `objective`: what their requests must keep.
+        `nodes`: where processes on several machines meet. `serving`: which model server, and what its requests must keep.
         """
         self._nodes = nodes or Launch(1)
-        self._server, self._objective = server or {}, objective
+        self._serving = serving or ServingChoice()
         self.store = Store()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
@@ -178,15 +175,14 @@ class Engine(StoreReader):
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
         except (ScenarioError, KnobError) as error:
             raise FrontError(str(error)) from None
-        if torch_version() is None and self._needs_torch(chosen, overrides):
-            raise FrontError(NO_TORCH)
         device = self.device()
+        knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
+        self._serving.check_torch(chosen, knobs)
         async with self._lifecycle:
             await self._end_run("stopped")
-            await self._start(chosen, overrides, device)
+            await self._start(chosen, knobs, device)
 
-    async def _start(self, chosen: Scenario, overrides: Knobs, device: Device) -> None:
-        knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
+    async def _start(self, chosen: Scenario, knobs: Knobs, device: Device) -> None:
         self._scenario = chosen
         self._kept.clear()
         self._open_run(knobs, device.id, {})
@@ -197,7 +193,7 @@ class Engine(StoreReader):
         if not self._worker.alive:
             self._worker_ended(self._worker, 1)
             return
-        self._worker.start(chosen.workload.name, knobs, device, self._server)
+        self._worker.start(chosen.workload.name, knobs, device, self._serving.options)
 
     async def stop(self) -> None:
         await self.end_run("stopped")
@@ -239,8 +235,7 @@ class Engine(StoreReader):
         changes = checked(changes, record.run)
         if is_cold(changes) and self._nodes.nnodes > 1:
             raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
-        if is_cold(changes) and record.run.serves and self._server.get("server_url"):
-            raise FrontError(f"{describe_changes(changes, record.run.knobs)}: that server was not started here; restart it with the flag")
+        self._serving.check_change(changes, record.run)
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)
@@ -303,11 +298,6 @@ class Engine(StoreReader):
         await worker.launch()
         return worker
 
-    def _needs_torch(self, chosen: Scenario, overrides: Knobs) -> bool:
-        """Not for a model server that is not ours."""
-        knobs = {**chosen.knobs_for("gpu" if self.device().is_gpu else "cpu"), **overrides}
-        return not chosen.workload.serves or not (self._server.get("server_url") or knobs["server"] == "vllm")
-
     async def _take_worker(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
         """The worker for a run with `knobs`: the warm one, as many processes as they ask for, or one that keeps a model server."""
         if chosen.workload.serves:
@@ -361,7 +351,7 @@ class Engine(StoreReader):
     def _open_run(self, knobs: Knobs, device: str, changes: Knobs) -> None:
         assert self._scenario is not None
         run, scenario = str(len(self.store.records) + 1), self._scenario
-        objective = self._objective if scenario.workload.serves else None
+        objective = self._serving.objective if scenario.workload.serves else None
         self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes, objective))
         self._diagnosing.begin()
         self.comparing.begin(scenario, next((one for one in self.store.devices if one.id == device), Device(device, "")))
@@ -444,7 +434,7 @@ class Engine(StoreReader):
         """A second worker with other knobs, past its start, waiting. Raises TrialFailed."""
         assert self._scenario is not None
         self._challenger = challenger = await self._take_worker(self._scenario, knobs)
-        challenger.start(self._scenario.workload.name, knobs, self.device(), self._server)
+        challenger.start(self._scenario.workload.name, knobs, self.device(), self._serving.options)
         try:
             async with asyncio.timeout(START_S):
                 await challenger.next_steps()
