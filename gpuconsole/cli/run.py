@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     check_folder(args.profile_dir)
     if args.save_baseline:
         _check_baselines()
-    if importlib.util.find_spec("torch") is None:
-        from gpuconsole.runtime.engine import NO_TORCH  # the screen's first picture does not wait for the engine
+    if not chosen.workload.serves and importlib.util.find_spec("torch") is None:
+        from gpuconsole.runtime.serving import NO_TORCH  # the screen's first picture does not wait for the engine
 
         raise UsageError(NO_TORCH)
     if args.headless or args.json:
