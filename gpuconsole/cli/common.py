@@ -56,8 +56,18 @@ def live_engine(args: argparse.Namespace) -> Engine:
 
     keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
     from gpuconsole.cli.nodes import nodes
+    from gpuconsole.cli.serving import objective, server_options
+    from gpuconsole.runtime.serving import ServingChoice
 
-    engine = Engine(interval(args), device(args), price_per_hour=price_per_hour(args), dcgm=dcgm(args), keeps=keeps, nodes=nodes(args))
+    engine = Engine(
+        interval(args),
+        device(args),
+        price_per_hour=price_per_hour(args),
+        dcgm=dcgm(args),
+        keeps=keeps,
+        nodes=nodes(args),
+        serving=ServingChoice(server_options(args), objective(args)),
+    )
     engine.profile_dir = getattr(args, "profile_dir", None)
     address = getattr(args, "serve", None)
     if address is not None:

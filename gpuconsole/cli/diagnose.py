@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     target = writable(args.snapshot, "--snapshot")
     snapshot, raw = read_snapshot(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
-        run.findings = evaluate(Case(run.knobs, run.signals))
+        run.findings = evaluate(Case(run.knobs, run.signals, run.serves))
         stored["findings"] = msgspec.to_builtins(run.findings)
         refresh_figures(run, snapshot.environment.devices, snapshot.environment.calibration)
         stored["figures"] = msgspec.to_builtins(run.figures)

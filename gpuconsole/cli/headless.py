@@ -33,8 +33,12 @@ TRIAL_LATEST = 0.75
 class HeadlessRun:
     """One run from start to summary. `run` returns the exit code."""
 
-    def __init__(self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, snapshot: Path | None, recording: Path | None) -> None:
+    def __init__(
+        self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, snapshot: Path | None, recording: Path | None, serves: bool = False
+    ) -> None:
+        """`serves`: the scenario is a model server, for which no training worker need be warmed."""
         self._args = args
+        self._serves = serves
         self._knobs = knobs
         self._tries = tries
         self._snapshot = snapshot
@@ -55,7 +59,7 @@ class HeadlessRun:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted.set)
-        warming = asyncio.create_task(engine.warm())
+        warming = asyncio.create_task(_nothing() if self._serves else engine.warm())
         try:
             await engine.open()
             await warming
@@ -193,6 +197,10 @@ def top_suggestion(view: View) -> Suggestion | None:
     """The first suggestion of the highest-ranked finding that has one."""
     findings = view.run.findings if view.run else []
     return next((finding.suggestions[0] for finding in findings if finding.state == "fires" and finding.suggestions), None)
+
+
+async def _nothing() -> None:
+    """There is nothing to warm."""
 
 
 class Progress:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Collection
 
-_NOT_COMMANDS = ("main", "common", "console", "headless", "nodes", "profiling")
+_NOT_COMMANDS = ("main", "common", "console", "headless", "nodes", "profiling", "serving")
 COMMANDS = tuple(
     sorted(
         name[:-3]

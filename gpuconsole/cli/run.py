@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuconsole.cli.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
 from gpuconsole.cli.nodes import add_node_options, nodes
 from gpuconsole.cli.profiling import add_profile_options, check_folder
+from gpuconsole.cli.serving import add_serving_options, check_server
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 
@@ -23,6 +24,8 @@ EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --try precision=bf16 --json > session.json
   gpuconsole run train-gpt --headless --duration 30 --profile --profile-dir traces
   gpuconsole run ./my-scenario.toml --record session.jsonl
+  gpuconsole run serve-chat --set concurrency=32 --slo ttft=0.5,tpot=0.05
+  gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
   gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
   gpuconsole run train-gpt --headless --save-baseline           three times, so that the spread between runs is known
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 when slower than that beyond noise
@@ -55,6 +58,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_profile_options(parser)
     add_node_options(parser)
+    add_serving_options(parser)
     add_console_options(parser)
     parser.set_defaults(handler=run)
 
@@ -66,17 +70,18 @@ def run(args: argparse.Namespace) -> int:
     snapshot = writable(args.snapshot, "--snapshot")
     recording = record_path(args)
     nodes(args)
+    check_server(args, chosen.workload)
     check_folder(args.profile_dir)
     if args.save_baseline:
         _check_baselines()
-    if importlib.util.find_spec("torch") is None:
-        from gpuconsole.runtime.engine import NO_TORCH  # the screen's first picture does not wait for the engine
+    if not chosen.workload.serves and importlib.util.find_spec("torch") is None:
+        from gpuconsole.runtime.serving import NO_TORCH  # the screen's first picture does not wait for the engine
 
         raise UsageError(NO_TORCH)
     if args.headless or args.json:
         from gpuconsole.cli.headless import HeadlessRun
 
-        return HeadlessRun(args, knobs, tries, snapshot, recording).run()
+        return HeadlessRun(args, knobs, tries, snapshot, recording, chosen.workload.serves).run()
     if args.fail_on_regression:
         raise UsageError("--fail-on-regression goes with --headless")
     if args.profile:

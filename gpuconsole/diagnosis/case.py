@@ -19,10 +19,11 @@ class Missing(LookupError):
 
 @dataclass(frozen=True)
 class Case:
-    """One run as the rules see it: its knobs, and signals by name."""
+    """One run as the rules see it: its knobs, and signals by name. `serves`: a model server under load, not training."""
 
     knobs: Knobs
     signals: dict[str, Signal]
+    serves: bool = False
 
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
@@ -61,6 +62,8 @@ class Rule:
     thresholds: tuple[Threshold, ...]
     text: str
     check: Callable[[Case], Finding] = field(repr=False)
+    serving: bool = False
+    """Whether it is about model servers; the others are about training."""
 
     def threshold(self, name: str) -> float:
         return next(threshold.value for threshold in self.thresholds if threshold.name == name)

@@ -17,6 +17,7 @@ CLOSE_BELOW = 0.6
 """A shown finding stays until its leading signal falls below this share of its threshold."""
 
 PROBE_OF = {
+    "probe.concurrency_gain": "concurrency_step",
     "comm.exposed_s": "exposed_communication",
     "comm.exchange_large_s": "exchange_sizes",
     "comm.straggler_ratio": "exposed_communication",
@@ -62,8 +63,8 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def evaluate(case: Case) -> list[Finding]:
-    """Every rule's conclusion, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
-    return rank([_check(rule, case) for rule in all_rules()])
+    """Every rule's conclusion that is about such work, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
+    return rank([_check(rule, case) for rule in all_rules() if rule.serving == case.serves])
 
 
 def _check(rule: Rule, case: Case) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.export.model_text import figure_lines, rank_lines
 from gpuconsole.export.profile_text import profile_lines
 from gpuconsole.export.quantities import si
+from gpuconsole.export.serving_text import serving_lines
 from gpuconsole.model.finding import STAKE, Finding
 from gpuconsole.model.knobs import describe_changes
 from gpuconsole.model.run import Distribution, Run
@@ -22,9 +23,7 @@ def session_text(snapshot: Snapshot) -> str:
 
 def run_text(run: Run, trials: list[Trial]) -> str:
     change = describe_changes(run.changes) if run.changes else "baseline"
-    lines = [
-        f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {run.summary.steps} steady steps)"
-    ]
+    lines = [f"run {run.id}  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {_measured(run)})"]
     if run.error:
         lines.append(f"  error: {visible(run.error)}")
     lines += [f"  {line}" for line in (*_figures(run), *rank_lines(run), *figure_lines(run.figures))]
@@ -39,6 +38,10 @@ def run_text(run: Run, trials: list[Trial]) -> str:
     return "\n".join(lines)
 
 
+def _measured(run: Run) -> str:
+    return f"{run.summary.requests} requests" if run.serves else f"{run.summary.steps} steady steps"
+
+
 def _figures(run: Run) -> list[str]:
     summary = run.summary
     lines = []
@@ -47,12 +50,16 @@ def _figures(run: Run) -> list[str]:
         lines.append(f"throughput   {_mean(rate, unit)}")
     if run.baseline is not None:
         lines.append(f"baseline     {run.baseline.words}")
+    lines += serving_lines(run)
     step = summary.step_time_s
     if step is not None and step.p50 is not None and step.p99 is not None:
         lines.append(f"step time    p50 {step.p50 * 1e3:.1f} ms   p99 {step.p99 * 1e3:.1f} ms")
     if summary.phases_ratio:
         parts = sorted(summary.phases_ratio.items(), key=lambda item: -item[1])
-        lines.append("step         " + "  ".join(f"{name} {share:.1%}" for name, share in parts if share >= 0.005))
+        lines.append(
+            ("request      " if run.serves else "step         ")
+            + "  ".join(f"{name} {share:.1%}" for name, share in parts if share >= 0.005)
+        )
     if summary.flops_per_s:
         mfu = f"   MFU {summary.mfu_ratio:.1%} of {summary.mfu_peak_source}" if summary.mfu_ratio is not None else ""
         lines.append(f"model        {si(summary.flops_per_s, 'FLOP/s')}{mfu}")

@@ -7,7 +7,8 @@ steps, *cold* by restarting the worker.
 from __future__ import annotations
 
 from gpuconsole.model.knob import Knob, KnobError, Knobs, Value, nearest, show
-from gpuconsole.model.training_knobs import GROUPS, TRAINING_KNOBS
+from gpuconsole.model.serving_knobs import SERVING_GROUPS, SERVING_KNOBS
+from gpuconsole.model.training_knobs import TRAINING_GROUPS, TRAINING_KNOBS
 
 __all__ = [
     "CATALOGUE",
@@ -24,7 +25,9 @@ __all__ = [
     "show",
 ]
 
-CATALOGUE: dict[str, Knob] = {knob.name: knob for knob in TRAINING_KNOBS}
+CATALOGUE: dict[str, Knob] = {knob.name: knob for knob in TRAINING_KNOBS + SERVING_KNOBS}
+GROUPS = TRAINING_GROUPS | SERVING_GROUPS
+"""The groups that a workload's TOML file can name."""
 
 
 def check_knobs(values: dict[str, object], known: tuple[str, ...], owner: str) -> Knobs:

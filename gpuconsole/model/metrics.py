@@ -44,12 +44,49 @@ _WORKLOAD = (
     ),
 )
 
+_SERVING = (
+    declare("workload.requests_per_s", "requests/s", "load generator", "Requests answered per second"),
+    declare(
+        "workload.ttft_s", "s", "load generator", "Time to first token: request sent to first token, median of a second", "distribution"
+    ),
+    declare(
+        "workload.tpot_s",
+        "s",
+        "load generator",
+        "Time per output token: (E2E - TTFT) / (output tokens - 1), median of a second",
+        "distribution",
+    ),
+    declare(
+        "workload.itl_s",
+        "s",
+        "load generator",
+        "Inter-token latency: a chunk of k tokens is k gaps of gap/k, median of a second",
+        "distribution",
+    ),
+    declare("workload.e2e_s", "s", "load generator", "Request sent to last token, median of a second", "distribution"),
+    declare("workload.active_requests", "requests", "load generator", "Requests that are on their way"),
+    declare("workload.failed_requests_per_s", "requests/s", "load generator", "Requests that failed, per second"),
+    declare("server.requests_running", "requests", "server /metrics", "Sequences that take part in the server's iterations"),
+    declare("server.requests_waiting", "requests", "server /metrics", "Sequences that wait in the server, for a seat or for KV cache"),
+    declare("server.kv_cache_usage_ratio", "ratio", "server /metrics", "Share of the KV cache that is held by sequences"),
+    declare("server.preemptions_per_s", "/s", "server /metrics", "Sequences that lost their KV cache and are computed anew"),
+    declare("server.prompt_tokens_per_s", "tokens/s", "server /metrics", "Prompt tokens computed"),
+    declare("server.generation_tokens_per_s", "tokens/s", "server /metrics", "Tokens generated, of all clients"),
+    declare("server.prefix_hit_ratio", "ratio", "server /metrics", "Prompt tokens found in the prefix cache over those looked up"),
+    declare(
+        "server.flops_per_s", "FLOP/s", "server /metrics", "Model FLOPs per second and GPU by vLLM's own estimate (--enable-mfu-metrics)"
+    ),
+    declare(
+        "server.read_bytes_per_s", "bytes/s", "server /metrics", "Bytes that the model must read per second and GPU, by vLLM's own estimate"
+    ),
+)
+
 _CONSOLE = (
     declare("console.cpu_ratio", "ratio", "psutil", "CPU time of the console and its sampler over wall time, of one core"),
     declare("console.memory_bytes", "bytes", "psutil", "Resident memory of the console process"),
 )
 
-CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in GPU_METRICS + LINK_METRICS + _HOST + _WORKLOAD + _CONSOLE}
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in GPU_METRICS + LINK_METRICS + _HOST + _WORKLOAD + _SERVING + _CONSOLE}
 
 
 def series_key(metric: str, device: str) -> str:

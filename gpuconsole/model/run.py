@@ -23,6 +23,8 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read on one step in 16.
     `kind`: 0 counts, 1 settling after a change, 2 belongs to a probe.
+
+    Of a serving run: one tick of the load generator's clock, in which `samples` requests were answered and `tokens` generated; no phases.
     """
 
     index: int
@@ -48,7 +50,11 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Summary(msgspec.Struct, omit_defaults=True):
-    """The figures of a run, over its steady steps. None: not measured, with the reason in `Run.unavailable`."""
+    """The figures of a run, over its steady steps. None: not measured, with the reason in `Run.unavailable`.
+
+    Of a serving run: latencies as `model.serving.FORMULAS` says, `phases_ratio` of a request (SERVING_PHASES), `steps` ticks of the load
+    generator; `goodput_per_s` are requests within the objective (`--slo`), `failures` the commonest causes with how often.
+    """
 
     tokens_per_s: Distribution | None = None
     samples_per_s: Distribution | None = None
@@ -66,6 +72,17 @@ class Summary(msgspec.Struct, omit_defaults=True):
     flops_per_j: float | None = None
     cost_per_million_tokens: float | None = None
     overhead_s_per_step: float | None = None
+    ttft_s: Distribution | None = None
+    itl_s: Distribution | None = None
+    tpot_s: Distribution | None = None
+    e2e_s: Distribution | None = None
+    chunk_gap_s: Distribution | None = None
+    client_queue_s: Distribution | None = None
+    requests_per_s: Distribution | None = None
+    goodput_per_s: float | None = None
+    requests: int = 0
+    failed_requests: int = 0
+    failures: dict[str, int] = {}
     steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
@@ -126,6 +143,11 @@ class Run(msgspec.Struct, omit_defaults=True):
     ranks: list[Rank] = []
     baseline: BaselineComparison | None = None
     profile: ProfileReport | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is a model server under load, rather than training steps."""
+        return self.workload.startswith("inference.")
 
     @property
     def slowest(self) -> tuple[int, float] | None:

@@ -23,6 +23,11 @@ class Workload(msgspec.Struct, frozen=True):
     knobs: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is a model server under load, rather than training steps."""
+        return self.name.startswith("inference.")
+
 
 class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a reader should see: in words, the rule that should fire, the knobs that should help."""

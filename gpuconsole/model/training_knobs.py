@@ -373,7 +373,6 @@ OTHERS = (
     Knob("chain_length", "int", "elementwise operations in a row", apply="cold", low=1, high=256, default=10, examples=(10, 30)),
 )
 
-GROUPS: dict[str, tuple[Knob, ...]] = {"loop": LOOP, "loader": LOADER, "parallel": PARALLEL, "model": MODEL}
-"""The groups that a workload's TOML file can name."""
+TRAINING_GROUPS: dict[str, tuple[Knob, ...]] = {"loop": LOOP, "loader": LOADER, "parallel": PARALLEL, "model": MODEL}
 
 TRAINING_KNOBS = LOOP + LOADER + PARALLEL + MODEL + EXERCISES + OTHERS

@@ -75,11 +75,13 @@ class Diagnosing:
         self._emit(Found(time.monotonic(), record.run.id, shown, self._case(record).signals))
 
     def _due(self, findings: list[Finding]) -> list[str]:
-        return [probe for probe in (*FIRST_PROBES, *wanted_probes(findings)) if probe not in self._probed]
+        record = self._store.record
+        first = () if record is None or record.run.serves else FIRST_PROBES
+        return [probe for probe in (*first, *wanted_probes(findings)) if probe not in self._probed]
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._store.memory_used(record.run.device)
-        return Case(record.run.knobs, record.signals(cores(), memory, WINDOW_S))
+        return Case(record.run.knobs, record.signals(cores(), memory, WINDOW_S), record.run.serves)
 
     @contextlib.contextmanager
     def showing(self, what: str) -> Iterator[None]:

@@ -26,18 +26,19 @@ from gpuconsole.runtime.background import Background
 from gpuconsole.runtime.changes import check_hot, checked, is_cold
 from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
-from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, torch_version, watch_self
+from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, watch_self
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.profiling import take_window
 from gpuconsole.runtime.ranks import Launch
 from gpuconsole.runtime.recorder import Recorder
 from gpuconsole.runtime.run_record import RunRecord
 from gpuconsole.runtime.sampling import Sampling
+from gpuconsole.runtime.serving import ServingChoice
 from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
-from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
+from gpuconsole.runtime.worker_handle import SERVING, TRAINING, WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
     AnyEvent,
     Devices,
@@ -50,7 +51,6 @@ from gpuconsole.wire.events import (
 )
 
 DEVICES_S = 3.0
-NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
 
 
 class Engine(StoreReader):
@@ -65,12 +65,14 @@ class Engine(StoreReader):
         dcgm: str | None = None,
         keeps: Keeps = "chosen",
         nodes: Launch | None = None,
+        serving: ServingChoice | None = None,
     ) -> None:
         """`dcgm` is the address of a dcgm-exporter, `price_per_hour` what the machine costs, `keeps` which runs become baselines.
 
-        `nodes`: where processes on several machines meet.
+        `nodes`: where processes on several machines meet. `serving`: which model server, and what its requests must keep.
         """
         self._nodes = nodes or Launch(1)
+        self._serving = serving or ServingChoice()
         self.store = Store()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
@@ -173,26 +175,25 @@ class Engine(StoreReader):
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
         except (ScenarioError, KnobError) as error:
             raise FrontError(str(error)) from None
-        if torch_version() is None:
-            raise FrontError(NO_TORCH)
         device = self.device()
+        knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
+        self._serving.check_torch(chosen, knobs)
         async with self._lifecycle:
             await self._end_run("stopped")
-            await self._start(chosen, overrides, device)
+            await self._start(chosen, knobs, device)
 
-    async def _start(self, chosen: Scenario, overrides: Knobs, device: Device) -> None:
-        knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
+    async def _start(self, chosen: Scenario, knobs: Knobs, device: Device) -> None:
         self._scenario = chosen
         self._kept.clear()
         self._open_run(knobs, device.id, {})
-        self._worker = await self._take_worker(knobs)
+        self._worker = await self._take_worker(chosen, knobs)
         if self._worker.progress is not None:
             self._emit(self._worker.progress)
         self._worker.listener = self._emit
         if not self._worker.alive:
             self._worker_ended(self._worker, 1)
             return
-        self._worker.start(chosen.workload.name, knobs, device)
+        self._worker.start(chosen.workload.name, knobs, device, self._serving.options)
 
     async def stop(self) -> None:
         await self.end_run("stopped")
@@ -234,6 +235,7 @@ class Engine(StoreReader):
         changes = checked(changes, record.run)
         if is_cold(changes) and self._nodes.nnodes > 1:
             raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
+        self._serving.check_change(changes, record.run)
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted)
@@ -291,13 +293,15 @@ class Engine(StoreReader):
 
     # --- children -------------------------------------------------------------------------------------------
 
-    async def _launch_worker(self, launch: Launch | None = None) -> WorkerHandle:
-        worker = WorkerHandle(_nobody, self._worker_ended, launch)
+    async def _launch_worker(self, launch: Launch | None = None, module: str = TRAINING) -> WorkerHandle:
+        worker = WorkerHandle(_nobody, self._worker_ended, launch, module)
         await worker.launch()
         return worker
 
-    async def _take_worker(self, knobs: Knobs) -> WorkerHandle:
-        """The worker for a run with `knobs`: the warm one, or as many processes as they ask for."""
+    async def _take_worker(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
+        """The worker for a run with `knobs`: the warm one, as many processes as they ask for, or one that keeps a model server."""
+        if chosen.workload.serves:
+            return await self._launch_worker(module=SERVING)
         nproc = int(knobs.get("nproc", 1))
         if nproc > 1 or self._nodes.nnodes > 1:
             launch = msgspec.structs.replace(self._nodes, nproc=nproc)
@@ -347,7 +351,8 @@ class Engine(StoreReader):
     def _open_run(self, knobs: Knobs, device: str, changes: Knobs) -> None:
         assert self._scenario is not None
         run, scenario = str(len(self.store.records) + 1), self._scenario
-        self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes))
+        objective = self._serving.objective if scenario.workload.serves else None
+        self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes, objective))
         self._diagnosing.begin()
         self.comparing.begin(scenario, next((one for one in self.store.devices if one.id == device), Device(device, "")))
 
@@ -428,8 +433,8 @@ class Engine(StoreReader):
     async def _launch_challenger(self, knobs: Knobs) -> None:
         """A second worker with other knobs, past its start, waiting. Raises TrialFailed."""
         assert self._scenario is not None
-        self._challenger = challenger = await self._take_worker(knobs)
-        challenger.start(self._scenario.workload.name, knobs, self.device())
+        self._challenger = challenger = await self._take_worker(self._scenario, knobs)
+        challenger.start(self._scenario.workload.name, knobs, self.device(), self._serving.options)
         try:
             async with asyncio.timeout(START_S):
                 await challenger.next_steps()

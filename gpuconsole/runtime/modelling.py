@@ -16,7 +16,7 @@ def refresh_figures(run: Run, devices: Sequence[Device], calibration: Mapping[st
 
     A run may come from a file that somebody else has written, with knob values that the models do not know: that is told, and ends nothing.
     """
-    if not run.facts:
+    if not run.facts or run.serves:
         return
     from gpuconsole.diagnosis.models.figures import figures  # 50 ms, which no first picture should wait for
     from gpuconsole.telemetry.published import published_of

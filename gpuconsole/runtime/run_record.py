@@ -10,8 +10,10 @@ from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
+from gpuconsole.model.serving import Objective
 from gpuconsole.runtime.compile_counts import CompileCounts
 from gpuconsole.runtime.rank_steps import Ranks
+from gpuconsole.runtime.serving_record import ServingRecord
 from gpuconsole.wire.events import ProbeDone, Profiled, RunClosed, Started, Steps
 
 MAX_STEPS = 20_000
@@ -37,6 +39,8 @@ class RunRecord:
         self.probe_errors: dict[str, str] = {}
         self.error_detail = ""
         self.ranks = Ranks()
+        self.serving = ServingRecord() if run.serves else None
+        self.objective: Objective | None = None
         self._compiled = CompileCounts()
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
@@ -76,7 +80,7 @@ class RunRecord:
         self._compiled.add(event)
         if self._overhead_start is None:
             self._overhead_start = (event.overhead_s, self._seen_steps)
-        self.run.summary.memory_peak_bytes = event.memory_bytes
+        self.run.summary.memory_peak_bytes = event.memory_bytes or None
         if counted and self.first_step_t is None:
             self.first_step_t = self._unsteady_since = counted[0].t
         self.steps.extend(counted)
@@ -89,6 +93,8 @@ class RunRecord:
 
     def probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
+        if self.serving is not None:
+            self.serving.probed(event.t - event.cost_s, event.t)
         if event.error:
             self.probe_errors[event.probe] = event.error
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
@@ -175,11 +181,16 @@ class RunRecord:
     def refresh_summary(self, devices: list[Device], limit: int | None = None) -> None:
         """Recompute the figures where steps have come in: over the last `limit` steady ones, or all before any is steady."""
         state = (self._seen_steps, limit)
+        if self.serving is not None and limit is not None and self.steps:
+            state = (int(self.steps[-1].t), limit)  # percentiles of thousands of gaps: once a second is enough
         if state == self._summarized:
             return
         self._summarized = state
         steps = self.steady_steps(limit) or list(self.steps)[-(limit or MAX_STEPS) :]
         old = self.run.summary
+        if self.serving is not None:
+            self._summarize_serving(self.serving, steps, limit is not None)
+            return
         summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
         add_bandwidth(summary, steps, self.facts.get("bytes_per_sample"), self.memory_peak(devices))
         for kept in ("memory_peak_bytes", "energy_j", "tokens_per_j", "flops_per_j", "cost_per_million_tokens"):
@@ -192,6 +203,12 @@ class RunRecord:
         self.run.summary = summary
         self.run.ranks = self.ranks.summaries(limit)
 
+    def _summarize_serving(self, serving: ServingRecord, ticks: list[Step], live: bool) -> None:
+        old, summary = self.run.summary, serving.summary(ticks, self.objective, live)
+        for kept in ("energy_j", "tokens_per_j", "cost_per_million_tokens"):
+            setattr(summary, kept, getattr(old, kept))
+        self.run.summary = summary
+
     def signals(self, cores: int, memory: tuple[float, float] | None, window_s: float | None = None) -> dict[str, Signal]:
         """What the rules work on, over the steady steps (of the last `window_s`, where given)."""
         steps = self.steady_steps(since_s=window_s)
@@ -201,6 +218,8 @@ class RunRecord:
             found["seconds_not_steady"] = Signal(waited, "s", "step account")
         if not steps:
             return found
+        if self.serving is not None:
+            return found | self.serving.signals(steps[0].t - steps[0].wall_s, self.run.knobs, self.facts) | self.probe_signals
         n = len(steps)
         on_cpu = self.run.device == "cpu"
         # on a GPU the account is the stream's timeline, in which the host's run-queue delay is mostly hidden

@@ -16,6 +16,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.modelling import refresh_figures
 from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
+from gpuconsole.runtime.serving_points import ServingPoints
 from gpuconsole.wire.events import (
     AnyEvent,
     Compared,
@@ -32,9 +33,11 @@ from gpuconsole.wire.events import (
     Profiled,
     Progress,
     RankJoined,
+    Requests,
     RunClosed,
     RunOpened,
     Sample,
+    ServerState,
     SourceState,
     Started,
     Steps,
@@ -78,6 +81,7 @@ class Store:
         self.notes: deque[str] = deque(maxlen=NOTES)
         self.stage = ""
         self.stage_detail = ""
+        self._serving_points = ServingPoints(self.add_point)
         self._fresh: list[Step] = []
         self._fresh_since = 0.0
 
@@ -159,7 +163,20 @@ class Store:
                 self.notes.append(event.text)
             case RunOpened():
                 self._open(event)
-            case Progress() | Started() | RankJoined() | Steps() | KnobsSet() | ProbeDone() | Profiled() | Failed() | RunClosed() | Found():
+            case (
+                Progress()
+                | Started()
+                | RankJoined()
+                | Steps()
+                | Requests()
+                | ServerState()
+                | KnobsSet()
+                | ProbeDone()
+                | Profiled()
+                | Failed()
+                | RunClosed()
+                | Found()
+            ):
                 self._apply_to_run(event)
 
     def _open(self, event: RunOpened) -> None:
@@ -175,11 +192,12 @@ class Store:
             changes=event.changes,
         )
         self.records.append(RunRecord(run, event.t))
+        self.records[-1].objective = event.objective
         if continued and before is not None:
             self.records[-1].carry_on(before)
         else:
             self.stage = "starting"
-            for key in [key for key in self.latest if key.startswith("workload.")]:
+            for key in [key for key in self.latest if key.startswith(("workload.", "server."))]:
                 self._forget(key)  # of the run before
         self._fresh = []
 
@@ -200,6 +218,11 @@ class Store:
                     self.stage = "running"
                     record.add_steps(event)
                     self._add_step_points(record, event)
+            case Requests() if record.serving is not None:
+                self._serving_points.requests(record.run.device, record.serving.add_requests(event), event)
+            case ServerState() if record.serving is not None:
+                record.serving.add_state(event)
+                self._serving_points.state(event)
             case ProbeDone():
                 record.probe_done(event)
             case Profiled():
@@ -300,10 +323,13 @@ class Store:
         self._fresh_since = event.t
         device, wall = record.run.device, sum(step.wall_s for step in steps)
         samples, tokens = sum(step.samples for step in steps) / wall, sum(step.tokens for step in steps) / wall
-        points = {"workload.samples_per_s": samples, "workload.memory_bytes": event.memory_bytes}
-        if tokens:
-            points["workload.tokens_per_s"] = tokens
-        points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
+        if record.serving is not None:
+            points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
+        else:
+            points = {"workload.samples_per_s": samples, "workload.memory_bytes": event.memory_bytes}
+            if tokens:
+                points["workload.tokens_per_s"] = tokens
+            points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
         if steps[-1].loss is not None:
             points["workload.loss"] = steps[-1].loss
         flops = record.facts.get("flops_per_sample", 0.0) * samples

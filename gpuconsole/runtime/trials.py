@@ -19,6 +19,7 @@ from gpuconsole.tuning.statistics import speedup, verdict
 
 CAP_S = 20.0
 LOADER_CAP_S = 30.0
+SERVING_CAP_S = 60.0
 MAX_PAIRS = 60
 START_S = 180.0
 
@@ -80,14 +81,14 @@ async def run_trial(trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_u
     """`trial` brought to a verdict (state done), or failed with its reason. The sides are left as they were last.
 
     Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
-    other processes than the training thread (the loader).
+    other processes than the training thread (the loader, a model server).
     """
     plan = BlockPlan(knobs, trial.changes)
-    contention_free = on_cpu and not plan.through_loader and "num_threads" not in trial.changes
+    contention_free = on_cpu and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     ratios: list[float] = []
     wall_ratios: list[float] = []
     start = time.monotonic()
-    cap_s = LOADER_CAP_S if plan.through_loader else CAP_S
+    cap_s = SERVING_CAP_S if plan.serving else LOADER_CAP_S if plan.through_loader else CAP_S
     trial = msgspec.structs.replace(
         trial,
         method=sides.method,

@@ -15,7 +15,7 @@ import psutil
 from gpuconsole.model.device import Device
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Step
-from gpuconsole.runtime.child import Child
+from gpuconsole.runtime.child import STOP_S, Child
 from gpuconsole.runtime.ranks import Launch, RankedChild
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -37,6 +37,10 @@ from gpuconsole.wire.events import (
 )
 
 SCRATCH = "gpuconsole-scratch-"
+TRAINING = "gpuconsole.workloads.worker"
+SERVING = "gpuconsole.workloads.inference.worker"
+SERVING_STOP_S = 15.0
+"""A model server of its own needs some time to end well."""
 
 
 class WorkerGone(RuntimeError):
@@ -50,11 +54,15 @@ class WorkerHandle:
     """
 
     def __init__(
-        self, listener: Callable[[AnyEvent], None], on_exit: Callable[[WorkerHandle, int], None], launch: Launch | None = None
+        self,
+        listener: Callable[[AnyEvent], None],
+        on_exit: Callable[[WorkerHandle, int], None],
+        launch: Launch | None = None,
+        module: str = TRAINING,
     ) -> None:
-        """`launch`: several processes by torchrun, in place of one."""
+        """`launch`: several processes by torchrun, in place of one. `module`: what runs, TRAINING or SERVING."""
         self.listener = listener
-        self._launch = launch
+        self._launch, self._module = launch, module
         self.failed: Failed | None = None
         self.progress: Progress | None = None
         self.last_started: Started | None = None
@@ -67,7 +75,7 @@ class WorkerHandle:
         self.joined: list[RankJoined] = []
         self._child: Child
         if launch is None:
-            self._child = Child("gpuconsole.workloads.worker", ["--scratch", str(self._scratch)], self._heard, self._exited)
+            self._child = Child(module, ["--scratch", str(self._scratch)], self._heard, self._exited)
         else:
             self._child = RankedChild(launch, self._scratch, self._heard, self._exited)
 
@@ -91,8 +99,9 @@ class WorkerHandle:
         """What its processes are doing, where there have been no steps for long."""
         return self._child.hanging if isinstance(self._child, RankedChild) else ""
 
-    def start(self, workload: str, knobs: Knobs, device: Device) -> None:
-        self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else ""))
+    def start(self, workload: str, knobs: Knobs, device: Device, options: dict[str, str] | None = None) -> None:
+        """`options` are for serving workloads, see `Start`."""
+        self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else "", options=options or {}))
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Put hot changes in force; the answer tells from which step, or why not. Raises WorkerGone."""
@@ -133,7 +142,7 @@ class WorkerHandle:
             raise WorkerGone(self.cause())
 
     async def stop(self) -> None:
-        await self._child.stop(Stop())
+        await self._child.stop(Stop(), SERVING_STOP_S if self._module == SERVING else STOP_S)
         self._clean()
 
     def kill(self) -> None:

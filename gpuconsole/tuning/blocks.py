@@ -13,6 +13,7 @@ BASELINE, CHANGED = 1, 2
 MIN_STEPS = 5
 MIN_BLOCK_S = 0.35
 MIN_LOADER_BLOCK_S = 0.8
+MIN_SERVING_BLOCK_S = 2.0
 MAX_BLOCK_S = 2.5
 MAX_PERIOD = 40
 PERIOD_KNOBS = ("log_every", "save_every", "eval_every")
@@ -30,7 +31,8 @@ class BlockPlan:
 
     def __init__(self, knobs: Knobs, changes: Knobs) -> None:
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
-        self.min_s = MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
+        self.serving = any(CATALOGUE[name].serving for name in changes)
+        self.min_s = MIN_SERVING_BLOCK_S if self.serving else MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
         both = [int(values[name]) for values in (knobs, {**knobs, **changes}) for name in PERIOD_KNOBS if name in values]
         periods = [period for period in both if 0 < period <= MAX_PERIOD]
         period = math.lcm(*periods) if periods else 1

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from gpuconsole.wire.events import AnyCommand, Event, Processes, Sample, SourceState, Steps, decode_command, encode
+from gpuconsole.wire.events import AnyCommand, Event, Processes, Requests, Sample, ServerState, SourceState, Steps, decode_command, encode
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
@@ -50,7 +50,9 @@ class ChildChannel:
     def send(self, event: Event) -> None:
         line = encode(event) + b"\n"
         with self._lock:
-            limit = OUTBOX_BYTES if isinstance(event, Sample | Steps | Processes | SourceState) else LAST_RESORT_BYTES
+            limit = (
+                OUTBOX_BYTES if isinstance(event, Sample | Steps | Requests | ServerState | Processes | SourceState) else LAST_RESORT_BYTES
+            )
             if len(self._outbox) + len(line) > limit:
                 self.dropped += 1
                 return

@@ -16,6 +16,7 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.process import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState, Step
+from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 
@@ -156,6 +157,28 @@ class Steps(Event, frozen=True):
     counters: dict[str, float] = {}
 
 
+class Requests(Event, frozen=True):
+    """Requests that ended since the last message, and how the load generator is doing.
+
+    `active`: on their way now; `due`: due but not sent yet, for want of a place (`max_concurrency`). `lateness_s`: 95th percentile, since the
+    last message, of how late the generator's own event loop was. `cpu_s`: its CPU time so far. `dropped` counts messages lost.
+    """
+
+    requests: list[Request]
+    active: int = 0
+    due: int = 0
+    lateness_s: float = 0.0
+    cpu_s: float = 0.0
+    dropped: int = 0
+
+
+class ServerState(Event, frozen=True):
+    """What a model server told of itself at `t`: `gauges` as they stood, `totals` since it began (names of the catalogue, without `server.`)."""
+
+    gauges: dict[str, float]
+    totals: dict[str, float]
+
+
 class KnobsSet(Event, frozen=True):
     """The answer to SetKnobs: in force from `step` on, or refused with `error` and nothing changed."""
 
@@ -205,7 +228,7 @@ class EnvironmentKnown(Event, frozen=True):
 
 
 class RunOpened(Event, frozen=True):
-    """A run begins, or a kept change turns the running one into the next."""
+    """A run begins, or a kept change turns the running one into the next. `objective`: what a request must keep (`--slo`)."""
 
     run: str
     scenario: str
@@ -213,6 +236,7 @@ class RunOpened(Event, frozen=True):
     knobs: Knobs
     device: str
     changes: Knobs = {}
+    objective: Objective | None = None
 
 
 class RunClosed(Event, frozen=True):
@@ -248,7 +272,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerState | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
     | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | Note
 )  # fmt: skip
 
@@ -261,7 +285,10 @@ class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, o
 
 
 class Start(Command, frozen=True):
-    """Run `workload` until told to stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA."""
+    """Run `workload` until told to stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
+
+    `options`: what a model server needs beside knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ...
+    """
 
     workload: str
     knobs: Knobs
@@ -269,6 +296,7 @@ class Start(Command, frozen=True):
     uuid: str = ""
     seed: int = 0
     max_steps: int = 0
+    options: dict[str, str] = {}
 
 
 class SetKnobs(Command, frozen=True):

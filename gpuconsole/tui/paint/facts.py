@@ -14,6 +14,7 @@ from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import View
 
 HOST = "cpu"
+SERVER = "server"
 SILENT_S = 4.0
 VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
@@ -24,8 +25,8 @@ def latest(view: View, metric: str, device: str | None = None) -> float | None:
 
 
 def device_of(view: View, metric: str) -> str:
-    """Host metrics live under the host, all others under the device of the run."""
-    return HOST if metric.startswith("host.") else view.device
+    """Host metrics live under the host, a model server's under the server, all others under the device of the run."""
+    return HOST if metric.startswith("host.") else SERVER if metric.startswith("server.") else view.device
 
 
 def silent_s(view: View, device: str) -> float:

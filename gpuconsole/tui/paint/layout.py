@@ -21,11 +21,11 @@ class Plan(NamedTuple):
     boxed: bool
 
 
-def plan(width: int, height: int, devices: int = 1, fleet: int = 0, idle: bool = False) -> Plan:
+def plan(width: int, height: int, devices: int = 1, fleet: int = 0, idle: bool = False, serves: bool = False) -> Plan:
     """The layout for a terminal of `width` x `height`: what matters most keeps its room longest.
 
     `devices` are the lines that the header has use for, `fleet` the rows of the strip of many GPUs. While nothing runs (`idle`) the
-    GPUs are what there is to see.
+    GPUs are what there is to see. A run that `serves` has two lines more to say of a request than a step has.
     """
     wide, tall = width >= 100, height >= 32
     boxed = wide and tall
@@ -36,6 +36,7 @@ def plan(width: int, height: int, devices: int = 1, fleet: int = 0, idle: bool =
     else:
         per_row, grid, tile_height = 2, 2, 1
     phases = (5 if wide else 6) if boxed else 4 if height >= 20 else 3 if height >= 16 else 2
+    phases += (1 if wide else 2 if tall else 1) if serves and height >= 20 else 0
     header = 1 + (min(devices, 4 if tall or (idle and height >= 20) else 1) if height >= 10 else 0)
     strip = min(fleet, 7 if tall or (idle and height >= 20) else 3 if height >= 20 else 0)
     rest = max(0, height - header - strip - grid * tile_height - phases - 1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 
 from gpuconsole.model.run import PHASES, Run
+from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.runtime.front import View
-from gpuconsole.tui.paint import facts, format
+from gpuconsole.tui.paint import facts, format, serving
 from gpuconsole.tui.paint.cells import Row, Segment, fill, inner_width, line, panel, row_width
+from gpuconsole.tui.paint.serving import serving_rows
 
 SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
@@ -21,6 +23,11 @@ LOOKS: dict[str, tuple[str, str]] = {
     "checkpoint": ("▓", "wait"),
     "eval": ("▒", "wait"),
     "other": ("░", "work"),
+    "client_queue": ("░", "wait"),
+    "queue": ("█", "wait"),
+    "prefill": ("▓", "work"),
+    "decode": ("█", "work"),
+    "transport": ("▒", "wait"),
 }
 """Colour tells the step's own work from what keeps it waiting; density tells the parts apart, without colour too."""
 
@@ -32,20 +39,24 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     bare = height < 3
     if parts:
         room = height - (3 if boxed else 1 if bare else 2)
-        spread = _spread(run, inner) if run and room > 1 else []
+        spread = [] if run is None or room <= 1 else serving_rows(view, run, inner, room - 1) if run.serves else _spread(run, inner)
         rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, room - len(spread)), *spread]
+    elif run is not None and run.serves and run.summary.requests:
+        rows = [line(inner, ("the server does not tell where a request's time goes", "dim")), *serving_rows(view, run, inner, height - 2)]
     else:
         rows = [line(inner, (_nothing(view), "dim"))]
     if bare:
         return fill(rows, width, height)
     leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
     title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
+    if run is not None and run.serves:
+        return panel("where a request goes", serving.figures(run, width), rows, width, height, boxed)
     return panel(title, _figures(view, width), rows, width, height, boxed)
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
-    """Phases that take at least half a percent, in the order of a step."""
-    return [(name, ratios[name]) for name in PHASES if ratios.get(name, 0.0) >= SMALLEST]
+    """Phases that take at least half a percent, in the order of a step, or of a request."""
+    return [(name, ratios[name]) for name in (*PHASES, *SERVING_PHASES) if ratios.get(name, 0.0) >= SMALLEST]
 
 
 def columns_of(parts: list[tuple[str, float]], width: int) -> list[int]:
@@ -105,7 +116,7 @@ def _spread(run: Run, width: int) -> list[Row]:
 
 
 def _step_s(run: Run | None) -> float | None:
-    times = run.summary.step_time_s if run else None
+    times = (run.summary.e2e_s if run.serves else run.summary.step_time_s) if run else None
     return times.mean if times else None
 
 
@@ -113,8 +124,8 @@ def _nothing(view: View) -> str:
     if view.run is None:
         return "nothing is running: press s"
     if view.run.state == "failed":
-        return "the run failed before a step was measured"
-    return "no steps measured yet" + (f": {view.stage}" if view.stage else "")
+        return f"the run failed before a {'request' if view.run.serves else 'step'} was measured"
+    return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (f": {view.stage}" if view.stage else "")
 
 
 def _figures(view: View, width: int) -> list[Segment]:

@@ -26,7 +26,7 @@ def _gpu(view: View) -> list[Tile]:
         _pair(view, "PCIe", "gpu.pcie_{}_bytes_per_s", ("rx", "tx")),
         _pair(view, "NVLink", "gpu.nvlink_{}_bytes_per_s", ("rx", "tx")),
         _throughput(view),
-        _step(view),
+        _latency(view) if _serves(view) else _step(view),
     ]
 
 
@@ -35,12 +35,16 @@ def _cpu(view: View) -> list[Tile]:
         _cores(view),
         _ratio(view, "run-queue delay", "host.run_queue_delay_ratio"),
         _memory(view, "memory", "host.memory_used_bytes", "host.memory_total_bytes"),
-        _flops(view),
+        _requests(view) if _serves(view) else _flops(view),
         _pair(view, "disk", "host.disk_{}_bytes_per_s", ("read", "write"), ("r", "w")),
         _pair(view, "net", "host.net_{}_bytes_per_s", ("rx", "tx")),
         _throughput(view),
-        _step(view),
+        _latency(view) if _serves(view) else _step(view),
     ]
+
+
+def _serves(view: View) -> bool:
+    return view.run is not None and view.run.serves
 
 
 def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
@@ -105,6 +109,22 @@ def _flops(view: View) -> Tile:
 def _throughput(view: View) -> Tile:
     metric, unit = facts.throughput_metric(view)
     return _tile(view, metric, unit, format.rate(facts.latest(view, metric)), (_trace(view, metric),))
+
+
+def _requests(view: View) -> Tile:
+    """What the server has in hand, and what waits for it."""
+    running, waiting = (facts.latest(view, f"server.requests_{which}") for which in ("running", "waiting"))
+    figure = f"{running or 0:.0f} run {waiting or 0:.0f} wait"
+    traces = (_trace(view, "server.requests_running", "running"), _trace(view, "server.requests_waiting", "waiting"))
+    return _tile(view, "server.requests_running", "requests", figure, traces)
+
+
+def _latency(view: View) -> Tile:
+    """Of requests: to the first token, and per token after it."""
+    ttft, tpot = facts.latest(view, "workload.ttft_s"), facts.latest(view, "workload.tpot_s")
+    first, second, unit = format.durations(ttft, tpot)
+    figure = f"{first} TPOT {second} {unit}"
+    return _tile(view, "workload.ttft_s", "TTFT", figure, (_trace(view, "workload.ttft_s"),))
 
 
 def _step(view: View) -> Tile:

@@ -98,7 +98,14 @@ class MainScreen(Screen[None]):
 
     def _lay_out(self, view: View) -> None:
         """Give the zones their rows, when the plan is another."""
-        new = plan(self.size.width, self.size.height, header_rows(view) - 1, fleet_rows(view, MOST_FLEET_ROWS), view.run is None)
+        new = plan(
+            self.size.width,
+            self.size.height,
+            header_rows(view) - 1,
+            fleet_rows(view, MOST_FLEET_ROWS),
+            view.run is None,
+            view.run is not None and view.run.serves,
+        )
         if new == self._plan:
             return
         self._plan = new

@@ -1,0 +1,58 @@
+"""Where a request's time goes, and how fast requests are served: the account of serving runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from gpuconsole.diagnosis.account import distribution, rates
+from gpuconsole.diagnosis.latencies import weighted
+from gpuconsole.model.run import Distribution, Step, Summary
+from gpuconsole.model.serving import Objective, Request
+
+RATE_BLOCK_S = 1.0
+
+
+def summarize_serving(requests: Sequence[Request], ticks: Sequence[Step], objective: Objective | None) -> Summary:
+    """The figures of `requests`, all of which counted, and of the load generator's `ticks` in the same time."""
+    good = [request for request in requests if not request.error]
+    summary = Summary(steps=len(ticks), requests=len(good), failed_requests=len(requests) - len(good))
+    if ticks:
+        summary.tokens_per_s = distribution(rates(ticks, "tokens", RATE_BLOCK_S))
+        summary.requests_per_s = distribution(rates(ticks, "samples", RATE_BLOCK_S))
+        summary.samples_per_s = summary.requests_per_s
+    summary.ttft_s = _of(good, lambda request: request.ttft_s)
+    summary.tpot_s = _of(good, lambda request: request.tpot_s)
+    summary.e2e_s = _of(good, lambda request: request.e2e_s)
+    summary.client_queue_s = _of(good, lambda request: request.client_queue_s)
+    summary.itl_s = weighted(itl_pairs(good))
+    summary.chunk_gap_s = weighted((gap, 1.0) for request in good for gap in request.gaps)
+    wall = sum(tick.wall_s for tick in ticks)
+    if objective is not None and wall > 0:
+        summary.goodput_per_s = sum(1 for request in good if objective.met(request)) / wall
+    return summary
+
+
+def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
+    """Gaps between tokens with how many of them there were: a chunk of k tokens after a gap is k gaps of gap/k."""
+    return [(gap / count, count) for r in requests for gap, count in zip(r.gaps, r.counts, strict=False) if count > 0]
+
+
+def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dict[str, float]:
+    """Each part's share of a request's time, from the client's means and the server's (`queue_s`, `prefill_s`, `decode_s`).
+
+    Empty where the server does not tell. What is left of E2E is `transport`: network, HTTP, and the event loops at both ends.
+    """
+    good = [request for request in requests if not request.error and request.e2e_s is not None]
+    if not good or not {"queue_s", "prefill_s", "decode_s"} <= server.keys():
+        return {}
+    client = statistics.fmean(request.client_queue_s for request in good)
+    e2e = statistics.fmean(request.e2e_s or 0.0 for request in good)
+    parts = {"client_queue": client, **{name: server[f"{name}_s"] for name in ("queue", "prefill", "decode")}}
+    parts["transport"] = max(0.0, e2e - sum(parts.values()) + client)
+    total = sum(parts.values())
+    return {name: seconds / total for name, seconds in parts.items()} if total > 0 else {}
+
+
+def _of(requests: Sequence[Request], value: Callable[[Request], float | None]) -> Distribution | None:
+    return distribution([found for request in requests if (found := value(request)) is not None])

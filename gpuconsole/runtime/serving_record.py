@@ -1,0 +1,188 @@
+"""A serving run while it is measured: its requests, the load generator's state, and what the server tells of itself."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from gpuconsole.diagnosis.account import percentile
+from gpuconsole.diagnosis.latencies import Latencies
+from gpuconsole.diagnosis.serving_account import itl_pairs, request_shares, summarize_serving
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Step, Summary
+from gpuconsole.model.serving import Objective, Request
+from gpuconsole.wire.events import Requests, ServerState
+
+MOST_REQUESTS = 20_000
+MOST_GAPS = 200_000
+"""Gaps between chunks that are kept one by one: until there are more, percentiles of ITL are exact."""
+LIVE_GAPS = 4000
+MOST_STATES = 4000
+CLIENT, SERVER = "load generator", "the server's /metrics"
+FULL_KV = 0.9
+
+
+class ServingRecord:
+    """The requests of the ordinary run (not of trials, not of the warm-up), newest last."""
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.states: deque[ServerState] = deque(maxlen=MOST_STATES)
+        self.load: deque[Requests] = deque(maxlen=MOST_STATES)
+        self.failures: Counter[str] = Counter()
+        self._gaps = 0
+        self._itl = Latencies()
+        self._spilled = False
+        self._probes: list[tuple[float, float]] = []
+
+    def add_requests(self, event: Requests) -> list[Request]:
+        """Note what ended; returns those that count."""
+        counted = [request for request in event.requests if request.arm == 0 and request.kind == 0]
+        for request in counted:
+            if request.error:
+                self.failures[request.error] += 1
+            self.requests.append(request)
+            self._gaps += len(request.gaps)
+            for value, weight in itl_pairs([request]):
+                self._itl.add(value, weight)
+        while len(self.requests) > MOST_REQUESTS or (self._gaps > MOST_GAPS and len(self.requests) > 1):
+            self._gaps -= len(self.requests.popleft().gaps)
+            self._spilled = True
+        self.load.append(Requests(event.t, [], event.active, event.due, event.lateness_s, event.cpu_s, event.dropped))
+        return counted
+
+    def add_state(self, event: ServerState) -> None:
+        self.states.append(event)
+
+    def probed(self, begun: float, ended: float) -> None:
+        """What the server told in between was of another load."""
+        self._probes.append((begun, ended))
+
+    def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
+        """Requests that ended after `since`, oldest first; the last of them, where they have more gaps than `most_gaps`."""
+        found: list[Request] = []
+        gaps = 0
+        for request in reversed(self.requests):
+            gaps += len(request.gaps)
+            if request.t < since or (gaps > most_gaps and found):
+                break
+            found.append(request)
+        return found[::-1]
+
+    def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
+        """Over the steady `ticks`; a live one looks at fewer requests, since it is made every second."""
+        since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
+        requests = self.recent(since, LIVE_GAPS if live else MOST_GAPS)
+        summary = summarize_serving(requests, ticks, objective)
+        if self._spilled and not live:
+            summary.itl_s = self._itl.distribution()
+        summary.phases_ratio = request_shares(requests, self.means(since))
+        summary.failures = dict(self.failures.most_common(5))
+        return summary
+
+    def means(self, since: float) -> dict[str, float]:
+        """The server's own means over the requests (and tokens, and iterations) that it finished after `since`."""
+        first, last = self._between(since)
+        if first is None or last is None:
+            return {}
+        found = {}
+        for name in (key.removesuffix("_count") for key in last.totals if key.endswith("_count")):
+            count = last.totals[f"{name}_count"] - first.totals.get(f"{name}_count", 0.0)
+            if count > 0:
+                found[name] = (last.totals.get(f"{name}_sum", 0.0) - first.totals.get(f"{name}_sum", 0.0)) / count
+        return found
+
+    def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+        """What the rules work on, from the requests and states after `since`."""
+        return self._client_signals(since, knobs) | self._server_signals(since, facts)
+
+    def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
+        requests = [request for request in self.recent(since) if not request.error]
+        load = [one for one in self.load if one.t >= since and not any(a <= one.t <= b for a, b in self._probes)]
+        found: dict[str, Signal] = {}
+        if len(load) > 1:
+            wall = load[-1].t - load[0].t
+            found["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
+            late = sorted(one.lateness_s for one in load)
+            found["client.lateness_s"] = Signal(
+                percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks"
+            )
+            found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
+        rate = float(knobs["request_rate"])
+        found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
+        shared = float(knobs["shared_prefix_ratio"])
+        found["client.shared_prefix_ratio"] = Signal(shared, "ratio", "knob shared_prefix_ratio: these prompts were made so")
+        all_recent = self.recent(since)
+        if all_recent:
+            found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
+        if not requests:
+            return found
+        n = f"{CLIENT}, n={len(requests)}"
+        for name, values in (
+            ("ttft", [r.ttft_s for r in requests if r.ttft_s is not None]),
+            ("tpot", [r.tpot_s for r in requests if r.tpot_s is not None]),
+            ("e2e", [r.e2e_s for r in requests if r.e2e_s is not None]),
+        ):
+            if values:
+                ordered = sorted(values)
+                found[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
+                found[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
+        gaps = sorted(gap for request in requests for gap in request.gaps)
+        if gaps:
+            found["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
+            found["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
+            found["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
+        found["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
+        found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
+        return found
+
+    def _server_signals(self, since: float, facts: dict[str, float]) -> dict[str, Signal]:
+        states = [one for one in self.states if one.t >= since and not any(a <= one.t <= b for a, b in self._probes)]
+        first, last = self._between(since)
+        if len(states) < 2 or first is None or last is None:
+            return {}
+        found = {}
+        for name, unit in (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio")):
+            values = [one.gauges[name] for one in states if name in one.gauges]
+            if values:
+                found[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
+        usage = [one.gauges["kv_cache_usage_ratio"] for one in states if "kv_cache_usage_ratio" in one.gauges]
+        if usage:
+            found["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
+            full = sum(value >= FULL_KV for value in usage) / len(usage)
+            found["server.kv_cache_full_ratio"] = Signal(
+                full, "ratio", f"{SERVER}, share of {len(usage)} readings at {FULL_KV:.0%} or more"
+            )
+        running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
+        if running and "max_num_seqs" in facts:  # of a server that was not started here the seats are not known
+            share = sum(value >= facts["max_num_seqs"] for value in running) / len(running)
+            found["server.seats_taken_ratio"] = Signal(share, "ratio", f"{SERVER}, share of {len(running)} readings with every seat taken")
+        wall = last.t - first.t
+        deltas = {name: value - first.totals.get(name, 0.0) for name, value in last.totals.items()}
+        for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
+            if name in deltas and wall > 0:
+                found[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
+        if deltas.get("requests") and "preemptions" in deltas:
+            found["server.preemptions_per_request"] = Signal(deltas["preemptions"] / deltas["requests"], "", f"{SERVER}, over {wall:.0f} s")
+        elif deltas.get("preemptions"):
+            found["server.preemptions_per_request"] = Signal(deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s")
+        if deltas.get("prefix_queries"):
+            hits = deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"]
+            found["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
+        for name, value in self.means(since).items():
+            unit = "tokens" if name == "iteration_tokens" else "s"
+            found[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
+        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens"):
+            if name in facts:
+                found[f"server.{name}"] = Signal(facts[name], "tokens" if name.endswith("tokens") else "B", "the server")
+        return found
+
+    def _between(self, since: float) -> tuple[ServerState | None, ServerState | None]:
+        """The last state before `since` (or the first after it), and the newest."""
+        if not self.states:
+            return None, None
+        before = list(itertools.takewhile(lambda one: one.t < since, self.states))
+        return (before[-1] if before else self.states[0]), self.states[-1]

@@ -1,0 +1,74 @@
+"""A model server's /metrics, of whichever make, under one set of names."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuconsole.wire.events import ServerState
+
+GAUGES = {
+    "vllm:num_requests_running": "requests_running",
+    "vllm:num_requests_waiting": "requests_waiting",
+    "vllm:kv_cache_usage_perc": "kv_cache_usage_ratio",
+    "vllm:gpu_cache_usage_perc": "kv_cache_usage_ratio",
+    "sglang:num_running_reqs": "requests_running",
+    "sglang:num_queue_reqs": "requests_waiting",
+    "sglang:token_usage": "kv_cache_usage_ratio",
+    "tgi_batch_current_size": "requests_running",
+    "tgi_queue_size": "requests_waiting",
+    "llamacpp:requests_processing": "requests_running",
+    "llamacpp:requests_deferred": "requests_waiting",
+    "llamacpp:kv_cache_usage_ratio": "kv_cache_usage_ratio",
+}
+TOTALS = {
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
+    "vllm:gpu_prefix_cache_hits_total": "prefix_hits",
+    "vllm:request_success_total": "requests",
+    "vllm:estimated_flops_per_gpu_total": "flops",
+    "vllm:estimated_read_bytes_per_gpu_total": "read_bytes",
+    "vllm:estimated_write_bytes_per_gpu_total": "write_bytes",
+    "sglang:prompt_tokens_total": "prompt_tokens",
+    "sglang:generation_tokens_total": "generation_tokens",
+    "llamacpp:prompt_tokens_total": "prompt_tokens",
+    "llamacpp:tokens_predicted_total": "generation_tokens",
+}
+TIMES = {
+    "vllm:time_to_first_token_seconds": "ttft_s",
+    "vllm:inter_token_latency_seconds": "itl_s",
+    "vllm:time_per_output_token_seconds": "itl_s",
+    "vllm:e2e_request_latency_seconds": "e2e_s",
+    "vllm:request_queue_time_seconds": "queue_s",
+    "vllm:request_prefill_time_seconds": "prefill_s",
+    "vllm:request_decode_time_seconds": "decode_s",
+    "vllm:iteration_tokens_total": "iteration_tokens",
+    "sglang:time_to_first_token_seconds": "ttft_s",
+    "sglang:e2e_request_latency_seconds": "e2e_s",
+}
+"""Histograms, of which the sum and the count are kept: their means are exact, their buckets too coarse for percentiles."""
+SHARE = "kv_cache_usage_ratio"
+
+
+def read_metrics(text: str, t: float) -> ServerState:
+    """What the exposition `text` says at `t`, summed over engines (a share: the fullest). Raises ValueError where it is none."""
+    gauges: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if (gauge := GAUGES.get(sample.name)) is not None:
+                old = gauges.get(gauge, 0.0)
+                gauges[gauge] = max(old, sample.value) if gauge == SHARE else old + sample.value
+            elif (total := TOTALS.get(sample.name) or _of_histogram(sample.name)) is not None:
+                totals[total] = totals.get(total, 0.0) + sample.value
+    return ServerState(t, gauges, totals)
+
+
+def _of_histogram(name: str) -> str | None:
+    for suffix in ("_sum", "_count"):
+        if name.endswith(suffix) and (known := TIMES.get(name.removesuffix(suffix))):
+            return known + suffix
+    return None

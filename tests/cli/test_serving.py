@@ -1,0 +1,213 @@
+"""Serving scenarios through the real command line: the embedded server, a server at an address, and their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import Cli
+from tests.fakes.model_server import ITL_S, KEY, RUNNING, TTFT_S, WAITING
+from tests.waiting import gone, wait_until
+
+SMALL = [word for knob in ("d_model=64", "n_layer=1") for word in ("--set", knob)]
+PARTS = ("gpuconsole.workloads.inference.worker", "gpuconsole.workloads.inference.engine", "gpuconsole.workloads.inference.load.generator")
+
+
+@pytest.fixture(scope="module")
+def fake_server() -> Iterator[str]:
+    """The address of the scripted server; a behaviour goes behind it."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.fakes.model_server"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.stdout.readline().split()[1]
+    process.kill()
+    process.wait()
+
+
+def only_run(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    (run,) = json.loads(done.stdout)["runs"]
+    return dict(run)
+
+
+def test_the_embedded_server_answers_and_every_figure_is_there(cli: Cli) -> None:
+    done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", "--slo", "ttft=5,tpot=5", *SMALL)
+    assert done.returncode == 0, done.stderr
+    run = only_run(done)
+    summary = run["summary"]
+    for latency in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "chunk_gap_s", "client_queue_s"):
+        found = summary[latency]
+        assert 0 <= found["p50"] <= found["p90"] <= found["p95"] <= found["p99"], latency
+    assert summary["requests"] == summary["e2e_s"]["n"] > 8 and summary.get("failed_requests", 0) == 0
+    assert summary["tokens_per_s"]["mean"] > 0 and summary["requests_per_s"]["mean"] > 0
+    assert summary["goodput_per_s"] == pytest.approx(summary["requests_per_s"]["mean"], rel=0.5)
+    assert set(summary["phases_ratio"]) == {"client_queue", "queue", "prefill", "decode", "transport"}
+    assert max(run["series"]["server.requests_running{device=server}"]["v"]) == 8, "all eight users in one batch, by the server's own count"
+    assert run["facts"]["parameters"] > 0
+    assert {finding["rule"].split(".")[0] for finding in run["findings"]} == {"serve"}, "rules about training have nothing to say"
+
+
+def test_a_server_at_an_address_is_measured_from_outside(cli: Cli, fake_server: str) -> None:
+    done = cli(
+        "run", "serve-chat", "--url", f"{fake_server}/steady", "--device", "cpu", "--json", "--duration", "4", "--set", "output_tokens=16"
+    )
+    assert done.returncode == 0, done.stderr
+    run = only_run(done)
+    summary = run["summary"]
+    assert summary["ttft_s"]["p50"] >= TTFT_S * 0.99 and summary["tpot_s"]["p50"] == pytest.approx(ITL_S, rel=0.2)
+    assert run["series"]["server.requests_waiting{device=server}"]["v"] == [WAITING] * len(
+        run["series"]["server.requests_waiting{device=server}"]["v"]
+    )
+    assert run["signals"]["server.requests_running"]["value"] == RUNNING
+
+
+def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) -> None:
+    done = cli(
+        "run",
+        "serve-chat",
+        "--url",
+        f"{fake_server}/every-other",
+        "--device",
+        "cpu",
+        "--json",
+        "--duration",
+        "4",
+        "--set",
+        "output_tokens=8",
+    )
+    assert done.returncode == 0, done.stderr
+    summary = only_run(done)["summary"]
+    assert summary["requests"] > 0 and summary["failed_requests"] > 0
+    assert list(summary["failures"]) == ["HTTP 429: too many requests"]
+    assert "/every-other/metrics: HTTP 404; the server's side stays unknown" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words", "cause"),
+    [
+        ("busy", (), "no request is answered; HTTP 429: too many requests"),
+        ("key", (), "wants a key (HTTP 401): name the variable that holds it with --api-key-env"),
+        ("missing/v1", (), "answers HTTP 404"),
+    ],
+)
+def test_a_server_that_does_not_serve_ends_the_run_with_the_cause(
+    cli: Cli, fake_server: str, behaviour: str, words: tuple[str, ...], cause: str
+) -> None:
+    done = cli(
+        "run",
+        "serve-chat",
+        "--url",
+        f"{fake_server}/{behaviour}/x" if "missing" in behaviour else f"{fake_server}/{behaviour}",
+        *words,
+        "--device",
+        "cpu",
+        "--headless",
+        "--duration",
+        "3",
+    )
+    assert done.returncode == 1 and cause in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_key_is_used_and_written_nowhere(cli: Cli, fake_server: str, tmp_path: Path) -> None:
+    record = tmp_path / "session.jsonl"
+    words = (
+        "--url",
+        f"{fake_server}/key",
+        "--api-key-env",
+        "FAKE_KEY",
+        "--record",
+        str(record),
+        "--json",
+        "--duration",
+        "2",
+        "--set",
+        "output_tokens=4",
+    )
+    done = cli("run", "serve-chat", "--device", "cpu", *words, env={**os.environ, "FAKE_KEY": KEY})
+    assert done.returncode == 0, done.stderr
+    assert only_run(done)["summary"]["requests"] > 0
+    assert KEY not in done.stdout + done.stderr + record.read_text()
+
+
+def test_a_server_that_is_slow_to_start_is_waited_for(cli: Cli, fake_server: str) -> None:
+    done = cli(
+        "run",
+        "serve-chat",
+        "--url",
+        f"{fake_server}/slow-start",
+        "--device",
+        "cpu",
+        "--json",
+        "--duration",
+        "1",
+        "--set",
+        "output_tokens=4",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("train-gpt", "--url", "http://127.0.0.1:1"), "--url: for serving scenarios only"),
+        (("serve-chat", "--url", "127.0.0.1:1"), "must be an address"),
+        (("serve-chat", "--api-key-env", "NO_SUCH_KEY"), "no such environment variable"),
+        (("serve-chat", "--slo", "ttft=fast"), "not a number of seconds"),
+        (("serve-chat", "--slo", "p99=1"), "expected ttft=S, tpot=S or e2e=S"),
+        (("serve-chat", "--vllm-python", "/nowhere/python"), "no program that can be run"),
+        (("serve-chat", "--set", "batch_size=3"), "has no knob 'batch_size'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cli: Cli, words: tuple[str, ...], reason: str) -> None:
+    done = cli("run", *words, "--headless")
+    assert done.returncode == 2 and reason in done.stderr
+
+
+def started(words: list[str], errors: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A console with a server under load, and its children."""
+    command = [
+        sys.executable,
+        "-m",
+        "gpuconsole",
+        "run",
+        "serve-chat",
+        "--device",
+        "cpu",
+        "--headless",
+        "--duration",
+        "100",
+        *SMALL,
+        *words,
+    ]
+    console = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors.open("w"), text=True)
+    wait_until(lambda: "tokens/s" in errors.read_text(), 60, "the first requests")
+    return console, psutil.Process(console.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_however_the_console_ends(tmp_path: Path, number: signal.Signals) -> None:
+    console, children = started([], tmp_path / "errors")
+    try:
+        assert all(any(part in child.cmdline() for child in children) for part in PARTS)
+        os.kill(console.pid, number)
+        console.wait(30)
+        wait_until(lambda: all(gone(child.pid) for child in children), 20, "the end of every child")
+    finally:
+        console.kill()
+
+
+def test_a_server_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    console, children = started([], tmp_path / "errors")
+    try:
+        next(child for child in children if PARTS[1] in child.cmdline()).kill()
+        assert console.wait(30) == 1
+        assert "the model server was killed by SIGKILL" in (tmp_path / "errors").read_text()
+    finally:
+        console.kill()

@@ -1,0 +1,165 @@
+"""The rules about model servers, each on ten lines of data: what fires, and what looks like it and does not."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.engine import all_rules, evaluate
+from gpuconsole.diagnosis.rules import (
+    serve_batch_too_small,
+    serve_client_bound,
+    serve_kv_full_preemption,
+    serve_long_context_cliff,
+    serve_over_capacity,
+    serve_prefill_bound,
+    serve_prefill_stalls_decode,
+    serve_prefix_reuse_missed,
+    serve_seats_too_few,
+)
+from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.knobs import CATALOGUE, Knobs
+
+KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {"max_num_seqs": 32}
+HEALTHY = {
+    "client.lateness_s": 0.001,
+    "client.cpu_ratio": 0.2,
+    "client.request_rate": 0.0,
+    "client.shared_prefix_ratio": 0.0,
+    "client.ttft_s": 0.02,
+    "client.tpot_s": 0.006,
+    "client.e2e_s": 0.4,
+    "client.prompt_tokens": 64.0,
+    "client.output_tokens": 64.0,
+    "client.chunk_gap_s": 0.006,
+    "client.chunk_gap_p50_s": 0.005,
+    "client.chunk_gap_p99_s": 0.02,
+    "server.requests_running": 8.0,
+    "server.requests_waiting": 0.0,
+    "server.requests_per_s": 20.0,
+    "server.seats_taken_ratio": 0.0,
+    "server.kv_cache_usage_ratio": 0.1,
+    "server.kv_cache_peak_ratio": 0.15,
+    "server.preemptions_per_request": 0.0,
+    "server.prompt_tokens_per_s": 1280.0,
+    "server.generation_tokens_per_s": 1280.0,
+    "server.queue_s": 0.001,
+    "server.prefill_s": 0.01,
+    "server.decode_s": 0.38,
+    "server.e2e_s": 0.391,
+    "server.weight_bytes": 1.3e7,
+    "server.kv_bytes_per_token": 8192.0,
+    "server.prefix_hit_ratio": 0.0,
+}
+
+
+def case(signals: dict[str, float] | None = None, knobs: Knobs | None = None) -> Case:
+    found = {name: Signal(value, "", "test") for name, value in {**HEALTHY, **(signals or {})}.items()}
+    return Case({**KNOBS, **(knobs or {})}, found, serves=True)
+
+
+FIRES: list[tuple[ModuleType, dict[str, float], Knobs, Knobs]] = [
+    (serve_client_bound, {"client.cpu_ratio": 0.97}, {}, {}),
+    (serve_client_bound, {"client.lateness_s": 0.03}, {}, {}),
+    (
+        serve_seats_too_few,
+        {
+            "server.seats_taken_ratio": 0.95,
+            "server.requests_waiting": 24.0,
+            "server.requests_running": 8.0,
+            "server.queue_s": 0.8,
+            "server.e2e_s": 1.2,
+        },
+        {"max_num_seqs": 8},
+        {"max_num_seqs": 32},
+    ),
+    (
+        serve_kv_full_preemption,
+        {"server.preemptions_per_request": 0.8, "server.kv_cache_peak_ratio": 1.0, "server.prompt_tokens_per_s": 2560.0},
+        {"num_gpu_blocks_override": 100},
+        {"num_gpu_blocks_override": 0},
+    ),
+    (
+        serve_kv_full_preemption,
+        {"server.preemptions_per_request": 0.05, "server.kv_cache_peak_ratio": 0.99},
+        {"server": "vllm"},
+        {"gpu_memory_utilization": 0.95},
+    ),
+    (
+        serve_over_capacity,
+        {"client.request_rate": 60.0, "server.queue_s": 5.0, "server.e2e_s": 5.5, "server.requests_waiting": 200.0},
+        {"request_rate": 60.0},
+        {"request_rate": 17.0},
+    ),
+    (
+        serve_prefill_bound,
+        {"server.prefill_s": 0.15, "server.decode_s": 0.05, "client.prompt_tokens": 1024.0},
+        {"prompt_tokens": 1024},
+        {"prompt_tokens": 512},
+    ),
+    (
+        serve_prefill_stalls_decode,
+        {"client.prompt_tokens": 2048.0, "client.chunk_gap_s": 0.02, "client.chunk_gap_p99_s": 0.3, "server.requests_running": 4.0},
+        {},
+        {"max_num_batched_tokens": 512},
+    ),
+    (
+        serve_batch_too_small,
+        {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "probe.concurrency_gain": 2.1, "probe.concurrency_factor": 4.0},
+        {"concurrency": 1},
+        {"concurrency": 4},
+    ),
+    (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8}, {"enable_prefix_caching": False}, {"enable_prefix_caching": True}),
+    (serve_long_context_cliff, {"client.prompt_tokens": 2048.0}, {"prompt_tokens": 2048}, {"prompt_tokens": 1040}),
+]
+
+
+def name(module: ModuleType) -> str:
+    return str(module.__name__.rpartition(".")[2])
+
+
+@pytest.mark.parametrize(("rule", "signals", "knobs", "changes"), FIRES, ids=[name(row[0]) for row in FIRES])
+def test_it_fires_and_suggests(rule: ModuleType, signals: dict[str, float], knobs: Knobs, changes: Knobs) -> None:
+    found: Finding = rule.check(case(signals, knobs))
+    assert found.state == "fires" and 0 < found.recoverable_ratio < 1 and found.summary and found.evidence
+    assert (found.suggestions[0].changes if found.suggestions else {}) == changes
+
+
+@pytest.mark.parametrize(
+    ("rule", "signals", "knobs"),
+    [
+        (serve_seats_too_few, {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "server.kv_cache_usage_ratio": 0.97}, {}),
+        (serve_seats_too_few, {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "client.request_rate": 60.0}, {}),
+        (serve_seats_too_few, {"server.seats_taken_ratio": 1.0}, {}),
+        (serve_kv_full_preemption, {"server.kv_cache_peak_ratio": 1.0}, {}),
+        (serve_over_capacity, {"client.request_rate": 10.0}, {"request_rate": 10.0}),
+        (serve_over_capacity, {"server.queue_s": 5.0, "server.e2e_s": 5.5, "server.requests_waiting": 50.0}, {}),
+        (serve_prefill_stalls_decode, {"client.chunk_gap_p99_s": 0.3}, {}),
+        (serve_prefill_stalls_decode, {"client.chunk_gap_p99_s": 0.3, "client.prompt_tokens": 4096.0, "server.requests_running": 1.0}, {}),
+        (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8, "server.prefix_hit_ratio": 0.75}, {}),
+        (serve_prefix_reuse_missed, {"server.prefix_hit_ratio": 0.0}, {"enable_prefix_caching": False}),
+        (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "probe.concurrency_gain": 1.05, "probe.concurrency_factor": 4.0}, {}),
+        (serve_long_context_cliff, {"server.requests_running": 100.0}, {}),
+    ],
+    ids=str,
+)
+def test_what_only_looks_like_it_is_clear(rule: ModuleType, signals: dict[str, float], knobs: Knobs) -> None:
+    assert rule.check(case(signals, knobs)).state == "clear"
+
+
+def test_a_healthy_server_has_no_finding_and_no_doubt() -> None:
+    assert {finding.state for finding in evaluate(case())} == {"clear"}
+
+
+def test_without_the_servers_side_only_the_client_can_tell() -> None:
+    """Such a server has no /metrics: nothing may fire on a guess."""
+    known = {name: signal for name, signal in case({"client.chunk_gap_p99_s": 1.0}).signals.items() if name.startswith("client.")}
+    findings = {finding.rule: finding.state for finding in evaluate(Case(KNOBS, known, serves=True))}
+    assert "fires" not in findings.values() and findings["serve.client_bound"] == "clear"
+
+
+def test_rules_about_training_and_about_serving_keep_apart() -> None:
+    assert {rule.serving for rule in all_rules() if rule.id.startswith("serve.")} == {True}
+    assert not [rule.id for rule in all_rules() if rule.serving and not rule.id.startswith("serve.")]

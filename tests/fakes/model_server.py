@@ -1,0 +1,132 @@
+"""A model server that answers at known times, and one that misbehaves in every known way. A process of its own:
+
+    python -m tests.fakes.model_server      prints `serving http://127.0.0.1:PORT`
+
+Each behaviour has an address of its own, `http://127.0.0.1:PORT/BEHAVIOUR`. The script: first token after TTFT_S, then one every ITL_S,
+by absolute times, so that it does not drift. `/four` sends the first token alone and then four at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+from aiohttp import web
+
+TTFT_S, ITL_S = 0.2, 0.02
+KEY = "sesame"
+RUNNING, WAITING = 7, 3
+PASSKEY_WORDS = "The pass key is "
+
+
+class FakeServer:
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+        self.asked = 0
+
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/{behaviour}/v1/completions", self.complete),
+                web.post("/{behaviour}/v1/chat/completions", self.complete),
+                web.get("/{behaviour}/v1/models", self.models),
+                web.get("/{behaviour}/metrics", self.metrics),
+            ]
+        )
+        return app
+
+    async def models(self, request: web.Request) -> web.Response:
+        behaviour = request.match_info["behaviour"]
+        if behaviour == "slow-start" and time.monotonic() - self.begun < 3.0:
+            return web.Response(status=503)
+        if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
+            return web.Response(status=401)
+        return web.json_response({"data": [{"id": "scripted"}]})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if request.match_info["behaviour"] != "steady":
+            return web.Response(status=404)
+        lines = [f"vllm:num_requests_running {RUNNING}", f"vllm:num_requests_waiting {WAITING}", "vllm:kv_cache_usage_perc 0.25"]
+        lines += [f"vllm:generation_tokens_total {100 * (time.monotonic() - self.begun):.3f}"]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        behaviour = request.match_info["behaviour"]
+        begun = asyncio.get_running_loop().time()
+        body = await request.json()
+        self.asked += 1
+        if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if behaviour == "busy":
+            return web.json_response({"error": {"message": "too many requests"}}, status=429)
+        if behaviour == "error":
+            return web.Response(status=500, text="Internal\x1b[31m Server Error")
+        if behaviour == "every-other" and self.asked % 2:
+            return web.json_response({"error": {"message": "too many requests"}}, status=429)
+        if behaviour == "strict" and {"ignore_eos"} & body.keys():
+            return web.json_response({"error": {"message": "Unexpected fields: ignore_eos"}}, status=422)
+        if behaviour == "hang":
+            await asyncio.sleep(3600)
+        return await self.stream(request, behaviour, body, begun)
+
+    async def stream(self, request: web.Request, behaviour: str, body: dict[str, object], begun: float) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        chat = "messages" in body
+        options = body.get("stream_options") or {}
+        assert isinstance(options, dict)
+        tells = bool(options.get("include_usage")) and behaviour != "no-usage"
+        continuous = tells and bool(options.get("continuous_usage_stats"))
+        tokens, sent = int(str(body["max_tokens"])), 0
+        if behaviour == "chatty":
+            await response.write(b": a comment\nevent: message\n\n")
+        if chat:
+            await response.write(line(piece({"role": "assistant", "content": ""}, chat)))
+        while sent < tokens or behaviour == "endless":
+            take = 64 if behaviour == "endless" else min(4 if behaviour == "four" and sent else 1, tokens - sent)
+            sent += take
+            if behaviour != "endless":  # a chunk goes out when its last token is there
+                due = begun + TTFT_S + ITL_S * (sent - 1)
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+            if sent > tokens // 2 and behaviour == "breaks-off":
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            if sent > tokens // 2 and behaviour == "ends-early":
+                return response
+            if behaviour == "broken":
+                await response.write(b'data: {"choices": [{"text": \n\n')
+                continue
+            chunk = piece("x" * take, chat, "length" if sent >= tokens else None)
+            if continuous:
+                chunk["usage"] = {"prompt_tokens": 10, "completion_tokens": sent}
+            await response.write(line(chunk))
+        if tells:
+            await response.write(line({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": sent}}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def piece(content: object, chat: bool, reason: str | None = None) -> dict[str, object]:
+    said = {"delta": content if isinstance(content, dict) else {"content": content}} if chat else {"text": content}
+    return {"choices": [{"index": 0, **said, "finish_reason": reason}]}
+
+
+def line(event: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+async def main() -> None:
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # clients that hang up are what it is for
+    runner = web.AppRunner(FakeServer().application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"serving http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
