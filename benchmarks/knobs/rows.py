@@ -111,6 +111,33 @@ OTHERS = (
     Row("memory-bandwidth", {"num_threads": 2}),
     Row("gemm-peak", {"precision": "bf16"}),
     Row("gemm-peak", {"matrix_size": 2048}, note="a product is 8 times the work"),
+    Row("serve-chat", {"concurrency": 32}),
+    Row("serve-chat", {"dtype": "bfloat16"}),
+    Row("serve-chat", {"omp_num_threads": 2}),
+    Row("serve-chat", {"output_tokens": 16}),
+    Row("serve-chat", {"length_spread": 0.0}),
+    Row("serve-chat", {"endpoint": "chat"}),
+    Row("serve-chat", {"shared_prefix_ratio": 0.9}),
+    Row("serve-chat", {"max_model_len": 1024}),
+    Row("serve-chat", {"server": "vllm"}, kind="refused"),
+    Row(
+        "serve-chat",
+        {
+            "gpu_memory_utilization": 0.5,
+            "enforce_eager": True,
+            "tensor_parallel_size": 2,
+            "quantization": "fp8",
+            "kv_cache_dtype": "fp8",
+            "burstiness": 0.5,
+        },
+        kind="no effect",
+        duration_s=1.0,
+    ),
+    Row("context-cliff", {"max_num_batched_tokens": 512}),
+    Row("context-cliff", {"enable_chunked_prefill": False}, {"max_num_batched_tokens": 4096}),
+    Row("overload", {"request_rate": 15.0}, note="fewer come, and few wait"),
+    Row("overload", {"max_concurrency": 8}, note="the queue is in the client"),
+    Row("overload", {"burstiness": 0.2}),
 )
 
 

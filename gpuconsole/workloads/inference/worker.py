@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 
 from gpuconsole import __version__
-from gpuconsole.model.knobs import CATALOGUE
+from gpuconsole.model.knobs import CATALOGUE, Knobs, show
 from gpuconsole.model.serving import FORMULAS
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
@@ -41,6 +41,7 @@ from gpuconsole.wire.events import (
     encode,
 )
 from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.inference.effects import without_effect
 from gpuconsole.workloads.inference.load.client import connect
 from gpuconsole.workloads.inference.server_metrics import read_metrics
 from gpuconsole.workloads.inference.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer, explain
@@ -63,6 +64,7 @@ class ServingWorker:
         self._to_generator: asyncio.StreamWriter | None = None
         self._over = asyncio.Event()
         self._scrape_refused = ""
+        self._told: set[str] = set()
         self.failed = ""
 
     async def run(self) -> None:
@@ -93,7 +95,7 @@ class ServingWorker:
             self._to_generator.write(encode(command) + b"\n")
 
     async def _under_load(self, server: ModelServer) -> None:
-        self._channel.send(Started(now(), self._start.knobs, server.facts, FORMULAS))
+        self._announce(server, self._start.knobs)
         tasks = [asyncio.create_task(one) for one in (self._generate(server), self._scrape_for_ever(server), self._watch(server))]
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +106,16 @@ class ServingWorker:
         for problem in ended:
             if isinstance(problem, Exception):
                 raise problem
+
+    def _announce(self, server: ModelServer, knobs: Knobs) -> None:
+        """Facts about the server, and which knobs do nothing there; what somebody set for nothing is told once."""
+        idle = without_effect(knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer))
+        for name, why in idle.items():
+            if knobs[name] != CATALOGUE[name].default and name not in self._told and not isinstance(server, RemoteServer):
+                self._told.add(name)
+                self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
+        notes = {**FORMULAS, **{f"no effect: {name}": why for name, why in idle.items()}}
+        self._channel.send(Started(now(), knobs, server.facts, notes))
 
     async def _watch(self, server: ModelServer) -> None:
         """Returns when the server has died."""
@@ -138,7 +150,7 @@ class ServingWorker:
             elif not isinstance(event, Hello):
                 self._channel.send(event)
             if isinstance(event, KnobsSet):
-                self._channel.send(Started(now(), event.knobs, server.facts, FORMULAS))
+                self._announce(server, event.knobs)
         code = await self._generator.wait()
         if not self._over.is_set() and not self.failed:
             self.failed = f"the load generator ended with exit code {code}"
