@@ -116,6 +116,10 @@ def trial_text(trial: Trial, snapshot: Snapshot) -> str:
         lines.append(
             f"  measured {s.estimate:.2f}x  [{s.low:.2f}, {s.high:.2f}]   {predicted}   ({trial.blocks} blocks, {trial.method}, {trial.clock} clock)"
         )
+    if trial.perplexity:
+        p = trial.perplexity
+        costly = ": too much to keep" if p.too_high else ""
+        lines.append(f"  perplexity {p.before:.4g} -> {p.after:.4g} ({p.cost_ratio:+.1%}){costly}")
     if trial.error:
         lines.append(f"  error: {visible(trial.error)}")
     outcome = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "not finished"}[trial.verdict]

@@ -22,6 +22,7 @@ class Knob(msgspec.Struct, frozen=True):
     `loader`: the change is felt through the DataLoader, so a trial must time wall clock, not the training
     thread's own time, and must let the new loader's queue reach its steady state first.
     `serving`: a setting of a model server or of its load; what it does is felt through requests, so a trial times wall clock.
+    `changes_output`: a model server answers otherwise with it, so that a trial compares perplexity too.
     `default`: the value where a scenario gives none; a knob without one must be given.
     `changes_training`: the change alters what is learnt per step (batch size), not only how fast.
     """
@@ -37,6 +38,7 @@ class Knob(msgspec.Struct, frozen=True):
     loader: bool = False
     changes_training: bool = False
     serving: bool = False
+    changes_output: bool = False
     default: Value | None = None
     examples: tuple[Value, ...] = ()
 

@@ -10,6 +10,8 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
 
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
+MOST_PERPLEXITY_COST = 0.05
+"""A change that costs more than 5 % perplexity is not kept, whatever it gains."""
 TrialState = Literal["running", "done", "failed"]
 
 
@@ -21,12 +23,28 @@ class Speedup(msgspec.Struct, frozen=True):
     high: float
 
 
+class Perplexity(msgspec.Struct, frozen=True):
+    """Of the same fixed text, without the change and with it."""
+
+    before: float
+    after: float
+
+    @property
+    def cost_ratio(self) -> float:
+        """How much worse it is with the change; below 0: better."""
+        return self.after / self.before - 1
+
+    @property
+    def too_high(self) -> bool:
+        return self.cost_ratio > MOST_PERPLEXITY_COST
+
+
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
     `log_ratios` holds one value per pair of blocks, log(rate changed / rate baseline), on `clock`:
     `contention_free` subtracts the training thread's run-queue delay, `wall` does not. `wall_speedup` is the same trial
-    on the wall clock.
+    on the wall clock. `perplexity`: of a model server's answers, where the change alters them.
     """
 
     id: str
@@ -45,3 +63,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     elapsed_s: float = 0.0
     error: str | None = None
     changes_training: bool = False
+    perplexity: Perplexity | None = None
+
+    @property
+    def worth_keeping(self) -> bool:
+        return self.verdict == "win" and not (self.perplexity is not None and self.perplexity.too_high)

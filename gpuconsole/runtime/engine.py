@@ -36,7 +36,7 @@ from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.runtime.serving import ServingChoice
 from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
-from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial
+from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial, with_perplexity
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.runtime.worker_handle import SERVING, TRAINING, WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
@@ -405,10 +405,10 @@ class Engine(StoreReader):
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
                 sides = TwoWorkers(baseline, self._challenger)
-            trial = await run_trial(trial, run.knobs, on_cpu, sides, self._on_trial)
+            trial = await with_perplexity(await run_trial(trial, run.knobs, on_cpu, sides, self._on_trial), sides)
         except (TrialFailed, WorkerGone) as error:
             trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
-        return msgspec.structs.replace(trial, kept=trial.verdict == "win")
+        return msgspec.structs.replace(trial, kept=trial.worth_keeping)
 
     async def _settle(self, trial: Trial, record: RunRecord, baseline: WorkerHandle, challenger: WorkerHandle | None) -> None:
         """Leave the better side running and tell the verdict."""

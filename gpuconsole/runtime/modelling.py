@@ -16,15 +16,19 @@ def refresh_figures(run: Run, devices: Sequence[Device], calibration: Mapping[st
 
     A run may come from a file that somebody else has written, with knob values that the models do not know: that is told, and ends nothing.
     """
-    if not run.facts or run.serves:
+    if not run.facts and not run.serves:
         return
     from gpuconsole.diagnosis.models.figures import figures  # 50 ms, which no first picture should wait for
+    from gpuconsole.diagnosis.models.serving_figures import serving_figures
     from gpuconsole.telemetry.published import published_of
 
     device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
     published = published_of(device.name) if device.is_gpu else ()
     try:
-        run.figures = figures(run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, published)
+        if run.serves:
+            run.figures = serving_figures(run.knobs, run.facts, run.signals, device.peaks, device.is_gpu)
+        else:
+            run.figures = figures(run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, published)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         run.figures = []
         run.unavailable[MISSING] = f"the models cannot take this run's values: {error!r}"

@@ -175,9 +175,10 @@ class ServingRecord:
         for name, value in self.means(since).items():
             unit = "tokens" if name == "iteration_tokens" else "s"
             found[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
-        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens"):
+        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s"):
             if name in facts:
-                found[f"server.{name}"] = Signal(facts[name], "tokens" if name.endswith("tokens") else "B", "the server")
+                unit = "tokens" if name.endswith("tokens") else "B/s" if name.endswith("per_s") else "B"
+                found[f"server.{name}"] = Signal(facts[name], unit, "the server" + (", a copy measured there" if unit == "B/s" else ""))
         return found
 
     def _between(self, since: float) -> tuple[ServerState | None, ServerState | None]:

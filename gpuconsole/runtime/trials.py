@@ -12,7 +12,7 @@ import msgspec
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Step
-from gpuconsole.model.trial import Trial
+from gpuconsole.model.trial import Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
 from gpuconsole.tuning.statistics import speedup, verdict
@@ -129,3 +129,14 @@ async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
         if plan.complete(counted):
             return list(plan.trimmed(counted))
         await worker.next_steps()
+
+
+async def with_perplexity(trial: Trial, sides: Sides) -> Trial:
+    """`trial` with what both sides make of a fixed text, where the change alters what a model server answers and it can tell."""
+    if not any(CATALOGUE[name].changes_output for name in trial.changes) or trial.state != "done":
+        return trial
+    answers = [await sides.worker(arm).probe("perplexity") for arm in (BASELINE, CHANGED)]
+    values = [answer.signals["quality.perplexity"].value for answer in answers if "quality.perplexity" in answer.signals]
+    if len(values) < 2:
+        return msgspec.structs.replace(trial, error=f"perplexity not measured: {next((one.error for one in answers if one.error), '')}")
+    return msgspec.structs.replace(trial, perplexity=Perplexity(*values))

@@ -11,6 +11,7 @@ from gpuconsole.diagnosis.engine import all_rules, evaluate
 from gpuconsole.diagnosis.rules import (
     serve_batch_too_small,
     serve_client_bound,
+    serve_decode_bandwidth_bound,
     serve_kv_full_preemption,
     serve_long_context_cliff,
     serve_over_capacity,
@@ -52,6 +53,7 @@ HEALTHY = {
     "server.weight_bytes": 1.3e7,
     "server.kv_bytes_per_token": 8192.0,
     "server.prefix_hit_ratio": 0.0,
+    "server.peak_bytes_per_s": 2e10,
 }
 
 
@@ -108,8 +110,14 @@ FIRES: list[tuple[ModuleType, dict[str, float], Knobs, Knobs]] = [
     (
         serve_batch_too_small,
         {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "probe.concurrency_gain": 2.1, "probe.concurrency_factor": 4.0},
+        {"concurrency": 2},
+        {"concurrency": 8},
+    ),
+    (
+        serve_decode_bandwidth_bound,
+        {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013},
         {"concurrency": 1},
-        {"concurrency": 4},
+        {"quantization": "int8"},
     ),
     (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8}, {"enable_prefix_caching": False}, {"enable_prefix_caching": True}),
     (serve_long_context_cliff, {"client.prompt_tokens": 2048.0}, {"prompt_tokens": 2048}, {"prompt_tokens": 1040}),
@@ -141,6 +149,13 @@ def test_it_fires_and_suggests(rule: ModuleType, signals: dict[str, float], knob
         (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8, "server.prefix_hit_ratio": 0.75}, {}),
         (serve_prefix_reuse_missed, {"server.prefix_hit_ratio": 0.0}, {"enable_prefix_caching": False}),
         (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "probe.concurrency_gain": 1.05, "probe.concurrency_factor": 4.0}, {}),
+        (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0}, {"concurrency": 1}),
+        (serve_decode_bandwidth_bound, {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.05}, {}),
+        (
+            serve_decode_bandwidth_bound,
+            {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013},
+            {"quantization": "int8"},
+        ),
         (serve_long_context_cliff, {"server.requests_running": 100.0}, {}),
     ],
     ids=str,

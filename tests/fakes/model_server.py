@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import re
 import time
 
 from aiohttp import web
@@ -19,6 +21,7 @@ TTFT_S, ITL_S = 0.2, 0.02
 KEY = "sesame"
 RUNNING, WAITING = 7, 3
 PASSKEY_WORDS = "The pass key is "
+"""How the passkey stands in a prompt."""
 
 
 class FakeServer:
@@ -68,9 +71,20 @@ class FakeServer:
             return web.json_response({"error": {"message": "too many requests"}}, status=429)
         if behaviour == "strict" and {"ignore_eos"} & body.keys():
             return web.json_response({"error": {"message": "Unexpected fields: ignore_eos"}}, status=422)
+        if behaviour == "passkey":
+            return self.answer(body)
         if behaviour == "hang":
             await asyncio.sleep(3600)
         return await self.stream(request, behaviour, body, begun)
+
+    def answer(self, body: dict[str, object]) -> web.Response:
+        """Reads the passkey out of the prompt; scores every byte of an echoed one with probability 1/4."""
+        prompt = str(body.get("prompt", ""))
+        if body.get("echo"):
+            scores = [None, *[math.log(0.25)] * (len(prompt) - 1)]
+            return web.json_response({"choices": [{"text": prompt, "logprobs": {"token_logprobs": scores}}]})
+        found = re.search(rf"{PASSKEY_WORDS}(\d+)", prompt)
+        return web.json_response({"choices": [{"text": f" {found.group(1)}." if found else " none"}]})
 
     async def stream(self, request: web.Request, behaviour: str, body: dict[str, object], begun: float) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

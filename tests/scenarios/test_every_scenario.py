@@ -20,7 +20,7 @@ from gpuconsole.runtime.catalog import read_scenario, shipped_folder
 from tests.conftest import Cli
 
 SCENARIOS = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
-DURATION_S = {"training": "1", "inference": "4"}
+STEPS_S, REQUESTS_S = "1", "4"
 """After the first step, or after a server's warm-up: enough for some steps, or requests, of each."""
 
 
@@ -51,7 +51,7 @@ def test_the_rule_and_the_fix_that_it_teaches_exist(scenario: Scenario) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
 def test_it_runs_headless_to_a_valid_snapshot(cli: Cli, scenario: Scenario) -> None:
     done = cli(
-        "run", scenario.name, "--device", "cpu", "--json", "--duration", DURATION_S[scenario.workload.name.partition(".")[0]], timeout=200
+        "run", scenario.name, "--device", "cpu", "--json", "--duration", REQUESTS_S if scenario.workload.serves else STEPS_S, timeout=200
     )
     assert done.returncode == 0, done.stderr
     snapshot = json.loads(done.stdout)

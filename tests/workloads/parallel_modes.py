@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import partial
 from typing import Any
@@ -153,3 +154,5 @@ if __name__ == "__main__":
             if ours.rank == 0:
                 print(line, flush=True)
     ours.leave()
+    sys.stdout.flush()
+    os._exit(0)  # as the product's own processes do: gloo's threads do not always survive the interpreter's end

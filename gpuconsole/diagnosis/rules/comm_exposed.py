@@ -60,7 +60,7 @@ def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
                 "model = DistributedDataParallel(model)",
             )
         )
-    passes = int(case.knobs["gradient_accumulation_steps"]) * TIMES_RARER
+    passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
     return some(
         suggest(
             case,

@@ -25,7 +25,10 @@ def check(case: Case) -> Finding:
     in_passes = by_itself == ratio or by_itself >= limit
     rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
     share = min(
-        0.9, int(case.knobs["gradient_accumulation_steps"]) * case.value("comm.late_s") / _comm.step_s(case) if in_passes else 1 - 1 / ratio
+        0.9,
+        int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / _comm.step_s(case)
+        if in_passes
+        else 1 - 1 / ratio,
     )
     return fires(
         ID,

@@ -8,7 +8,6 @@ VLLMS_OWN = {
     "gpu_memory_utilization": "the embedded server takes what max_num_seqs and max_model_len need",
     "enforce_eager": "the embedded server has no CUDA graphs: it always runs eagerly",
     "tensor_parallel_size": "the embedded server runs on one device",
-    "quantization": "the embedded server has its weights as dtype says",
     "kv_cache_dtype": "the embedded server keeps keys and values in dtype",
 }
 
@@ -18,6 +17,8 @@ def without_effect(knobs: Knobs, *, embedded: bool, remote: bool) -> dict[str, s
     found: dict[str, str] = {}
     if embedded:
         found |= {name: why for name, why in VLLMS_OWN.items() if knobs[name] != CATALOGUE[name].default}
+        if knobs["quantization"] not in ("none", "int8"):
+            found["quantization"] = "the embedded server knows int8 only"
     elif remote:
         why = "the server was started elsewhere, with flags of its own"
         found |= {name: why for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "cold" and name in knobs}

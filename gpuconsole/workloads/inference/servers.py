@@ -116,8 +116,11 @@ class EmbeddedServer(ModelServer):
         self.model = await first_model(session, self.url)
 
     def _heard(self, line: str) -> None:
-        if line.startswith("serving "):
-            self.url = line.split()[1]
+        word, _, rest = line.partition(" ")
+        if word == "serving":
+            self.url = rest
+        elif word == "progress":
+            self._progress(f"the embedded server: {rest}")
 
     async def _serves(self) -> bool:
         return bool(self.url)
@@ -169,6 +172,8 @@ class VllmServer(ModelServer):
         self._knobs, self._options, self._uuid = knobs, options, uuid
 
     async def start(self, session: aiohttp.ClientSession) -> None:
+        if not self._options.get("model"):
+            raise ServerFailed("server=vllm needs a model: --model NAME, or a folder")
         self._session, port = session, free_port()
         self.facts["max_num_seqs"] = float(self._knobs["max_num_seqs"])
         self.url, self.model = f"http://127.0.0.1:{port}", "model"

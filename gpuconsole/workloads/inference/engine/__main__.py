@@ -1,6 +1,7 @@
 """The embedded server as a process: `python -m gpuconsole.workloads.inference.engine --knobs JSON`.
 
-Prints one line when it serves, `serving http://127.0.0.1:PORT`; what goes wrong before that is the last line of stderr.
+Prints one line when it serves, `serving http://127.0.0.1:PORT`, and before that `progress ...` where something takes long; what goes
+wrong then is the last line of stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ async def serve(args: argparse.Namespace) -> None:
 
     from gpuconsole.workloads.inference.engine.building import build
 
-    server = build(args.knobs, args.device, args.seed)
+    server = build(args.knobs, args.device, args.seed, lambda text: print(f"progress {text}", flush=True))
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", args.port)

@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads.calibration.dense import dense_flops_per_s
+from gpuconsole.workloads.calibration.memory import best_copy_bytes_per_s
 from gpuconsole.workloads.inference.engine.core import Core
 from gpuconsole.workloads.inference.engine.decoder import Decoder
 from gpuconsole.workloads.inference.engine.prefixes import PrefixCache
 from gpuconsole.workloads.inference.engine.scheduler import Scheduler
 from gpuconsole.workloads.inference.engine.server import Server
+from gpuconsole.workloads.inference.engine.weights import POSITIONS, in_int8, trained_model
 from gpuconsole.workloads.training.gpt import GPT
 from gpuconsole.workloads.training.settings import set_threads
 
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BLOCK_SIZE = 16
 """Tokens in a KV block, as in vLLM on GPUs."""
 
 
-def build(knobs: Knobs, device_name: str, seed: int) -> Server:
-    """Weights are random, drawn with `seed`: what is learnt does not matter to speed."""
+def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]) -> Server:
+    """`progress` hears of what takes long. Raises ValueError for what this device cannot do."""
     torch.manual_seed(seed)
     set_threads(int(knobs["omp_num_threads"]))
     device, max_model_len, seats = torch.device(device_name), int(knobs["max_model_len"]), int(knobs["max_num_seqs"])
     dtype = DTYPES.get(str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), max_model_len)
+    with device:  # a large model is made where it will be
+        model = make_model(knobs, max_model_len, progress)
+    matrices = sum(p.numel() for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters())
+    parameters, layers = (sum(p.numel() for p in part.parameters()) for part in (model, model.blocks))
+    byte_size = dtype.itemsize
+    if knobs["quantization"] == "int8":
+        if device.type == "cuda" or dtype != torch.float32:
+            raise ValueError("quantization int8 of the embedded server is for CPUs and dtype float32")
+        model, byte_size = in_int8(model), 1
     decoder = Decoder(model, seats, max_model_len, device, dtype)
     blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_SIZE)
     prefixes = PrefixCache(blocks if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)
     tokens = int(knobs["max_num_batched_tokens"])
     scheduler = Scheduler(seats, tokens, blocks, BLOCK_SIZE, chunked=bool(knobs["enable_chunked_prefill"]), prefixes=prefixes)
     facts = {
-        "parameters": float(sum(p.numel() for p in model.parameters())),
-        "weight_bytes": float(decoder.weight_bytes),
-        "kv_bytes_per_token": float(decoder.kv_bytes_per_token),
-        "kv_cache_tokens": float(blocks * BLOCK_SIZE),
-        "max_num_seqs": float(seats),
-        "max_model_len": float(max_model_len),
-        "threads": float(torch.get_num_threads()),
-        "d_model": float(knobs["d_model"]),
-        "n_layer": float(knobs["n_layer"]),
+        "parameters": parameters,
+        "layer_parameters": layers,
+        "weight_bytes": matrices * byte_size,
+        "kv_bytes_per_token": decoder.kv_bytes_per_token,
+        "kv_cache_tokens": blocks * BLOCK_SIZE,
+        "max_num_seqs": seats,
+        "max_model_len": max_model_len,
+        "threads": torch.get_num_threads(),
+        "d_model": int(knobs["d_model"]),
+        "n_layer": int(knobs["n_layer"]),
+        "peak_bytes_per_s": best_copy_bytes_per_s(device),
+        "peak_flops_per_s": dense_flops_per_s("matrix product", device, PRECISIONS[dtype]),
     }
     cache = {
         "block_size": str(BLOCK_SIZE),
@@ -47,4 +65,15 @@ def build(knobs: Knobs, device_name: str, seed: int) -> Server:
         "enable_prefix_caching": str(bool(knobs["enable_prefix_caching"])),
         "cache_dtype": str(dtype).removeprefix("torch."),
     }
-    return Server(Core(decoder, scheduler, prefixes, max_model_len, seed), facts, cache)
+    core = Core(decoder, scheduler, prefixes, max_model_len, seed)
+    return Server(core, {name: float(value) for name, value in facts.items()}, cache)
+
+
+def make_model(knobs: Knobs, max_model_len: int, progress: Callable[[str], None]) -> GPT:
+    """With as many positions as it is to serve. Raises ValueError where the trained one has fewer."""
+    width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
+    if knobs["weights"] != "trained":
+        return GPT(width, depth, max_model_len)
+    if max_model_len > POSITIONS:
+        raise ValueError(f"max_model_len {max_model_len}: the trained model has {POSITIONS} positions")
+    return trained_model(width, depth, progress)

@@ -30,12 +30,6 @@ class Decoder:
         layers, _, heads, _, size = self._keys.shape
         return 2 * layers * heads * size * self._keys.element_size()
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that a pass over the layers must read: all weights but the rows of the tables that nobody looks up."""
-        tables = (self._model.tokens.weight, self._model.positions.weight)
-        return sum(p.numel() * p.element_size() for p in self._model.parameters() if not any(p is table for table in tables))
-
     @torch.inference_mode()
     def prefill(self, slot: int, tokens: list[int], start: int) -> torch.Tensor:
         """Take in `tokens` at positions `start` and on; logits of every one of them, (tokens, vocabulary)."""

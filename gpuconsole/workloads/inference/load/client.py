@@ -139,7 +139,7 @@ class Client:
                     self._refused = max(self._refused, refused + 1)
                     continue
                 if response.status != 200:
-                    raise RequestFailed(f"HTTP {response.status}: {await _reason(response)}")
+                    raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
                 await self._follow(response, max_tokens, arrivals, on_tokens)
                 return sent
 
@@ -178,7 +178,7 @@ def _parse(payload: bytes) -> _Chunk:
     return chunk
 
 
-async def _reason(response: aiohttp.ClientResponse) -> str:
+async def refusal(response: aiohttp.ClientResponse) -> str:
     """The server's own words for a refusal, in one line."""
     text = (await response.content.read(MOST_ERROR_BYTES)).decode(errors="replace")
     try:

@@ -40,8 +40,9 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.clock import now
-from gpuconsole.workloads.inference.load.client import Client, connect
+from gpuconsole.workloads.inference.load.client import Client, RequestFailed, connect
 from gpuconsole.workloads.inference.load.prompts import FIRST_GUESS, Prompts
+from gpuconsole.workloads.inference.load.quality import perplexity
 from gpuconsole.workloads.inference.load.traffic import Traffic
 
 TICK_S = 0.25
@@ -120,10 +121,14 @@ class Generator:
         """Answered in any case: the run goes on as before."""
         begun, signals, error = now(), {}, None
         try:
-            if command.probe != "concurrency_step":
+            if command.probe == "concurrency_step":
+                signals = await self._step_concurrency()
+            elif command.probe == "perplexity":
+                value, tokens = await perplexity(self._session, self._url.rstrip("/"), self._model)
+                signals = {"quality.perplexity": Signal(value, "", f"the server's log probabilities of {tokens} tokens of a fixed text")}
+            else:
                 raise ValueError("not a probe of a model server")
-            signals = await self._step_concurrency()
-        except ValueError as problem:
+        except (ValueError, RequestFailed) as problem:
             error = str(problem)
         self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - begun))
 

@@ -1,0 +1,99 @@
+"""A model server by arithmetic: bytes per token, FLOPs of a prompt, and how many sequences its KV cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuconsole.model.device import Peaks
+from gpuconsole.model.figure import Figure
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs import Knobs
+
+NO_SERVER = "the server does not tell its weights and KV cache"
+NO_BANDWIDTH = "the memory's bandwidth is not known"
+NO_PEAK = "the device's arithmetic peak is not known"
+FULL = 0.9
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": "bf16"}
+
+
+def serving_figures(
+    knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], device_peaks: Peaks, is_gpu: bool
+) -> list[Figure]:
+    """What is missing on either side is told in `note`. Nothing before the load has been measured."""
+    if not {"client.prompt_tokens", "client.output_tokens"} <= signals.keys():
+        return []
+    return [
+        _iteration(facts, signals, device_peaks, is_gpu),
+        _prefill(knobs, facts, signals, device_peaks, is_gpu),
+        _capacity(facts, signals),
+    ]
+
+
+def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
+    """Weights once, and the keys and values of every sequence, at full bandwidth."""
+    bandwidth = peaks.memory_bytes_per_s if is_gpu else facts.get("peak_bytes_per_s")
+    predicted, note = None, ""
+    if not {"weight_bytes", "kv_bytes_per_token"} <= facts.keys() or "server.requests_running" not in signals:
+        note = f"not predicted: {NO_SERVER}"
+    elif not bandwidth:
+        note = f"not predicted: {NO_BANDWIDTH}"
+    else:
+        context = signals["client.prompt_tokens"].value + signals["client.output_tokens"].value / 2
+        kv = signals["server.requests_running"].value * context * facts["kv_bytes_per_token"]
+        predicted = (facts["weight_bytes"] + kv) / bandwidth
+        note = "at least; small weights stay in caches, where they are read faster" if not is_gpu else "at least"
+    gap = signals.get("client.chunk_gap_p50_s")
+    return Figure(
+        "serving.iteration_s",
+        "Time per token",
+        "s",
+        predicted,
+        gap.value if gap else None,
+        "(weights + sequences x context x KV bytes per token) / bandwidth",
+        f"median gap between chunks, {gap.source}" if gap else "",
+        note,
+    )
+
+
+def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
+    precision = PRECISIONS.get(str(knobs.get("dtype", "auto")), "bf16")
+    peak = getattr(peaks, f"{precision}_flops_per_s", None) if is_gpu else facts.get("peak_flops_per_s")
+    layers = facts.get("layer_parameters")
+    predicted, note = None, "at least"
+    if layers is None:
+        note = f"not predicted: {NO_SERVER}"
+    elif not peak:
+        note = f"not predicted: {NO_PEAK}"
+    else:
+        n, width, depth = signals["client.prompt_tokens"].value, facts.get("d_model", 0.0), facts.get("n_layer", 0.0)
+        found = signals.get("server.prefix_hit_ratio")
+        left = n * (1 - (found.value if found else 0.0))
+        predicted = (2 * layers * left + 2 * left * n * width * depth) / peak
+    measured = signals.get("server.prefill_s")
+    return Figure(
+        "serving.prefill_s",
+        "Time of a prompt's prefill",
+        "s",
+        predicted,
+        measured.value if measured else None,
+        "(2 x layers' parameters x n + 2 n^2 x width x layers, causal attention) / peak, of what no prefix cache has",
+        measured.source if measured else "",
+        note,
+    )
+
+
+def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figure:
+    whole = signals["client.prompt_tokens"].value + signals["client.output_tokens"].value
+    tokens, peak = facts.get("kv_cache_tokens"), signals.get("server.kv_cache_peak_ratio")
+    running = signals.get("server.requests_running")
+    full = peak is not None and peak.value >= FULL and running is not None
+    return Figure(
+        "serving.kv_sequences",
+        "Sequences that the KV cache holds",
+        "sequences",
+        tokens / whole if tokens else None,
+        running.value if full and running else None,
+        "KV cache tokens / (prompt + output tokens), each to its end",
+        running.source if full and running else "",
+        ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {NO_SERVER}",
+    )

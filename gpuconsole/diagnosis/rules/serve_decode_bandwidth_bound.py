@@ -1,0 +1,70 @@
+"""serve.decode_bandwidth_bound: a single stream reads all weights for every token, as fast as the memory gives them."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.model.finding import Finding
+
+ID = "serve.decode_bandwidth_bound"
+TITLE = "Every token waits for the weights to be read"
+REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory's bandwidth is its ceiling (tensward; DIAGNOSIS I08)")
+DOMINATE = Threshold("dominate", 8.0, "ratio", "weights 8 times the keys and values: fewer bytes per weight are what counts")
+BITS = {"int8": 1 / 4, "fp8": 1 / 2}
+"""Weight bytes with quantization over those without: int8 of float32 in the embedded server, fp8 of bfloat16 in vLLM."""
+PREDICTION_ERROR = 0.5
+
+
+def check(case: Case) -> Finding:
+    weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
+    gap, bandwidth = case.value("client.chunk_gap_p50_s"), case.value("server.peak_bytes_per_s")
+    reached = (weights + kv) / gap / bandwidth
+    evidence = (
+        case.evidence("server.weight_bytes"),
+        case.evidence("client.chunk_gap_p50_s"),
+        case.evidence("server.peak_bytes_per_s"),
+        case.evidence("server.requests_running"),
+    )
+    if weights < DOMINATE.value * kv or reached < REACHED.value or case.knobs["quantization"] != "none":
+        return clear(ID, TITLE, min(0.5, reached / REACHED.value), evidence)
+    kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
+    gain = (weights + kv) / (weights * BITS[kind] + kv)
+    return fires(
+        ID,
+        TITLE,
+        f"{(weights + kv) / 1e6:.0f} MB for each token every {gap * 1e3:.1f} ms are {reached:.0%} of what the memory gives: "
+        "fewer bytes, or more sequences per reading, are all that helps",
+        recoverable=1 - 1 / gain,
+        confidence="medium",
+        evidence=evidence,
+        suggestions=some(
+            suggest(
+                case,
+                {"quantization": kind},
+                speedup_interval(gain, PREDICTION_ERROR),
+                f"{BITS[kind]:.0%} of the bytes per weight; the trial compares perplexity too",
+                f"vllm serve ... --quantization {kind}",
+            )
+        ),
+        level=reached / REACHED.value,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=(
+        "server.weight_bytes",
+        "server.kv_bytes_per_token",
+        "server.peak_bytes_per_s",
+        "client.chunk_gap_p50_s",
+        "server.requests_running",
+    ),
+    thresholds=(REACHED, DOMINATE),
+    text="""Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the
+arithmetic. A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several
+tokens per reading, or more sequences in the batch, which share one reading. The bandwidth is the datasheet's, or on a CPU a copy measured in
+the server; weights that fit into caches can be read faster than that.""",
+    check=check,
+    serving=True,
+)
