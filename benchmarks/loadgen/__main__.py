@@ -1,26 +1,28 @@
 """Does the load generator measure right, and at what cost?
 
-    python -m benchmarks.loadgen [--duration 10] [--peer-python PYTHON] [--keep]
+    python -m benchmarks.loadgen [--duration 10] [--keep]
+    python -m benchmarks.loadgen --server URL --model NAME --tokenizer FOLDER [--vllm-python PYTHON] [--aiperf PROGRAM] [--keep]
 
 The server is the tests' scripted one, in a process of its own: first token after 200 ms, then one every 20 ms, sent one by one or four at a
-time. Errors are our percentiles less the script's. Then many streams at once: CPU time of the client per 1 000 streamed tokens.
-`--peer-python`: a Python that has vLLM, whose `vllm bench serve` then runs beside ours. Exit code 1: a median is off by more than 2 ms.
+time. Errors are our percentiles less the script's, and less what the server says it was late itself (1 to 2 ms: event loops wake late). Then many streams at once: CPU time of the client per 1 000 streamed tokens.
+With `--server` other clients of the field put the same load on a real server, in turn with ours. Exit code 1: a median is off by more than
+2 ms of the script.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
+import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.headless import session
+from benchmarks.loadgen.peers import PERCENTILES, Load, Told, aiperf, vllm_bench
 from benchmarks.machine import keep
 from gpuconsole.model.run import Run
 from tests.fakes.model_server import ITL_S, TTFT_S
@@ -29,6 +31,7 @@ OUTPUT = 64
 WITHIN_S = 0.002
 TRUTH = {"ttft_s": TTFT_S, "itl_s": ITL_S, "tpot_s": ITL_S, "e2e_s": TTFT_S + (OUTPUT - 1) * ITL_S}
 STREAMS = 64
+NAMES = ("ttft_s", "tpot_s", "itl_s", "chunk_gap_s", "e2e_s")
 LOAD = ("--set", f"output_tokens={OUTPUT}", "--set", "length_spread=0")
 
 
@@ -47,11 +50,14 @@ def ours(url: str, duration_s: float, concurrency: int) -> Run:
     return session("serve-chat", duration_s, "--url", url, "--set", f"concurrency={concurrency}", *LOAD).runs[0]
 
 
-def errors(run: Run) -> dict[str, dict[str, float]]:
-    """Our p50 and p99 less the script's, in seconds."""
+def errors(run: Run, url: str) -> dict[str, dict[str, float]]:
+    """Our p50 and p99 less the script's, in seconds. By what the server itself was late, which it tells, they are not ours."""
+    with urllib.request.urlopen(f"{url}/lateness", timeout=10) as answer:
+        late = json.load(answer)
+    late_by = {"ttft_s": late["first"], "e2e_s": late["last"]}
     found = {}
-    for name, truth in TRUTH.items():
-        measured = getattr(run.summary, name)
+    for name, script in TRUTH.items():
+        measured, truth = getattr(run.summary, name), script + late_by.get(name, 0.0)
         found[name] = {"truth": truth, "p50": measured.p50 - truth, "p99": measured.p99 - truth}
     return found
 
@@ -62,58 +68,84 @@ def cpu_per_1000_tokens(run: Run) -> float:
     return run.signals["client.cpu_ratio"].value / run.summary.tokens_per_s.mean * 1000
 
 
-def vllm_bench(python: Path, url: str, concurrency: int, prompts: int) -> tuple[dict[str, float], float]:
-    """`vllm bench serve`'s figures in ms, and its CPU seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [str(python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", url, "--endpoint", "/v1/completions"]
-        command += ["--model", "scripted", "--skip-tokenizer-init", "--dataset-name", "random", "--random-input-len", "10"]
-        command += ["--random-output-len", str(OUTPUT), "--max-concurrency", str(concurrency), "--num-prompts", str(prompts)]
-        command += ["--save-result", "--result-dir", folder, "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "VLLM_NO_USAGE_STATS": "1"})
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        (result,) = Path(folder).glob("*.json")
-        figures = json.loads(result.read_text())
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {name: figures[name] for name in figures if name.endswith("_ms")}, cpu
+def by_us(load: Load, duration_s: float) -> Told:
+    words = {"concurrency": load.concurrency, "prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens, "length_spread": 0}
+    sets = [word for name, value in words.items() for word in ("--set", f"{name}={value}")]
+    run = session("serve-chat", duration_s, "--url", load.url, *sets).runs[0]
+    latencies = {}
+    for name in NAMES:
+        found = getattr(run.summary, name)
+        latencies[name] = {"p50": found.p50, "p99": found.p99}
+    assert run.summary.tokens_per_s is not None
+    return Told(latencies, run.summary.tokens_per_s.mean, run.signals["client.cpu_ratio"].value * run.duration_s)
+
+
+def cross_check(load: Load, clients: dict[str, Callable[[], Told]], rounds: int) -> dict[str, object]:
+    """Everyone in turn, round after round; medians over the rounds."""
+    told: dict[str, list[Told]] = {name: [] for name in clients}
+    for number in range(rounds):
+        for name, measure in clients.items():
+            told[name].append(measure())
+            print(f"round {number + 1}: {name} {told[name][-1].tokens_per_s:.0f} tokens/s", flush=True)
+    medians: dict[str, object] = {}
+    for name, results in told.items():
+        found: dict[str, float] = {"tokens_per_s": statistics.median(one.tokens_per_s or 0.0 for one in results)}
+        for latency in NAMES:
+            for share in PERCENTILES:
+                values = [one.latencies[latency][share] for one in results if latency in one.latencies]
+                if values:
+                    found[f"{latency} {share}"] = statistics.median(values)
+        medians[name] = found
+        print(
+            f"{name:12} " + "  ".join(f"{key} {value * 1e3:.1f}" if "_s " in key else f"{key} {value:.0f}" for key, value in found.items())
+        )
+    return medians
+
+
+def against_script(url: str, duration_s: float, report: dict[str, object]) -> bool:
+    """Whether a median is off by more than it may be."""
+    wrong = False
+    for behaviour, words in (("steady", "one token a chunk"), ("four", "four tokens a chunk")):
+        run = ours(f"{url}/{behaviour}", duration_s, 8)
+        report[behaviour] = found = errors(run, url)
+        wrong = wrong or any(abs(figures["p50"]) > WITHIN_S for figures in found.values())
+        print(f"{words}, 8 users, {run.summary.requests} requests")
+        for name, figures in found.items():
+            print(
+                f"  {name:8} truth {figures['truth'] * 1e3:7.1f} ms   p50 {figures['p50'] * 1e3:+6.2f} ms   p99 {figures['p99'] * 1e3:+6.2f} ms"
+            )
+    busy = ours(f"{url}/steady", duration_s, STREAMS)
+    assert busy.summary.tokens_per_s is not None
+    report["cpu_s_per_1000_tokens"] = cpu_per_1000_tokens(busy)
+    print(f"{STREAMS} streams: {busy.summary.tokens_per_s.mean:.0f} tokens/s, {cpu_per_1000_tokens(busy):.3f} CPU-s per 1 000 tokens")
+    return wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--duration", type=float, default=10, metavar="S")
-    parser.add_argument("--peer-python", type=Path, metavar="PYTHON")
+    parser.add_argument("--server", metavar="URL", help="a real server to cross-check on, in place of the scripted one")
+    parser.add_argument("--model", help="with --server: the model's name")
+    parser.add_argument("--tokenizer", help="with --server: the folder of its tokenizer, which the peers need")
+    parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="with --server: a Python with vLLM, for `vllm bench serve`")
+    parser.add_argument("--aiperf", type=Path, metavar="PROGRAM", help="with --server: NVIDIA's AIPerf")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/loadgen-DATE.json")
     args = parser.parse_args(argv)
     report: dict[str, object] = {}
     wrong = False
-    with scripted_server() as url:
-        for behaviour, words in (("steady", "one token a chunk"), ("four", "four tokens a chunk")):
-            run = ours(f"{url}/{behaviour}", args.duration, 8)
-            found = errors(run)
-            report[behaviour] = found
-            wrong = wrong or any(abs(found[name]["p50"]) > WITHIN_S for name in found)
-            print(f"{words}, 8 users, {run.summary.requests} requests")
-            for name, figures in found.items():
-                print(
-                    f"  {name:8} truth {figures['truth'] * 1e3:7.1f} ms   p50 {figures['p50'] * 1e3:+6.2f} ms   p99 {figures['p99'] * 1e3:+6.2f} ms"
-                )
-            if args.peer_python:
-                theirs, _ = vllm_bench(args.peer_python, f"{url}/{behaviour}", 8, 48)
-                report[f"{behaviour} vllm bench"] = theirs
-                print(
-                    "  vllm bench: "
-                    + "  ".join(f"{name} {value:.1f}" for name, value in theirs.items() if "median" in name or "p99" in name)
-                )
-        busy = ours(f"{url}/steady", args.duration, STREAMS)
-        assert busy.summary.tokens_per_s is not None
-        report["cpu_s_per_1000_tokens"] = cpu_per_1000_tokens(busy)
-        print(f"{STREAMS} streams: {busy.summary.tokens_per_s.mean:.0f} tokens/s, {cpu_per_1000_tokens(busy):.3f} CPU-s per 1 000 tokens")
-        if args.peer_python:
-            _, few = vllm_bench(args.peer_python, f"{url}/steady", STREAMS, STREAMS)
-            _, many = vllm_bench(args.peer_python, f"{url}/steady", STREAMS, 5 * STREAMS)
-            report["vllm bench cpu_s_per_1000_tokens"] = per = (many - few) / (4 * STREAMS * OUTPUT) * 1000
-            print(f"  vllm bench: {per:.3f} CPU-s per 1 000 tokens, its start taken off")
+    if args.server:
+        load = Load(args.server, args.model, args.tokenizer, 8, 200, 64, 64)
+        clients: dict[str, Callable[[], Told]] = {"gpuconsole": lambda: by_us(load, args.duration)}
+        if args.vllm_python:
+            clients["vllm bench"] = lambda: vllm_bench(args.vllm_python, load)
+        if args.aiperf:
+            clients["aiperf"] = lambda: aiperf(args.aiperf, load)
+        report["cross_check"] = cross_check(load, clients, args.rounds)
+    else:
+        with scripted_server() as url:
+            wrong = against_script(url, args.duration, report)
     if args.keep:
         keep("loadgen", report)
     return 1 if wrong else 0

@@ -20,7 +20,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable that holds the server's key")
     group.add_argument("--metrics-url", metavar="URL", help="where the server's /metrics is (default: on the server itself)")
     group.add_argument("--vllm-python", type=Path, metavar="PATH", help="the Python that has vLLM, for server=vllm (default: this one)")
-    group.add_argument("--vllm-args", metavar="ARGS", help="more of vLLM's own flags, as one word in quotes")
+    group.add_argument("--vllm-args", metavar="ARGS", help='more of vLLM\'s own flags: --vllm-args="--block-size 32 --seed 1"')
     group.add_argument("--request-timeout", type=float, metavar="S", help="a request without a word for so long has failed (default 120)")
     group.add_argument("--slo", type=_objective, metavar="ttft=S,tpot=S,e2e=S", help="count requests within these bounds as goodput")
 

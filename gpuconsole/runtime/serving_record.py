@@ -178,7 +178,9 @@ class ServingRecord:
         for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s"):
             if name in facts:
                 unit = "tokens" if name.endswith("tokens") else "B/s" if name.endswith("per_s") else "B"
-                found[f"server.{name}"] = Signal(facts[name], unit, "the server" + (", a copy measured there" if unit == "B/s" else ""))
+                found[f"server.{name}"] = Signal(
+                    facts[name], unit, "the server" + (", a matrix times a vector, measured there" if unit == "B/s" else "")
+                )
         return found
 
     def _between(self, since: float) -> tuple[ServerState | None, ServerState | None]:

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import re
+import statistics
 import time
 
 from aiohttp import web
@@ -28,6 +29,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.begun = time.monotonic()
         self.asked = 0
+        self.late: dict[str, list[float]] = {"first": [], "last": []}
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -37,6 +39,7 @@ class FakeServer:
                 web.post("/{behaviour}/v1/chat/completions", self.complete),
                 web.get("/{behaviour}/v1/models", self.models),
                 web.get("/{behaviour}/metrics", self.metrics),
+                web.get("/lateness", self.lateness),
             ]
         )
         return app
@@ -55,6 +58,12 @@ class FakeServer:
         lines = [f"vllm:num_requests_running {RUNNING}", f"vllm:num_requests_waiting {WAITING}", "vllm:kv_cache_usage_perc 0.25"]
         lines += [f"vllm:generation_tokens_total {100 * (time.monotonic() - self.begun):.3f}"]
         return web.Response(text="\n".join(lines) + "\n")
+
+    async def lateness(self, request: web.Request) -> web.Response:
+        """By how many seconds it has missed its own script since it was last asked, median: event loops wake late."""
+        told = {name: statistics.median(values) for name, values in self.late.items() if values}
+        self.late = {"first": [], "last": []}
+        return web.json_response(told)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         behaviour = request.match_info["behaviour"]
@@ -105,6 +114,8 @@ class FakeServer:
             if behaviour != "endless":  # a chunk goes out when its last token is there
                 due = begun + TTFT_S + ITL_S * (sent - 1)
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+                if sent in (1, tokens):
+                    self.late["first" if sent == 1 else "last"].append(asyncio.get_running_loop().time() - due)
             if sent > tokens // 2 and behaviour == "breaks-off":
                 assert request.transport is not None
                 request.transport.abort()

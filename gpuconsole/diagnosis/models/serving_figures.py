@@ -62,7 +62,7 @@ def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Sig
     predicted, note = None, "at least"
     if layers is None:
         note = f"not predicted: {NO_SERVER}"
-    elif not peak:
+    elif not peak or knobs.get("quantization", "none") != "none":
         note = f"not predicted: {NO_PEAK}"
     else:
         n, width, depth = signals["client.prompt_tokens"].value, facts.get("d_model", 0.0), facts.get("n_layer", 0.0)

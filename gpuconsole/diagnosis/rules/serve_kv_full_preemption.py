@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
+from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Finding, Suggestion
 
 ID = "serve.kv_full_preemption"
@@ -22,12 +23,13 @@ def check(case: Case) -> Finding:
     )
     if rate < RATE.value or peak < FULL.value:
         return clear(ID, TITLE, min(rate / RATE.value, peak / FULL.value), evidence)
-    again = _computed_again(case)
+    again, waiting = _computed_again(case), _serving.queue_ratio(case)
     return fires(
         ID,
         TITLE,
-        f"{rate:.2f} preemptions per request with the cache {peak:.0%} full; {again:.0%} of the prompt tokens were computed a second time",
-        recoverable=max(0.05, min(0.9, again)),
+        f"{rate:.2f} preemptions per request with the cache {peak:.0%} full; {waiting:.0%} of a request's time is spent in the queue, and "
+        f"{again:.0%} of the prompt tokens were computed a second time",
+        recoverable=max(0.05, min(0.9, max(again, waiting))),
         confidence="high",
         evidence=evidence,
         suggestions=_suggestions(case),

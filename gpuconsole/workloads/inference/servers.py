@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -161,7 +162,8 @@ class VllmServer(ModelServer):
     PHASES = (
         ("Loading safetensors", "loading weights"),
         ("Starting to load model", "loading weights"),
-        ("torch.compile", "compiling"),
+        ("Compiling a graph", "compiling"),
+        ("torch.compile takes", "compiling"),
         ("Capturing CUDA graph", "capturing CUDA graphs"),
         ("KV cache size", "KV cache allocated"),
         ("Started server process", "opening the API"),
@@ -175,7 +177,7 @@ class VllmServer(ModelServer):
         if not self._options.get("model"):
             raise ServerFailed("server=vllm needs a model: --model NAME, or a folder")
         self._session, port = session, free_port()
-        self.facts["max_num_seqs"] = float(self._knobs["max_num_seqs"])
+        self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **model_facts(Path(self._options["model"]), self._knobs)}
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._options.get("vllm_python") or sys.executable
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
@@ -204,6 +206,30 @@ class VllmServer(ModelServer):
         except (aiohttp.ClientError, TimeoutError, OSError):
             await asyncio.sleep(ASK_EVERY_S)
             return False
+
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+
+def model_facts(folder: Path, knobs: Knobs) -> dict[str, float]:
+    """Bytes of weights and of a token's keys and values, from a model's own files in `folder`; nothing where it is no such folder.
+
+    Weights as they lie on disk, in the dtype that they are converted to; those of a quantised model are what they are there.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"])
+        size = int(config.get("head_dim") or config["hidden_size"] // heads)
+        width = int(config.get("num_key_value_heads") or heads) * size
+        layers = int(config["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    used = stored if knobs["dtype"] == "auto" else str(knobs["dtype"])
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / BYTES.get(stored, 2) * BYTES.get(used, 2)
+    each = KV_BYTES.get(str(knobs["kv_cache_dtype"]), BYTES.get(used, 2))
+    return {"kv_bytes_per_token": float(2 * layers * width * each), **({"weight_bytes": weights} if weights else {})}
 
 
 FLAGS = (

@@ -9,7 +9,7 @@ from torch import nn
 
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.calibration.dense import dense_flops_per_s
-from gpuconsole.workloads.calibration.memory import best_copy_bytes_per_s
+from gpuconsole.workloads.calibration.memory import best_matvec_bytes_per_s
 from gpuconsole.workloads.inference.engine.core import Core
 from gpuconsole.workloads.inference.engine.decoder import Decoder
 from gpuconsole.workloads.inference.engine.prefixes import PrefixCache
@@ -56,7 +56,7 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         "threads": torch.get_num_threads(),
         "d_model": int(knobs["d_model"]),
         "n_layer": int(knobs["n_layer"]),
-        "peak_bytes_per_s": best_copy_bytes_per_s(device),
+        "peak_bytes_per_s": best_matvec_bytes_per_s(device, dtype),
         "peak_flops_per_s": dense_flops_per_s("matrix product", device, PRECISIONS[dtype]),
     }
     cache = {

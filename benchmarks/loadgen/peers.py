@@ -1,0 +1,75 @@
+"""Other clients of the field, run as their users run them; figures in seconds under our names."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PERCENTILES = ("p50", "p99")
+
+
+class Load(msgspec.Struct, frozen=True):
+    """The same load for everyone."""
+
+    url: str
+    model: str
+    tokenizer: str
+    concurrency: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Told(msgspec.Struct):
+    """`latencies` by our names and percentile; `cpu_s` of the whole command, its start included."""
+
+    latencies: dict[str, dict[str, float]]
+    tokens_per_s: float | None
+    cpu_s: float
+
+
+def run(command: list[str], env: dict[str, str]) -> float:
+    """CPU seconds of `command` and its children. Raises CalledProcessError with what it said."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **env})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def vllm_bench(python: Path, load: Load) -> Told:
+    """`vllm bench serve`. Its ITL is the gap between chunks."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", load.url]
+        command += ["--endpoint", "/v1/completions", "--model", load.model, "--tokenizer", load.tokenizer, "--dataset-name", "random"]
+        command += ["--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.output_tokens), "--ignore-eos"]
+        command += ["--max-concurrency", str(load.concurrency), "--num-prompts", str(load.requests), "--num-warmups", str(load.concurrency)]
+        command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--save-result", "--result-dir", folder]
+        cpu_s = run(command, {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+        (result,) = Path(folder).glob("*.json")
+        told = json.loads(result.read_text())
+    names = {"ttft_s": "ttft", "tpot_s": "tpot", "chunk_gap_s": "itl", "e2e_s": "e2el"}
+    latencies = {ours: {p: told[f"{p}_{theirs}_ms"] / 1e3 for p in PERCENTILES} for ours, theirs in names.items()}
+    return Told(latencies, told["output_throughput"], cpu_s)
+
+
+def aiperf(program: Path, load: Load) -> Told:
+    """NVIDIA's AIPerf. Its inter-token latency is our TPOT."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(program), "profile", "-m", load.model, "--url", load.url, "--endpoint-type", "completions", "--streaming"]
+        command += ["--tokenizer", load.tokenizer, "--use-server-token-count", "--concurrency", str(load.concurrency)]
+        command += ["--request-count", str(load.requests), "--warmup-request-count", str(load.concurrency)]
+        command += ["--isl", str(load.prompt_tokens), "--osl", str(load.output_tokens), "--extra-inputs", "ignore_eos:true"]
+        command += ["--ui", "none", "--artifact-dir", folder]
+        cpu_s = run(command, {})
+        (result,) = Path(folder).rglob("profile_export_aiperf.json")
+        told: dict[str, Any] = json.loads(result.read_text())
+    names = {"ttft_s": "time_to_first_token", "tpot_s": "inter_token_latency", "e2e_s": "request_latency"}
+    latencies = {ours: {p: told[theirs][p] / 1e3 for p in PERCENTILES} for ours, theirs in names.items()}
+    return Told(latencies, told["output_token_throughput"]["avg"], cpu_s)

@@ -1,0 +1,38 @@
+"""A small Llama with random weights and a tokenizer of single characters: `python make_model.py FOLDER`. Runs where transformers is."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
+
+
+def main() -> None:
+    folder = sys.argv[1]
+    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2, **{character: n + 3 for n, character in enumerate(CHARACTERS)}}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()
