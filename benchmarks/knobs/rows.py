@@ -119,6 +119,7 @@ OTHERS = (
     Row("serve-chat", {"endpoint": "chat"}),
     Row("serve-chat", {"shared_prefix_ratio": 0.9}),
     Row("serve-chat", {"max_model_len": 1024}),
+    Row("serve-chat", {"weights": "trained"}),
     Row("serve-chat", {"server": "vllm"}, kind="refused"),
     Row(
         "serve-chat",

@@ -170,6 +170,47 @@ def test_what_makes_no_sense_is_refused(cli: Cli, words: tuple[str, ...], reason
     assert done.returncode == 2 and reason in done.stderr
 
 
+STUB = Path(__file__).parent.parent / "fakes" / "vllm_stub"
+
+
+def with_vllm(cli: Cli, tmp_path: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A run with the stub of vLLM, and the file with the flags that it was started with."""
+    flags = tmp_path / "flags"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(STUB), os.environ["PYTHONPATH"])), "VLLM_STUB_FLAGS": str(flags)}
+    common = ("--set", "server=vllm", "--vllm-python", sys.executable, "--device", "cpu", "--json", "--duration", "1")
+    return cli("run", "serve-chat", *common, "--set", "output_tokens=4", *words, env=env), flags
+
+
+def test_vllm_is_started_with_its_flags_and_followed_through_its_log(cli: Cli, tmp_path: Path) -> None:
+    sets = ("--set", "kv_cache_dtype=fp8", "--set", "enable_prefix_caching=false", "--set", "enforce_eager=true", "--vllm-args=--seed 7")
+    done, flags = with_vllm(cli, tmp_path, "--model", "some/model", *sets)
+    assert done.returncode == 0, done.stderr
+    run = only_run(done)
+    assert run["summary"]["requests"] > 0 and run["facts"]["kv_cache_tokens"] == 12800
+    line = flags.read_text()
+    for expected in (
+        "--model some/model",
+        "--max-num-seqs 32",
+        "--kv-cache-dtype fp8",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+        "--seed 7",
+    ):
+        assert expected in line
+    assert "--quantization" not in line and "--enable-mfu-metrics" in line
+
+
+def test_why_vllm_did_not_start_is_said_in_its_own_words(cli: Cli, tmp_path: Path) -> None:
+    done, _ = with_vllm(cli, tmp_path, "--model", "too-large")
+    assert done.returncode == 1
+    assert "the model server ended with exit code 1: ValueError: No available memory for the cache blocks." in done.stderr
+
+
+def test_vllm_needs_a_model(cli: Cli, tmp_path: Path) -> None:
+    done, _ = with_vllm(cli, tmp_path)
+    assert done.returncode == 1 and "server=vllm needs a model: --model NAME, or a folder" in done.stderr
+
+
 def started(words: list[str], errors: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A console with a server under load, and its children."""
     command = [

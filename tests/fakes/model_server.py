@@ -31,21 +31,22 @@ class FakeServer:
         self.asked = 0
         self.late: dict[str, list[float]] = {"first": [], "last": []}
 
-    def application(self) -> web.Application:
+    def application(self, prefix: str = "/{behaviour}") -> web.Application:
+        """Without a `prefix` it behaves steadily."""
         app = web.Application()
         app.add_routes(
             [
-                web.post("/{behaviour}/v1/completions", self.complete),
-                web.post("/{behaviour}/v1/chat/completions", self.complete),
-                web.get("/{behaviour}/v1/models", self.models),
-                web.get("/{behaviour}/metrics", self.metrics),
+                web.post(f"{prefix}/v1/completions", self.complete),
+                web.post(f"{prefix}/v1/chat/completions", self.complete),
+                web.get(f"{prefix}/v1/models", self.models),
+                web.get(f"{prefix}/metrics", self.metrics),
                 web.get("/lateness", self.lateness),
             ]
         )
         return app
 
     async def models(self, request: web.Request) -> web.Response:
-        behaviour = request.match_info["behaviour"]
+        behaviour = request.match_info.get("behaviour", "steady")
         if behaviour == "slow-start" and time.monotonic() - self.begun < 3.0:
             return web.Response(status=503)
         if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
@@ -53,7 +54,7 @@ class FakeServer:
         return web.json_response({"data": [{"id": "scripted"}]})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        if request.match_info["behaviour"] != "steady":
+        if request.match_info.get("behaviour", "steady") != "steady":
             return web.Response(status=404)
         lines = [f"vllm:num_requests_running {RUNNING}", f"vllm:num_requests_waiting {WAITING}", "vllm:kv_cache_usage_perc 0.25"]
         lines += [f"vllm:generation_tokens_total {100 * (time.monotonic() - self.begun):.3f}"]
@@ -66,7 +67,7 @@ class FakeServer:
         return web.json_response(told)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        behaviour = request.match_info["behaviour"]
+        behaviour = request.match_info.get("behaviour", "steady")
         begun = asyncio.get_running_loop().time()
         body = await request.json()
         self.asked += 1

@@ -7,12 +7,12 @@ wrong then is the last line of stderr.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import signal
 import sys
 
 from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.inference import event_loop
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
     try:
-        asyncio.run(serve(args))
+        event_loop.run(serve(args))
     except (OSError, RuntimeError, ValueError) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         sys.exit(1)

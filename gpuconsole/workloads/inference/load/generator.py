@@ -40,6 +40,7 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.inference import event_loop
 from gpuconsole.workloads.inference.load.client import Client, RequestFailed, connect
 from gpuconsole.workloads.inference.load.prompts import FIRST_GUESS, Prompts
 from gpuconsole.workloads.inference.load.quality import perplexity
@@ -286,7 +287,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "load generator", os.getpid(), __version__, time.time()))
-    code = asyncio.run(serve(channel))
+    code = event_loop.run(serve(channel))
     channel.drain(2.0)
     os._exit(code)
 

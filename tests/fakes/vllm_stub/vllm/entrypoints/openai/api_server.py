@@ -1,0 +1,30 @@
+"""What the console sees of vLLM: a command line, a log, an API. The flags that it got are logged; MODEL decides what becomes of it."""
+
+import asyncio
+import os
+import sys
+
+from aiohttp import web
+
+from tests.fakes.model_server import FakeServer
+
+
+async def main() -> None:
+    flags = dict(zip(sys.argv[1:], [*sys.argv[2:], ""], strict=True))
+    print("flags", " ".join(sys.argv[1:]), flush=True)
+    with open(os.environ["VLLM_STUB_FLAGS"], "w") as file:
+        file.write(" ".join(sys.argv[1:]))
+    if flags["--model"] == "too-large":
+        print("INFO Starting to load model too-large...", flush=True)
+        print("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", file=sys.stderr)
+        sys.exit(1)
+    print("(EngineCore pid=1) INFO GPU KV cache size: 12,800 tokens", flush=True)
+    app = FakeServer().application("")
+    app.router.add_get("/health", lambda request: web.Response())
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, flags["--host"], int(flags["--port"])).start()
+    await asyncio.Event().wait()
+
+
+asyncio.run(main())
