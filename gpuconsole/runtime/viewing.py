@@ -13,7 +13,7 @@ from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot, encode
 from gpuconsole.runtime.front import FrontError, View
-from gpuconsole.runtime.run_record import LIVE_STEPS
+from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
 from gpuconsole.runtime.store import Store
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -70,7 +70,7 @@ def make_view(
         recording=recording,
         recording_to=recording_to,
         ended=ended,
-        step_times=tuple(step.wall_s for step in record.steady_steps(STEP_TIMES)) if record else (),
+        step_times=_durations(record) if record else (),
     )
 
 
@@ -167,6 +167,13 @@ def prelude(store: Store, environment: Environment, last_started: Started | None
         if store.record.closed_t is not None:
             events.append(RunClosed(now, run.id, run.state, run.error))
     return events
+
+
+def _durations(record: RunRecord) -> tuple[float, ...]:
+    """Of the recent steps; of a serving run, of the recent requests."""
+    if record.serving is not None:
+        return tuple(request.e2e_s for request in list(record.serving.requests)[-STEP_TIMES:] if request.e2e_s is not None)
+    return tuple(step.wall_s for step in record.steady_steps(STEP_TIMES))
 
 
 def _own_cpu(store: Store) -> float | None:

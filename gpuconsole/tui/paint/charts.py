@@ -28,8 +28,8 @@ def throughput(times: list[float], values: list[float], marks: Sequence[float], 
     return _rows(figure, title, width)
 
 
-def step_times(seconds: Sequence[float], width: int, height: int) -> list[Row]:
-    """How long steps took: a histogram up to the 99.5th percentile, so that one straggler does not flatten the rest."""
+def step_times(seconds: Sequence[float], width: int, height: int, what: str = "step times of {} recent steps") -> list[Row]:
+    """How long steps (or `what`) took: a histogram up to the 99.5th percentile, so that one straggler does not flatten the rest."""
     ordered = sorted(seconds)
     inside = ordered[: max(1, int(len(ordered) * 0.995))]
     low, high = inside[0], inside[-1]
@@ -44,7 +44,7 @@ def step_times(seconds: Sequence[float], width: int, height: int) -> list[Row]:
     _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
     points = ", ".join(f"p{q} {format.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
     left_out = len(ordered) - len(inside)
-    title = f"step times of {len(ordered)} recent steps: {points}" + (f"; {left_out} longer not drawn" if left_out else "")
+    title = f"{what.format(len(ordered))}: {points}" + (f"; {left_out} longer not drawn" if left_out else "")
     return _rows(figure, title, width)
 
 

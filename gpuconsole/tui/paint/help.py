@@ -13,7 +13,7 @@ KEYS = (
     ("u", "revert the last change that was kept"),
     ("k", "knobs: edit values, apply them at once or try them as a trial"),
     ("d", "details of all findings: evidence, reasons, code for your own program"),
-    ("h", "history: throughput over time with the moments of change, distribution of step times"),
+    ("h", "history: throughput over time with the moments of change, distribution of step times or of requests' E2E"),
     ("f", "profile a few steps: where device time goes by kernel class, a roofline, a trace for Perfetto"),
     ("m", "models: FLOPs, MFU, memory by part, bandwidth and communication as formulas say, beside the measurement; all processes"),
     ("i", "device: every metric with its value, unit and source, and why some are n/a"),
@@ -35,6 +35,9 @@ READING = (
     ("trial", "steps with and without the change in turn (ABBA); the figure is the ratio with its 95 % interval"),
     ("kept, reverted", "the verdict of a trial; 'unproven' is a change that was applied without one"),
     ("vs baseline", "throughput against the runs kept for this scenario, hardware and software; red when slower beyond noise"),
+    ("where a request goes", "queue, prefill and decode by the server's own account, transport the rest of E2E as the client sees it"),
+    ("TTFT, TPOT, E2E", "sent to first token; (E2E - TTFT) / (output tokens - 1); sent to last token"),
+    ("ITL", "gap between tokens: a chunk of k tokens is k gaps of gap/k"),
     (
         "rank",
         "one of several processes that train together; a step's time without communication is its own, the rest is waiting for others",

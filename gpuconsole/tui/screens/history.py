@@ -14,7 +14,7 @@ from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
 
 class HistoryScreen(BackScreen):
-    """Throughput over time above, the distribution of step times below. Does not follow the session by itself."""
+    """Throughput over time above, the distribution of step times (or of requests' E2E) below. Does not follow the session by itself."""
 
     BINDINGS = [Binding("r", "draw", show=False)]
     AUTO_FOCUS = ""
@@ -37,6 +37,7 @@ class HistoryScreen(BackScreen):
         metric, unit = facts.throughput_metric(view)
         times, values = self.front.points(series_key(metric, view.device))
         self._heading.say(f"at {format.clock(view.now)} of the session; r draws again")
+        serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2
         if len(times) >= 2:
             rows = charts.throughput(times, values, facts.change_times(view, times[-1]), unit, width, upper)
@@ -44,5 +45,6 @@ class HistoryScreen(BackScreen):
             rows = [line(width, "No throughput measured yet.")]
         rows = fill(rows, width, upper)
         if len(view.step_times) >= 2:
-            return fill(rows + charts.step_times(view.step_times, width, lower), width, height)
-        return fill([*rows, line(width, "No steps measured yet.")], width, height)
+            what = "E2E of {} recent requests" if serves else "step times of {} recent steps"
+            return fill(rows + charts.step_times(view.step_times, width, lower, what), width, height)
+        return fill([*rows, line(width, f"No {'requests' if serves else 'steps'} measured yet.")], width, height)
