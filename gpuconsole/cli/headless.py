@@ -108,6 +108,8 @@ class HeadlessRun:
                 self._duration_s = max(self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S)
                 continue
             if first_step is not None and elapsed >= self._duration_s:
+                if not tried:
+                    self._progress.line("--apply-top: no finding suggests a change")
                 return
             await self._wait(TICK_S)
 
@@ -117,8 +119,10 @@ class HeadlessRun:
         return steady or elapsed > self._duration_s * TRIAL_LATEST
 
     def _ready(self, view: View, elapsed: float) -> bool:
-        """Whether the diagnosis stands: steady, nothing being probed, and a suggestion or no rule left in doubt."""
+        """Whether the diagnosis stands: steady, nothing being probed, no rule left in doubt; and with --apply-top a suggestion."""
         run = view.run
+        if not self._tries and top_suggestion(view) is None:
+            return False  # one may still come
         if run is None or run.steady_from_s is None:
             return elapsed > self._duration_s * TRIAL_LATEST
         settled = bool(run.findings) and not view.probing and not any("second look" in finding.summary for finding in run.findings)
@@ -129,9 +133,7 @@ class HeadlessRun:
         predicted: Interval | None = None
         if not changes:
             top = top_suggestion(view)
-            if top is None:
-                self._progress.line("--apply-top: no finding suggests a change")
-                return
+            assert top is not None
             changes, predicted = top.changes, top.predicted_speedup
         self._progress.line(f"trial: {describe_changes(changes, view.run.knobs if view.run else None)}")
         trial = asyncio.create_task(engine.try_change(changes, predicted))
