@@ -20,6 +20,10 @@ from benchmarks.machine import keep
 from gpuconsole.runtime.catalog import scenarios
 
 
+NOTHING = "-"
+"""No finding: what a scenario that is well set teaches."""
+
+
 def burn() -> None:
     """One busy core."""
     while True:
@@ -46,7 +50,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="write the result under benchmarks/results")
     parser.add_argument("--name", default="", help="with --keep: what tells this result's file from others, such as training")
     args = parser.parse_args()
-    taught = {name: scenario.teaches.rule for name, scenario in scenarios()[0].items() if scenario.teaches.rule}
+    taught = {name: scenario.teaches.rule or NOTHING for name, scenario in scenarios()[0].items()}
     burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(args.neighbours)]
     for burner in burners:
         burner.start()
@@ -55,7 +59,7 @@ def main() -> int:
     for name in args.only or taught:
         runs = [one_run(name, args.duration) for _ in range(args.runs)]
         # contention by others is no cause of this workload's own: with neighbours it may be told beside the finding
-        tops = [next((rule for rule in rules if rule != "host.cpu_contention"), "-") for rules, _ in runs]
+        tops = [next((rule for rule in rules if rule != "host.cpu_contention"), NOTHING) for rules, _ in runs]
         hits = sum(top == taught[name] for top in tops)
         right, total = right + hits, total + args.runs
         results[name] = {"taught": taught[name], "right": hits, "runs": [rules for rules, _ in runs]}
