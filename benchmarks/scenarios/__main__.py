@@ -19,7 +19,6 @@ from pathlib import Path
 from benchmarks.machine import keep
 from gpuconsole.runtime.catalog import scenarios
 
-
 NOTHING = "-"
 """No finding: what a scenario that is well set teaches."""
 

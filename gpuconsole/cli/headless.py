@@ -26,6 +26,8 @@ TICK_S = 0.25
 AFTER_TRIAL_S = 5.0
 LINE_EVERY_S = 5.0
 START_S = 300.0
+SERVER_START_S = 1260.0
+"""A large model takes minutes to load and compile; the serving worker itself gives up after 20."""
 TRIAL_LATEST = 0.75
 """A suggestion is tried once the diagnosis stands, at the latest after this share of the duration."""
 
@@ -44,7 +46,7 @@ class HeadlessRun:
         self._snapshot = snapshot
         self._recording = recording
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
-        self._patience_s = START_S + (MEETING_S if args.nnodes > 1 else 0.0)
+        self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if args.nnodes > 1 else 0.0)
         self._interrupted = asyncio.Event()
         self._progress = Progress(sys.stderr)
 

@@ -13,8 +13,14 @@ from gpuconsole.model.serving import Objective, Request
 RATE_BLOCK_S = 1.0
 
 
-def summarize_serving(requests: Sequence[Request], ticks: Sequence[Step], objective: Objective | None) -> Summary:
-    """The figures of `requests`, all of which counted, and of the load generator's `ticks` in the same time."""
+def summarize_serving(
+    requests: Sequence[Request], ticks: Sequence[Step], objective: Objective | None, of_gaps: Sequence[Request] | None = None
+) -> Summary:
+    """The figures of `requests`, all of which counted, and of the load generator's `ticks` in the same time.
+
+    `of_gaps`: those of them whose gaps are looked at, where not all are. Goodput is the answered requests' rate times the share of them
+    that keep the objective.
+    """
     good = [request for request in requests if not request.error]
     summary = Summary(steps=len(ticks), requests=len(good), failed_requests=len(requests) - len(good))
     if ticks:
@@ -25,11 +31,11 @@ def summarize_serving(requests: Sequence[Request], ticks: Sequence[Step], object
     summary.tpot_s = _of(good, lambda request: request.tpot_s)
     summary.e2e_s = _of(good, lambda request: request.e2e_s)
     summary.client_queue_s = _of(good, lambda request: request.client_queue_s)
-    summary.itl_s = weighted(itl_pairs(good))
-    summary.chunk_gap_s = weighted((gap, 1.0) for request in good for gap in request.gaps)
-    wall = sum(tick.wall_s for tick in ticks)
-    if objective is not None and wall > 0:
-        summary.goodput_per_s = sum(1 for request in good if objective.met(request)) / wall
+    gapped = good if of_gaps is None else [request for request in of_gaps if not request.error]
+    summary.itl_s = weighted(itl_pairs(gapped))
+    summary.chunk_gap_s = weighted((gap, 1.0) for request in gapped for gap in request.gaps)
+    if objective is not None and good and summary.requests_per_s is not None:
+        summary.goodput_per_s = summary.requests_per_s.mean * sum(map(objective.met, good)) / len(good)
     return summary
 
 

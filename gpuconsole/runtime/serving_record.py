@@ -19,7 +19,7 @@ from gpuconsole.wire.events import Requests, ServerState
 MOST_REQUESTS = 20_000
 MOST_GAPS = 200_000
 """Gaps between chunks that are kept one by one: until there are more, percentiles of ITL are exact."""
-LIVE_GAPS = 4000
+LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
 MOST_STATES = 4000
 CLIENT, SERVER = "load generator", "the server's /metrics"
 FULL_KV = 0.9
@@ -51,7 +51,7 @@ class ServingRecord:
         while len(self.requests) > MOST_REQUESTS or (self._gaps > MOST_GAPS and len(self.requests) > 1):
             self._gaps -= len(self.requests.popleft().gaps)
             self._spilled = True
-        self.load.append(Requests(event.t, [], event.active, event.due, event.lateness_s, event.cpu_s, event.dropped))
+        self.load.append(Requests(event.t, [], event.active, event.lateness_s, event.cpu_s, event.dropped))
         return counted
 
     def add_state(self, event: ServerState) -> None:
@@ -73,10 +73,15 @@ class ServingRecord:
         return found[::-1]
 
     def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
-        """Over the steady `ticks`; a live one looks at fewer requests, since it is made every second."""
+        """Over the steady `ticks`; a live one looks at the last requests and, of gaps, at fewer yet, since it is made every second."""
         since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
-        requests = self.recent(since, LIVE_GAPS if live else MOST_GAPS)
-        summary = summarize_serving(requests, ticks, objective)
+        requests = self.recent(since)
+        if live:
+            summary = summarize_serving(requests[-LIVE_REQUESTS:], ticks, objective, self.recent(since, LIVE_GAPS))
+            summary.requests = sum(1 for request in requests if not request.error)
+            summary.failed_requests = len(requests) - summary.requests
+        else:
+            summary = summarize_serving(requests, ticks, objective)
         if self._spilled and not live:
             summary.itl_s = self._itl.distribution()
         summary.phases_ratio = request_shares(requests, self.means(since))

@@ -160,13 +160,12 @@ class Steps(Event, frozen=True):
 class Requests(Event, frozen=True):
     """Requests that ended since the last message, and how the load generator is doing.
 
-    `active`: on their way now; `due`: due but not sent yet, for want of a place (`max_concurrency`). `lateness_s`: 95th percentile, since the
-    last message, of how late the generator's own event loop was. `cpu_s`: its CPU time so far. `dropped` counts messages lost.
+    `active`: on their way now. `lateness_s`: 95th percentile, since the last message, of how late the generator's own event loop was. `cpu_s`:
+    its CPU time so far. `dropped` counts messages lost.
     """
 
     requests: list[Request]
     active: int = 0
-    due: int = 0
     lateness_s: float = 0.0
     cpu_s: float = 0.0
     dropped: int = 0

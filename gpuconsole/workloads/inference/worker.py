@@ -62,6 +62,7 @@ class ServingWorker:
         self._server: ModelServer | None = None
         self._generator: asyncio.subprocess.Process | None = None
         self._to_generator: asyncio.StreamWriter | None = None
+        self._early: list[AnyCommand] = []
         self._over = asyncio.Event()
         self._scrape_refused = ""
         self._told: set[str] = set()
@@ -93,6 +94,8 @@ class ServingWorker:
             self._channel.send(Profiled(now(), command.request, error="a model server runs in a process of its own: profile it there"))
         elif self._to_generator is not None:
             self._to_generator.write(encode(command) + b"\n")
+        else:
+            self._early.append(command)
 
     async def _under_load(self, server: ModelServer) -> None:
         self._announce(server, self._start.knobs)
@@ -137,12 +140,15 @@ class ServingWorker:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        reader, self._to_generator = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         options = {**self._start.options, "url": server.url, "model": server.model}
         if isinstance(server, EmbeddedServer):
             options["characters_per_token"] = EMBEDDED_CHARACTERS_PER_TOKEN
         start = self._start
-        self._to_generator.write(encode(Start(start.workload, start.knobs, start.device, seed=start.seed, options=options)) + b"\n")
+        first = Start(start.workload, start.knobs, start.device, seed=start.seed, options=options)
+        for command in (first, *self._early):  # somebody may have changed a knob as soon as the server was there
+            writer.write(encode(command) + b"\n")
+        self._to_generator = writer
         while line := await reader.readline():
             event = decode_event(line)
             if isinstance(event, Failed):
@@ -171,9 +177,13 @@ class ServingWorker:
     async def _scrape_for_ever(self, server: ModelServer) -> None:
         url = self._start.options.get("metrics_url") or f"{server.url}/metrics"
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as elsewhere:  # the server's key is not for another address
+            await self._scrape(url, elsewhere if "metrics_url" in self._start.options else self._session, timeout)
+
+    async def _scrape(self, url: str, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
         while True:
             try:
-                async with self._session.get(url, timeout=timeout) as answer:
+                async with session.get(url, timeout=timeout) as answer:
                     t = now()
                     if answer.status != 200:
                         raise ValueError(f"HTTP {answer.status}")

@@ -112,12 +112,12 @@ class Server:
             if body.get("echo"):
                 return web.json_response(self._scored(body))
             answer = read_request(body, chat)
-            self._answers[answer.sequence] = answer
             self._core.add(answer.sequence)
         except (json.JSONDecodeError, UnicodeDecodeError, BadRequest, TooLong) as problem:
             return _error(400, str(problem))
         except Busy as problem:
             return _error(503, str(problem))
+        self._answers[answer.sequence] = answer
         self._wake.set()
         try:
             return await (self._stream(request, answer) if answer.stream else self._whole(answer))

@@ -184,9 +184,8 @@ class Generator:
         prompt, output = self._prompts.next(self._traffic.knobs)
         request = await self._client.ask(prompt, output, due, self._count)
         self._prompts.learn(prompt, request.prompt_tokens)
-        self._ended.append(
-            msgspec.structs.replace(request, arm=self._arm, kind=self._kind)
-        )  # by its end: past the knee it begins long before
+        # by its end: past the knee it has begun long before
+        self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=self._kind))
         if request.error:
             self._note_failure(request.error)
             return False
@@ -209,7 +208,7 @@ class Generator:
 
     async def _tick_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(max(0.0, self._ticked + TICK_S - now()))
+            await asyncio.sleep(TICK_S if self._paused else max(0.0, self._ticked + TICK_S - now()))
             if not self._paused:
                 self._tick()
 
@@ -227,7 +226,7 @@ class Generator:
         late = lags[int(0.95 * len(lags))] if lags else 0.0
         ended, self._ended = self._ended, []
         active = len(self._traffic.under_way)
-        self._channel.send(Requests(t, ended, active, self._traffic.due, late, time.process_time(), self._channel.dropped))
+        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped))
 
     def _warm(self) -> None:
         if self._kind in (0, PROBE_KIND):

@@ -23,7 +23,6 @@ class Traffic:
 
     def __init__(self, knobs: Knobs, ask: Callable[[float], Coroutine[None, None, bool]], seed: int) -> None:
         self.knobs = knobs
-        self.due = 0
         self._ask = ask
         self._random = random.Random(seed)
         self._users: dict[int, asyncio.Task[None]] = {}
@@ -93,10 +92,8 @@ class Traffic:
             due += self._random.gammavariate(shape, 1 / (rate * shape))
             if (wait := due - now()) > 0 and await self._changes_within(wait):
                 continue
-            self.due += 1
             while len(self.under_way) >= int(self.knobs["max_concurrency"]) and self._open.is_set():
                 await asyncio.wait(self.under_way, return_when=asyncio.FIRST_COMPLETED)
-            self.due -= 1
             self._launch(due)
             await asyncio.sleep(0)
 
