@@ -1,4 +1,4 @@
-"""Pictures of the main screen from a real run: `python screenshots/make.py`; `--box` makes those of a GPU box.
+"""Pictures of the main screen from a real run: `python screenshots/make.py`; `--box` makes those of a GPU box, `--serving` of a model server.
 
 Runs `data-starved` on this machine, waits for the finding, applies it, waits for the verdict, and keeps SVG and PNG at each point;
 with --record the session is kept for `gpuconsole replay` too. A box of GPUs is the tests' fake driver, and the picture's title says so.
@@ -70,6 +70,19 @@ async def session(scenario: str, size: tuple[int, int], label: str, record: Path
     return files
 
 
+async def serving(scenario: str, size: tuple[int, int], label: str) -> Path:
+    """A model server once its finding stands."""
+    engine = Engine()
+    app = ConsoleApp(engine, scenario=scenario)
+    path = HERE / f"serving-{label}.svg"
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: any(f.suggestions for r in engine.view().runs for f in r.findings), 90)
+        await pilot.pause(15)
+        path.write_text(app.export_screenshot(title="gpuconsole"))
+        await pilot.press("q")
+    return path
+
+
 async def box(gpus: int) -> list[Path]:
     """The monitoring screens of a box; the fake driver must be in the environment already."""
     app = ConsoleApp(Engine(interval_s=0.5))
@@ -122,7 +135,14 @@ def main() -> None:
     parser.add_argument("--scenario", default="data-starved")
     parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
     parser.add_argument("--box", type=int, metavar="GPUS", help="a box of so many fake GPUs instead")
+    parser.add_argument("--serving", metavar="SCENARIO", help="a model server instead, such as kv-pressure")
     args = parser.parse_args()
+    if args.serving:
+        for label, size in SIZES.items():
+            svg = asyncio.run(serving(args.serving, size, label))
+            to_png(svg)
+            print(svg.name)
+        return
     if args.box:
         for svg in in_a_box(args.box):
             to_png(svg)

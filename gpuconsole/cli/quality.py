@@ -53,7 +53,7 @@ def numbers(low: float, high: float):  # type: ignore[no-untyped-def]  # an argp
         try:
             found = [float(part) for part in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as {low:g},{high:g}") from None
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas between") from None
         if not all(low <= one <= high for one in found):
             raise argparse.ArgumentTypeError(f"{text!r}: allowed are {low:g} to {high:g}")
         return found

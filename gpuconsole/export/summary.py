@@ -89,7 +89,7 @@ def _why_nothing(findings: list[Finding]) -> str:
     unsure = [finding for finding in findings if finding.state == "cant_tell"]
     clear = sum(1 for finding in findings if finding.state == "clear")
     if not findings:
-        return ": no steady steps were measured"
+        return ": nothing steady was measured"
     missing = sorted({signal for finding in unsure for signal in finding.missing})
     return f": {clear} rules clear, {len(unsure)} can't tell" + (f" (missing {', '.join(missing)})" if missing else "")
 

@@ -206,6 +206,12 @@ def test_why_vllm_did_not_start_is_said_in_its_own_words(cli: Cli, tmp_path: Pat
     assert "the model server ended with exit code 1: ValueError: No available memory for the cache blocks." in done.stderr
 
 
+def test_a_python_without_vllm_is_named(cli: Cli) -> None:
+    words = ("--set", "server=vllm", "--vllm-python", sys.executable, "--model", "some/model", "--device", "cpu", "--headless")
+    done = cli("run", "serve-chat", *words)
+    assert done.returncode == 1 and f"{sys.executable} has no vLLM: name the Python that has with --vllm-python" in done.stderr
+
+
 def test_vllm_needs_a_model(cli: Cli, tmp_path: Path) -> None:
     done, _ = with_vllm(cli, tmp_path)
     assert done.returncode == 1 and "server=vllm needs a model: --model NAME, or a folder" in done.stderr

@@ -37,7 +37,7 @@ def _latencies(run: Run, width: int) -> Row:
     for name, field in LATENCIES:
         found: Distribution | None = getattr(run.summary, field)
         p50, p99, unit = format.durations(found.p50, found.p99) if found is not None else (format.NA, "", "")
-        entry: list[Segment] = [("   " if entries else "", ""), (name, "dim"), (f" {p50.strip()}", "title")]
+        entry: list[Segment] = [("   " if entries else "", ""), (f"{name} p50", "dim"), (f" {p50.strip()}", "title")]
         entry += [(f" p99 {p99.strip()} {unit}", "")] if found is not None else []
         if row_width(entries + entry) > width:
             break
@@ -53,10 +53,14 @@ def _server(view: View, run: Run, width: int) -> Row:
     usage, preemptions = facts.latest(view, "server.kv_cache_usage_ratio"), facts.latest(view, "server.preemptions_per_s")
     hits = facts.latest(view, "server.prefix_hit_ratio")
     entries: list[Segment] = [("server ", "dim"), (f"running {running or 0:.0f}  waiting {waiting or 0:.0f}", "title")]
+    more: list[Segment] = []
     if usage is not None:
-        entries.append((f"  KV cache {format.percent(usage)}", "alert" if usage >= FULL else ""))
+        more.append((f"  KV cache {format.percent(usage)}", "alert" if usage >= FULL else ""))
     if preemptions is not None:
-        entries.append((f"  preemptions {format.digits(preemptions)}/s", "alert" if preemptions > 0 else ""))
+        more.append((f"  preemptions {format.digits(preemptions)}/s", "alert" if preemptions > 0 else ""))
     if hits is not None:
-        entries.append((f"  prefix hits {format.percent(hits)}", ""))
+        more.append((f"  prefix hits {format.percent(hits)}", ""))
+    for entry in more:  # whole ones only
+        if row_width([*entries, entry]) <= width:
+            entries.append(entry)
     return line(width, *entries)

@@ -188,6 +188,11 @@ class VllmServer(ModelServer):
         )
         await self._wait_for(self._healthy, READY_S)
 
+    def death(self) -> str:
+        if any("No module named 'vllm'" in line for line in self.words):
+            return f"{self._options.get('vllm_python') or sys.executable} has no vLLM: name the Python that has with --vllm-python"
+        return super().death()
+
     def _heard(self, line: str) -> None:
         phase = next((phase for words, phase in self.PHASES if words in line), None)
         if phase:
