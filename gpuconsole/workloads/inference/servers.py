@@ -44,6 +44,7 @@ class ModelServer:
         self.words: deque[str] = deque(maxlen=60)
         self.process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._last = ""
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Returns once it answers. Raises ServerFailed."""
@@ -91,12 +92,17 @@ class ModelServer:
 
     async def _wait_for(self, ready: Callable[[], Any], seconds: float) -> None:
         """Until `ready()` (awaited) is true. Raises ServerFailed when the process ends first, or the time does."""
-        async with asyncio.timeout(seconds):
-            while not await ready():
-                if self.process is not None and self.process.returncode is not None:
-                    await asyncio.wait([self._reading] if self._reading else [], timeout=1.0)
-                    raise ServerFailed(self.death())
-                await asyncio.sleep(ASK_EVERY_S / 5)
+        try:
+            async with asyncio.timeout(seconds):
+                while not await ready():
+                    if self.process is not None and self.process.returncode is not None:
+                        if self._reading is not None:
+                            await asyncio.wait([self._reading], timeout=1.0)
+                        raise ServerFailed(self.death())
+                    await asyncio.sleep(ASK_EVERY_S / 5)
+        except TimeoutError:
+            why_not = f": {self._last}" if self._last else ""
+            raise ServerFailed(f"{self.url or 'the model server'} is not ready after {seconds:g} s{why_not}") from None
 
 
 class EmbeddedServer(ModelServer):
@@ -133,15 +139,11 @@ class RemoteServer(ModelServer):
     def __init__(self, progress: Callable[[str], None], url: str, model: str, wait_s: float) -> None:
         super().__init__(progress)
         self.url, self.model, self._wait_s = url.rstrip("/").removesuffix("/v1"), model, wait_s
-        self._last = ""
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._progress(f"asking {self.url}")
         self._session = session
-        try:
-            await self._wait_for(self._answers, self._wait_s)
-        except TimeoutError:
-            raise ServerFailed(f"{self.url} is not ready after {self._wait_s:g} s: {self._last}") from None
+        await self._wait_for(self._answers, self._wait_s)
 
     async def _answers(self) -> bool:
         try:
