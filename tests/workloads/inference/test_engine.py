@@ -9,6 +9,7 @@ import torch
 
 from gpuconsole.workloads.inference.engine.core import Core, TooLong
 from gpuconsole.workloads.inference.engine.decoder import Decoder
+from gpuconsole.workloads.inference.engine.packing import can_pack, pack
 from gpuconsole.workloads.inference.engine.prefixes import PrefixCache
 from gpuconsole.workloads.inference.engine.scheduler import Scheduler, Sequence
 from gpuconsole.workloads.training.gpt import GPT
@@ -26,9 +27,12 @@ def make_model() -> GPT:
     return model.eval()
 
 
-def core(*, seats: int = 4, tokens: int = 256, blocks: int = 64, cached: bool = False) -> Core:
+def core(*, seats: int = 4, tokens: int = 256, blocks: int = 64, cached: bool = False, packed: bool = False) -> Core:
     prefixes = PrefixCache(64 if cached else 0, BLOCK)
-    decoder = Decoder(make_model(), seats, LENGTH, torch.device("cpu"), torch.float32)
+    model = make_model()
+    if packed:
+        pack(model)
+    decoder = Decoder(model, seats, LENGTH, torch.device("cpu"), torch.float32)
     return Core(decoder, Scheduler(seats, tokens, blocks, BLOCK, chunked=True, prefixes=prefixes), prefixes, LENGTH)
 
 
@@ -54,10 +58,12 @@ def plainly(prompt: list[int], tokens: int = 12) -> list[int]:
 
 @pytest.mark.parametrize(
     "limits",
-    [{}, {"seats": 1}, {"tokens": 5}, {"blocks": 6}, {"cached": True}],
-    ids=["batched", "one at a time", "prompts in pieces", "preempted", "prefix cache"],
+    [{}, {"seats": 1}, {"tokens": 5}, {"blocks": 6}, {"cached": True}, {"packed": True}],
+    ids=["batched", "one at a time", "prompts in pieces", "preempted", "prefix cache", "weights packed"],
 )
 def test_the_schedule_changes_no_token(limits: dict[str, int]) -> None:
+    if "packed" in limits and not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("no oneDNN in this torch")
     engine = core(**limits)  # type: ignore[arg-type]
     expected = [plainly(prompt) for prompt in PROMPTS]
     assert generate(engine, PROMPTS) == expected

@@ -12,6 +12,7 @@ from gpuconsole.workloads.calibration.dense import dense_flops_per_s
 from gpuconsole.workloads.calibration.memory import best_matvec_bytes_per_s
 from gpuconsole.workloads.inference.engine.core import Core
 from gpuconsole.workloads.inference.engine.decoder import Decoder
+from gpuconsole.workloads.inference.engine.packing import can_pack, pack
 from gpuconsole.workloads.inference.engine.prefixes import PrefixCache
 from gpuconsole.workloads.inference.engine.scheduler import Scheduler
 from gpuconsole.workloads.inference.engine.server import Server
@@ -40,6 +41,9 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         if device.type == "cuda" or dtype != torch.float32:
             raise ValueError("quantization int8 of the embedded server is for CPUs and dtype float32")
         model, byte_size = in_int8(model), 1
+    elif can_pack(device, dtype):
+        model = model.to(dtype)
+        pack(model)
     decoder = Decoder(model, seats, max_model_len, device, dtype)
     blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_SIZE)
     prefixes = PrefixCache(blocks if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from gpuconsole.workloads.inference.engine.core import Busy, Core, TooLong
@@ -241,7 +242,7 @@ def _chunk(answer: Answer, piece: str | dict[str, str], reason: str) -> dict[str
 
 
 def _line(event: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def _error(status: int, message: str) -> web.Response:
