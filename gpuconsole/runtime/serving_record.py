@@ -184,7 +184,7 @@ class ServingRecord:
             if name in facts:
                 unit = "tokens" if name.endswith("tokens") else "B/s" if name.endswith("per_s") else "B"
                 found[f"server.{name}"] = Signal(
-                    facts[name], unit, "the server" + (", a matrix times a vector, measured there" if unit == "B/s" else "")
+                    facts[name], unit, "the server" + (", layers of the model's shape for one row, measured there" if unit == "B/s" else "")
                 )
         return found
 

@@ -63,8 +63,8 @@ RULE = Rule(
     thresholds=(REACHED, DOMINATE),
     text="""Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the
 arithmetic. A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several
-tokens per reading, or more sequences in the batch, which share one reading. The bandwidth is what the server measured at its start with one
-large matrix times a vector; weights that fit into caches can be read faster than that.""",
+tokens per reading, or more sequences in the batch, which share one reading. The bandwidth is what the server measured at its start with
+many matrices of the model's largest shape times a vector; weights that fit into caches can be read faster than that.""",
     check=check,
     serving=True,
 )

@@ -13,7 +13,6 @@ ON_GPU_BYTES = 2**30
 ON_CPU_BYTES = 2**28
 """Twice as much is touched: more than the last-level cache of one socket."""
 IN_WORKER_BYTES = 2**26
-MATVEC_SHAPE = (8192, 4096)
 TRANSFER_BYTES = 2**28
 
 
@@ -37,17 +36,6 @@ def best_copy_bytes_per_s(device: torch.device, budget_s: float = 0.25) -> float
         source = _random(size, device)
         target = torch.empty_like(source)
         return 2.0 * size / min(repeats_s(lambda: target.copy_(source), device, budget_s))
-
-
-def best_matvec_bytes_per_s(device: torch.device, dtype: torch.dtype, budget_s: float = 0.25) -> float:
-    """The best rate at which a matrix is read for a product with one vector: the yardstick of decoding one sequence at a time.
-
-    On CPUs that is well below a copy's, since one thread's arithmetic hardly keeps up with the memory.
-    """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        matrix, vector = (torch.randn(*shape, device=device).to(dtype) for shape in (MATVEC_SHAPE, (1, MATVEC_SHAPE[1])))
-        size = matrix.numel() * matrix.element_size()
-        return size / min(repeats_s(lambda: torch.nn.functional.linear(vector, matrix), device, budget_s))
 
 
 def transfer(name: str, direction: Literal["h2d", "d2h"], pinned: bool, device: torch.device, budget_s: float) -> Reached:

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs import Knobs
-from gpuconsole.workloads.calibration.dense import dense_flops_per_s
-from gpuconsole.workloads.calibration.memory import best_matvec_bytes_per_s
 from gpuconsole.workloads.inference.engine.core import Core
 from gpuconsole.workloads.inference.engine.decoder import Decoder
 from gpuconsole.workloads.inference.engine.packing import can_pack, pack
@@ -17,10 +15,10 @@ from gpuconsole.workloads.inference.engine.prefixes import PrefixCache
 from gpuconsole.workloads.inference.engine.scheduler import Scheduler
 from gpuconsole.workloads.inference.engine.server import Server
 from gpuconsole.workloads.inference.engine.weights import POSITIONS, in_int8, trained_model
+from gpuconsole.workloads.inference.engine.yardsticks import yardsticks
 from gpuconsole.workloads.training.gpt import GPT
 from gpuconsole.workloads.training.settings import set_threads
 
-PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BLOCK_SIZE = 16
 """Tokens in a KV block, as in vLLM on GPUs."""
@@ -60,8 +58,7 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         "threads": torch.get_num_threads(),
         "d_model": int(knobs["d_model"]),
         "n_layer": int(knobs["n_layer"]),
-        "peak_bytes_per_s": best_matvec_bytes_per_s(device, dtype),
-        "peak_flops_per_s": dense_flops_per_s("matrix product", device, PRECISIONS[dtype]),
+        **yardsticks(int(knobs["d_model"]), device, dtype),
     }
     cache = {
         "block_size": str(BLOCK_SIZE),
