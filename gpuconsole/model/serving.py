@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 SERVING_PHASES = ("client_queue", "queue", "prefill", "decode", "transport")
@@ -19,6 +21,21 @@ FORMULAS = {
     "client_queue_s": "client queue: due to sent, in the client",
 }
 """What each latency is, since the clients of the field use the same words for different things."""
+
+
+LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens")
+"""Limits of a scheduler, which can be lowered while it runs: up to what the server was started with, which its facts tell."""
+
+
+def live_limit(name: str) -> str:
+    """The fact that tells up to which value the server of a run takes knob `name` without a restart."""
+    return f"live_limit.{name}"
+
+
+def within_live_limit(name: str, value: object, facts: Mapping[str, float]) -> bool:
+    """Whether the server of which these are the facts takes `value` without a restart."""
+    limit = facts.get(live_limit(name))
+    return limit is not None and isinstance(value, int) and value <= limit
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):

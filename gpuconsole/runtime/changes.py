@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.run import Run
+from gpuconsole.model.serving import within_live_limit
 from gpuconsole.runtime.front import FrontError
 
 
@@ -21,12 +20,12 @@ def checked(changes: Knobs, run: Run) -> Knobs:
     return changed
 
 
-def is_cold(names: Iterable[str]) -> bool:
-    """Whether one of these knobs needs another worker."""
-    return any(CATALOGUE[name].apply == "cold" for name in names)
+def is_cold(changes: Knobs, run: Run) -> bool:
+    """Whether one of these knobs needs another worker than that of `run`."""
+    return any(CATALOGUE[name].apply == "cold" and not within_live_limit(name, value, run.facts) for name, value in changes.items())
 
 
-def check_hot(changes: Knobs, otherwise: str) -> None:
-    """Raises FrontError, which ends in `otherwise`, where a change needs another worker."""
-    if is_cold(changes):
+def check_hot(changes: Knobs, run: Run, otherwise: str) -> None:
+    """Raises FrontError, which ends in `otherwise`, where a change needs another worker than that of `run`."""
+    if is_cold(changes, run):
         raise FrontError(f"{describe_changes(changes)} {otherwise}")

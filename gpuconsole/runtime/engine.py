@@ -218,7 +218,7 @@ class Engine(StoreReader):
     async def set_knobs(self, changes: Knobs) -> None:
         record, worker = self._running()
         changes = checked(changes, record.run)
-        check_hot(changes, "needs a restart of the worker: try it as a trial")
+        check_hot(changes, record.run, "needs a restart of the worker: try it as a trial")
         before = {name: record.run.knobs[name] for name in changes}
         async with self._exclusive():
             await self._change(worker, changes)
@@ -233,7 +233,7 @@ class Engine(StoreReader):
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         record, _ = self._running()
         changes = checked(changes, record.run)
-        if is_cold(changes) and self._nodes.nnodes > 1:
+        if is_cold(changes, record.run) and self._nodes.nnodes > 1:
             raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
         self._serving.check_change(changes, record.run)
         async with self._exclusive():
@@ -247,11 +247,11 @@ class Engine(StoreReader):
                 return await take_window(worker, record.run.scenario, steps, self.profile_dir)
 
     async def revert(self) -> None:
-        _, worker = self._running()
+        record, worker = self._running()
         if not self._kept:
             raise FrontError("nothing to revert: no change was kept")
-        before, changes = self._kept[-1]
-        check_hot(changes, "needed a restart: start the scenario again to go back")
+        before, _ = self._kept[-1]
+        check_hot(before, record.run, "needed a restart: start the scenario again to go back")
         async with self._exclusive():
             await self._change(worker, before)
             self._kept.pop()
@@ -400,7 +400,7 @@ class Engine(StoreReader):
         run, on_cpu = record.run, record.run.device == "cpu"
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
-            if is_cold(trial.changes):
+            if is_cold(trial.changes, record.run):
                 baseline.pause()
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
@@ -416,7 +416,7 @@ class Engine(StoreReader):
         winner = challenger if challenger is not None and trial.kept else baseline
         if challenger is not None and winner is not challenger:
             await challenger.stop()
-        if is_cold(trial.changes):
+        if is_cold(trial.changes, record.run):
             if winner is challenger:
                 self._worker = challenger
                 baseline.listener, challenger.listener = _nobody, self._emit

@@ -91,6 +91,11 @@ class RunRecord:
             self._looked_t = event.t
             self._look_for_steady()
 
+    def tried(self, begun: float, ended: float) -> None:
+        """A trial is over: what a model server tells of that time is of both sides."""
+        if self.serving is not None:
+            self.serving.probed(begun, ended)
+
     def probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
         if self.serving is not None:

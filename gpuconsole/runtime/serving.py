@@ -29,5 +29,5 @@ class ServingChoice(msgspec.Struct, frozen=True):
 
     def check_change(self, changes: Knobs, run: Run) -> None:
         """Raises FrontError for a flag of a server that was not started here."""
-        if is_cold(changes) and run.serves and self.options.get("server_url"):
+        if is_cold(changes, run) and run.serves and self.options.get("server_url"):
             raise FrontError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")

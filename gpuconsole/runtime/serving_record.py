@@ -23,6 +23,8 @@ LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
 MOST_STATES = 4000
 CLIENT, SERVER = "load generator", "the server's /metrics"
 FULL_KV = 0.9
+DRAIN_S = 2.0
+"""After a probe or a trial requests of its load still end, and the server counts them like any other."""
 
 
 class ServingRecord:
@@ -90,23 +92,17 @@ class ServingRecord:
 
     def means(self, since: float) -> dict[str, float]:
         """The server's own means over the requests (and tokens, and iterations) that it finished after `since`."""
-        first, last = self._between(since)
-        if first is None or last is None:
-            return {}
-        found = {}
-        for name in (key.removesuffix("_count") for key in last.totals if key.endswith("_count")):
-            count = last.totals[f"{name}_count"] - first.totals.get(f"{name}_count", 0.0)
-            if count > 0:
-                found[name] = (last.totals.get(f"{name}_sum", 0.0) - first.totals.get(f"{name}_sum", 0.0)) / count
-        return found
+        gained, _ = self._gained(since)
+        counts = {key.removesuffix("_count"): count for key, count in gained.items() if key.endswith("_count") and count > 0}
+        return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         """What the rules work on, from the requests and states after `since`."""
-        return self._client_signals(since, knobs) | self._server_signals(since, facts)
+        return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
 
     def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
         requests = [request for request in self.recent(since) if not request.error]
-        load = [one for one in self.load if one.t >= since and not any(a <= one.t <= b for a, b in self._probes)]
+        load = [one for one in self.load if one.t >= since and self._is_own(one.t)]
         found: dict[str, Signal] = {}
         if len(load) > 1:
             wall = load[-1].t - load[0].t
@@ -144,12 +140,11 @@ class ServingRecord:
         found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
         return found
 
-    def _server_signals(self, since: float, facts: dict[str, float]) -> dict[str, Signal]:
-        states = [one for one in self.states if one.t >= since and not any(a <= one.t <= b for a, b in self._probes)]
-        first, last = self._between(since)
-        if len(states) < 2 or first is None or last is None:
+    def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+        states = [one for one in self.states if one.t >= since and self._is_own(one.t)]
+        if len(states) < 2:
             return {}
-        found = {}
+        found: dict[str, Signal] = {}
         for name, unit in (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio")):
             values = [one.gauges[name] for one in states if name in one.gauges]
             if values:
@@ -163,10 +158,10 @@ class ServingRecord:
             )
         running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
         if running and "max_num_seqs" in facts:  # of a server that was not started here the seats are not known
-            share = sum(value >= facts["max_num_seqs"] for value in running) / len(running)
+            seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # fewer, where they were lowered while it runs
+            share = sum(value >= seats for value in running) / len(running)
             found["server.seats_taken_ratio"] = Signal(share, "ratio", f"{SERVER}, share of {len(running)} readings with every seat taken")
-        wall = last.t - first.t
-        deltas = {name: value - first.totals.get(name, 0.0) for name, value in last.totals.items()}
+        deltas, wall = self._gained(since)
         for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
             if name in deltas and wall > 0:
                 found[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
@@ -188,9 +183,18 @@ class ServingRecord:
                 )
         return found
 
-    def _between(self, since: float) -> tuple[ServerState | None, ServerState | None]:
-        """The last state before `since` (or the first after it), and the newest."""
-        if not self.states:
-            return None, None
-        before = list(itertools.takewhile(lambda one: one.t < since, self.states))
-        return (before[-1] if before else self.states[0]), self.states[-1]
+    def _gained(self, since: float) -> tuple[dict[str, float], float]:
+        """What the server's totals gained from the last state before `since` on, and in how many seconds: other loads left out."""
+        before = sum(1 for _ in itertools.takewhile(lambda one: one.t < since, self.states))
+        gained: Counter[str] = Counter()
+        wall = 0.0
+        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda one: self._is_own(one.t)):
+            states = list(stretch)
+            if own:
+                wall += states[-1].t - states[0].t
+                gained.update({name: value - states[0].totals.get(name, 0.0) for name, value in states[-1].totals.items()})
+        return dict(gained), wall
+
+    def _is_own(self, t: float) -> bool:
+        """The load at `t` is that of the run: no probe, no trial, and not what is still under way after one."""
+        return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)

@@ -159,6 +159,9 @@ class Store:
                 self.sources[event.source] = event
             case TrialUpdate():
                 self.trials[event.trial.id] = event.trial
+                for record in self.records:
+                    if record.run.id == event.trial.baseline_run and event.trial.state in ("done", "failed"):
+                        record.tried(event.t - event.trial.elapsed_s, event.t)
             case Note():
                 self.notes.append(event.text)
             case RunOpened():

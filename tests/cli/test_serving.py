@@ -54,6 +54,14 @@ def test_the_embedded_server_answers_and_every_figure_is_there(cli: Cli) -> None
     assert {finding["rule"].split(".")[0] for finding in run["findings"]} == {"serve"}, "rules about training have nothing to say"
 
 
+def test_fewer_seats_are_tried_in_the_same_server(cli: Cli) -> None:
+    words = ("--try", "max_num_seqs=1", "--set", "output_tokens=16", *SMALL)
+    done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", *words)
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert trial["method"] == "live ABBA" and trial["verdict"] == "worse", "one after the other in place of eight at once"
+
+
 def test_a_server_at_an_address_is_measured_from_outside(cli: Cli, fake_server: str) -> None:
     done = cli(
         "run", "serve-chat", "--url", f"{fake_server}/steady", "--device", "cpu", "--json", "--duration", "4", "--set", "output_tokens=16"

@@ -11,7 +11,7 @@ from gpuconsole.diagnosis.serving_account import request_shares, summarize_servi
 from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Objective, Request, parse_objective
 from gpuconsole.runtime.serving_record import LIVE_GAPS, ServingRecord
-from gpuconsole.wire.events import Requests
+from gpuconsole.wire.events import Requests, ServerState
 
 TICKS = [Step(n, 0.5 * (n + 1), 0.5, 2, 20, ()) for n in range(20)]
 
@@ -53,6 +53,19 @@ def test_what_settles_or_is_on_trial_does_not_count() -> None:
     one = request(1.0)
     others = [Request(*[getattr(one, name) for name in one.__struct_fields__[:-2]], arm, kind) for arm, kind in ((1, 0), (0, 1), (0, 2))]
     assert record.add_requests(Requests(1.0, [one, *others])) == [one]
+
+
+def test_what_the_server_tells_during_a_trial_is_not_of_the_run() -> None:
+    record = ServingRecord()
+    queued = {2.0: 0.0, 4.0: 0.0, 6.0: 50.0, 8.0: 90.0, 12.0: 90.0, 14.0: 90.0}  # seconds that requests had to wait, in all
+    for n, (t, total) in enumerate(queued.items()):
+        record.add_state(ServerState(t, {"requests_waiting": float(5.0 <= t <= 9.0)}, {"queue_s_sum": total, "queue_s_count": 10.0 * n}))
+    record.probed(5.0, 9.0)
+    assert record.means(0.0)["queue_s"] == 0.0, "it all came in the trial"
+    record = ServingRecord()
+    for n, (t, total) in enumerate(queued.items()):
+        record.add_state(ServerState(t, {}, {"queue_s_sum": total, "queue_s_count": 10.0 * n}))
+    assert record.means(0.0)["queue_s"] == pytest.approx(90 / 50)
 
 
 def test_shares_of_a_request_add_up_and_what_is_left_is_transport() -> None:

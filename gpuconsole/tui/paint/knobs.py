@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs, show
+from gpuconsole.model.serving import LIVE_KNOBS, live_limit
 from gpuconsole.tui.paint.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.tui.paint.page import follow, labelled
 
 MOST_VALUE = 30
-APPLIES = 7
+APPLIES = 10
 LABEL = 12
 NO_EFFECT = "knob."
 """How `Run.unavailable` names knobs that do nothing here, each with the reason."""
@@ -25,6 +26,12 @@ class Shown(NamedTuple):
     unavailable: Mapping[str, str]
     words: str = ""
     chosen: str = ""
+    facts: Mapping[str, float] = {}
+
+    def applies(self, name: str) -> str:
+        """hot, cold, or hot up to what the server was started with."""
+        knob, limit = CATALOGUE.get(name), self.facts.get(live_limit(name))
+        return f"hot <={limit:g}" if limit is not None else knob.apply if knob else ""
 
     @property
     def own(self) -> list[str]:
@@ -97,7 +104,7 @@ def _row(name: str, shown: Shown, is_chosen: bool, columns: tuple[int, int], wid
         ("> " if is_chosen else "  ", "key"),
         (fit(name, columns[0]) + "  ", "title" if is_chosen else "dim" if nothing else ""),
         (fit(shown.value(name), columns[1]) + "  ", "dim" if nothing and name not in shown.pending else style),
-        (fit(knob.apply if knob else "", APPLIES) + "  ", "" if knob and knob.apply == "hot" else "dim"),
+        (fit(shown.applies(name), APPLIES) + "  ", "" if shown.applies(name).startswith("hot") else "dim"),
         ("no effect here" if nothing else knob.allowed() if knob else "", "dim"),
     )
 
@@ -114,6 +121,8 @@ def _meaning(name: str, no_effect: str, width: int) -> list[Row]:
     if knob is None:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]
     when = "hot: takes effect between two steps" if knob.apply == "hot" else "cold: needs a new worker, so only a trial can change it"
+    if name in LIVE_KNOBS:
+        when = "hot up to what a server of ours was started with (between two iterations); above that cold: only a trial can change it"
     if knob.changes_training:
         when += "; changes what is learnt per step, not only how fast"
     column = max(LABEL, len(name) + 2)

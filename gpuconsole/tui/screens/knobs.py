@@ -65,7 +65,9 @@ class KnobsScreen(BackScreen):
         run = view.run
         values = dict(run.knobs) if run else {}
         pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
-        self._shown = self._shown._replace(values=values, pending=pending, unavailable=run.unavailable if run else {})
+        self._shown = self._shown._replace(
+            values=values, pending=pending, unavailable=run.unavailable if run else {}, facts=run.facts if run else {}
+        )
         self.action_move(0)
 
     @property

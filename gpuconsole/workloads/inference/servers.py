@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import mmap
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 import aiohttp
 
 from gpuconsole.model.knobs import Knobs, show
+from gpuconsole.model.serving import LIVE_KNOBS, live_limit
 from gpuconsole.model.text import visible
 
 READY_S = 1200.0
@@ -26,6 +30,13 @@ READY_S = 1200.0
 ASK_EVERY_S = 0.5
 STOP_S = 10.0
 PROBE_TIMEOUT_S = 5.0
+MOST_WORDS = 400
+"""Lines of a server's log that are kept: vLLM writes some 120 between the cause of its end and the end."""
+IN_VLLM = Path(__file__).parent / "in_vllm"
+"""What vLLM imports from us, in its own Python."""
+OWN_SCHEDULER = "--scheduler-cls"
+LIMITS = struct.Struct("=qq")
+"""As in_vllm/gpuconsole_caps.py reads them: LIVE_KNOBS in their order."""
 
 
 class ServerFailed(RuntimeError):
@@ -41,7 +52,7 @@ class ModelServer:
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self.facts: dict[str, float] = {}
-        self.words: deque[str] = deque(maxlen=60)
+        self.words: deque[str] = deque(maxlen=MOST_WORDS)
         self.process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._last = ""
@@ -49,6 +60,10 @@ class ModelServer:
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Returns once it answers. Raises ServerFailed."""
         raise NotImplementedError
+
+    async def set_limits(self, knobs: Knobs) -> None:
+        """Put those of LIVE_KNOBS in force, none above what its facts allow. Raises ServerFailed."""
+        raise ServerFailed("this server takes no new limits while it runs")
 
     async def stop(self) -> None:
         """Ask it to end, then make it end."""
@@ -119,8 +134,15 @@ class EmbeddedServer(ModelServer):
         await self._spawn([sys.executable, "-m", "gpuconsole.workloads.inference.engine", *words], {}, self._heard)
         await self._wait_for(self._serves, READY_S)
         async with session.get(f"{self.url}/facts") as answer:
-            self.facts = await answer.json()
+            self.facts = await answer.json() | live_limits(self._knobs)
         self.model = await first_model(session, self.url)
+        self._session = session
+
+    async def set_limits(self, knobs: Knobs) -> None:
+        limits = {name: knobs[name] for name in LIVE_KNOBS}
+        async with self._session.post(f"{self.url}/limits", json=limits) as answer:
+            if answer.status != 200:
+                raise ServerFailed(f"the embedded server takes no limits: HTTP {answer.status}")
 
     def _heard(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -174,6 +196,7 @@ class VllmServer(ModelServer):
     def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], uuid: str) -> None:
         super().__init__(progress)
         self._knobs, self._options, self._uuid = knobs, options, uuid
+        self._limits: mmap.mmap | None = None
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         if not self._options.get("model"):
@@ -185,10 +208,23 @@ class VllmServer(ModelServer):
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options)]
         self._progress("vLLM: importing")
-        await self._spawn(
-            command, {**vllm_environment(self._knobs), **({"CUDA_VISIBLE_DEVICES": self._uuid} if self._uuid else {})}, self._heard
-        )
-        await self._wait_for(self._healthy, READY_S)
+        environment = {**vllm_environment(self._knobs), **({"CUDA_VISIBLE_DEVICES": self._uuid} if self._uuid else {})}
+        with tempfile.NamedTemporaryFile() as limits:  # it may go once both sides have mapped it
+            if OWN_SCHEDULER not in self._options.get("vllm_args", ""):
+                limits.write(bytes(LIMITS.size))
+                limits.flush()
+                self._limits = mmap.mmap(limits.fileno(), LIMITS.size)
+                path = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
+                environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
+                command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
+                self.facts |= live_limits(self._knobs)
+            await self._spawn(command, environment, self._heard)
+            await self._wait_for(self._healthy, READY_S)
+
+    async def set_limits(self, knobs: Knobs) -> None:
+        if self._limits is None:
+            raise ServerFailed(f"vLLM was started with a {OWN_SCHEDULER} of yours, which takes no limits while it runs")
+        LIMITS.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.words):
@@ -213,6 +249,11 @@ class VllmServer(ModelServer):
         except (aiohttp.ClientError, TimeoutError, OSError):
             await asyncio.sleep(ASK_EVERY_S)
             return False
+
+
+def live_limits(knobs: Knobs) -> dict[str, float]:
+    """Facts of a server that takes lower limits while it runs."""
+    return {live_limit(name): float(knobs[name]) for name in LIVE_KNOBS}
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -310,7 +351,7 @@ def explain(problem: BaseException) -> str:
 
 
 def why(words: list[str]) -> str:
-    """The line of a log that tells why a server died: the last that names an error, else the last that says anything."""
+    """The line of a log that tells why a server died: the last that names an error and not another one as its cause, else the last that says anything."""
     lines = [line.strip() for line in words if line.strip()]
-    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b\s*:", line)]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b\s*:", line) and "root cause" not in line]
     return visible((errors or lines or [""])[-1])[:300]

@@ -22,7 +22,7 @@ import aiohttp
 
 from gpuconsole import __version__
 from gpuconsole.model.knobs import CATALOGUE, Knobs, show
-from gpuconsole.model.serving import FORMULAS
+from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import (
@@ -34,6 +34,7 @@ from gpuconsole.wire.events import (
     Profile,
     Profiled,
     Progress,
+    SetKnobs,
     Start,
     Started,
     Stop,
@@ -64,6 +65,7 @@ class ServingWorker:
         self._to_generator: asyncio.StreamWriter | None = None
         self._early: list[AnyCommand] = []
         self._over = asyncio.Event()
+        self._knobs = start.knobs
         self._scrape_refused = ""
         self._told: set[str] = set()
         self.failed = ""
@@ -86,8 +88,10 @@ class ServingWorker:
         finally:
             await self._server.stop()
 
-    def serve(self, command: AnyCommand) -> None:
-        """A command from the console: the load's are the generator's to answer."""
+    async def serve(self, command: AnyCommand) -> None:
+        """A command from the console: the load's are the generator's to answer, once the server has its limits."""
+        if isinstance(command, SetKnobs) and not await self._limit(command):
+            return
         if isinstance(command, Stop):
             self._over.set()
         elif isinstance(command, Profile):
@@ -96,6 +100,18 @@ class ServingWorker:
             self._to_generator.write(encode(command) + b"\n")
         else:
             self._early.append(command)
+
+    async def _limit(self, command: SetKnobs) -> bool:
+        """Give the server its new limits, where the command is about them; answers, and returns False, where it takes none."""
+        knobs = {**self._knobs, **command.changes}
+        try:
+            if self._server is not None and any(name in command.changes for name in LIVE_KNOBS):
+                await self._server.set_limits(knobs)
+        except (ServerFailed, aiohttp.ClientError, TimeoutError) as problem:
+            self._channel.send(KnobsSet(now(), command.request, 0, self._knobs, error=explain(problem)))
+            return False
+        self._knobs = knobs
+        return True
 
     async def _under_load(self, server: ModelServer) -> None:
         self._announce(server, self._start.knobs)
@@ -242,7 +258,7 @@ async def serve(channel: ChildChannel) -> int:
 
 async def _listen(commands: asyncio.Queue[AnyCommand], worker: ServingWorker) -> None:
     while True:
-        worker.serve(await commands.get())
+        await worker.serve(await commands.get())
 
 
 def main() -> None:

@@ -39,6 +39,19 @@ def test_as_many_run_as_there_are_seats_and_the_first_come_are_first() -> None:
     assert [one for one, _, _ in compute(of).prefills] == asked[2:] and asked[2].slot == 0, "the lowest seat is given out first"
 
 
+def test_fewer_seats_hold_from_the_next_iteration_on_and_nobody_is_thrown_out() -> None:
+    of, asked = scheduler(seats=4, tokens=64), [sequence(4) for _ in range(6)]
+    for one in asked:
+        of.add(one)
+    compute(of)
+    of.set_limits(2, 3)
+    assert len(compute(of).decodes) == 3, "four run on, three tokens at a time"
+    for one in asked[:3]:
+        of.remove(one)
+    compute(of)
+    assert len(of.running) == 2 and len(of.waiting) == 1
+
+
 def test_a_long_prompt_is_split_and_those_who_decode_go_on_beside_it() -> None:
     of, first, long = scheduler(tokens=8), sequence(4), sequence(20)
     of.add(first)

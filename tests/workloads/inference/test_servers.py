@@ -36,4 +36,6 @@ def test_bytes_of_a_model_are_those_of_its_files_in_the_dtype_that_is_used(tmp_p
 
 def test_the_line_that_tells_why_is_the_last_that_names_an_error() -> None:
     assert why(["INFO loading", "ValueError: too large", "  at line 3", "INFO bye"]) == "ValueError: too large"
+    vllm = ["ValueError: no memory", "Exception: init failed, see root cause", "RuntimeError: core failed. See root cause above."]
+    assert why(vllm) == "ValueError: no memory"
     assert why(["INFO loading", ""]) == "INFO loading" and why([]) == ""

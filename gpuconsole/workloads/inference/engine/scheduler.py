@@ -69,6 +69,7 @@ class Scheduler:
         self.preemptions = 0
         self.blocks, self.block_size = blocks, block_size
         self._seats = sorted(range(max_num_seqs), reverse=True)
+        self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._chunked = chunked
         self._free = blocks
@@ -90,6 +91,10 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Other limits from the next iteration on; there are no more seats than at the start. Those who run come to their end."""
+        self._max_num_seqs, self._max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+
     def borrow(self) -> int | None:
         """A seat that nobody sits in, for a moment; None when all are taken."""
         return self._seats.pop(0) if self._seats else None
@@ -103,7 +108,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence in self.running:  # it may have been preempted for one before it
                 budget -= self._advance(sequence, budget, plan)
-        while self.waiting and self._seats and budget > 0 and not plan.preempted:
+        while self.waiting and self._seats and len(self.running) < self._max_num_seqs and budget > 0 and not plan.preempted:
             if not self._admit(self.waiting[0], budget, now):
                 break
             sequence = self.waiting.popleft()

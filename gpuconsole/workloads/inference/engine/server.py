@@ -72,6 +72,7 @@ class Server:
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics_text),
                 web.get("/facts", self._tell_facts),
+                web.post("/limits", self._set_limits),
             ]
         )
         return app
@@ -168,6 +169,11 @@ class Server:
 
     async def _tell_facts(self, request: web.Request) -> web.Response:
         return web.json_response(self._facts)
+
+    async def _set_limits(self, request: web.Request) -> web.Response:
+        limits = await request.json()
+        self._core.scheduler.set_limits(int(limits["max_num_seqs"]), int(limits["max_num_batched_tokens"]))
+        return web.Response()
 
 
 async def _pieces(answer: Answer) -> AsyncIterator[tuple[str, str]]:

@@ -1,8 +1,10 @@
 """What the console sees of vLLM: a command line, a log, an API. The flags that it got are logged; MODEL decides what becomes of it."""
 
 import asyncio
+import importlib
 import os
 import sys
+from types import SimpleNamespace
 
 from aiohttp import web
 
@@ -24,7 +26,25 @@ async def main() -> None:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, flags["--host"], int(flags["--port"])).start()
-    await asyncio.Event().wait()
+    await schedule(flags)
+
+
+async def schedule(flags: dict[str, str]) -> None:
+    """For ever; where VLLM_STUB_LIMITS names a file, the limits that the scheduler keeps are written there when they change."""
+    if "VLLM_STUB_LIMITS" not in os.environ:
+        await asyncio.Event().wait()
+    module, _, name = flags["--scheduler-cls"].rpartition(".")
+    config = SimpleNamespace(max_num_seqs=int(flags["--max-num-seqs"]), max_num_batched_tokens=int(flags["--max-num-batched-tokens"]))
+    scheduler = getattr(importlib.import_module(module), name)(vllm_config=SimpleNamespace(scheduler_config=config))
+    before = None
+    while True:
+        scheduler.running.clear()
+        now = scheduler.schedule()
+        if now != before:
+            with open(os.environ["VLLM_STUB_LIMITS"], "a") as file:
+                print(*now, file=file)
+        before = now
+        await asyncio.sleep(0.02)
 
 
 asyncio.run(main())
