@@ -18,6 +18,8 @@ CLOSE_BELOW = 0.6
 
 PROBE_OF = {
     "probe.concurrency_gain": "concurrency_step",
+    "probe.prefix_cut_gain": "prefix_reuse",
+    "probe.prefix_salt_ratio": "prefix_reuse",
     "comm.exposed_s": "exposed_communication",
     "comm.exchange_large_s": "exchange_sizes",
     "comm.straggler_ratio": "exposed_communication",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpuconsole.diagnosis.account import distribution, rates
 from gpuconsole.diagnosis.latencies import weighted
@@ -37,6 +37,17 @@ def summarize_serving(
     if objective is not None and good and summary.requests_per_s is not None:
         summary.goodput_per_s = summary.requests_per_s.mean * sum(map(objective.met, good)) / len(good)
     return summary
+
+
+def add_served_work(
+    summary: Summary, rates_per_s: Mapping[str, float], peak: tuple[float, str] | None, memory_peak: tuple[float, str] | None
+) -> None:
+    """MFU and MBU from the server's own counters of FLOPs and bytes read (`flops`, `read_bytes`), where it has them and a peak is known."""
+    summary.flops_per_s, summary.memory_bytes_per_s = rates_per_s.get("flops"), rates_per_s.get("read_bytes")
+    if summary.flops_per_s and peak:
+        summary.mfu_ratio, summary.mfu_peak_source = summary.flops_per_s / peak[0], peak[1]
+    if summary.memory_bytes_per_s and memory_peak:
+        summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / memory_peak[0], memory_peak[1]
 
 
 def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:

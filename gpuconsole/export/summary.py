@@ -75,7 +75,8 @@ def _figures(run: Run) -> list[str]:
         per_watt = f"   {si(summary.flops_per_j, 'FLOP/s')}/W" if summary.flops_per_j else ""
         lines.append(f"energy       {summary.energy_j:.0f} J{per_joule}{per_watt}")
     if summary.cost_per_million_tokens is not None:
-        lines.append(f"cost         {summary.cost_per_million_tokens:.4g} per million tokens")
+        cost = summary.cost_per_million_tokens
+        lines.append(f"cost         {cost:.4g} per million tokens, {cost / 1000:.3g} per thousand")
     if summary.overhead_s_per_step is not None:
         lines.append(f"measuring    {summary.overhead_s_per_step * 1e6:.0f} µs per step, self-measured")
     return lines

@@ -79,6 +79,7 @@ _SERVING = (
     declare(
         "server.read_bytes_per_s", "bytes/s", "server /metrics", "Bytes that the model must read per second and GPU, by vLLM's own estimate"
     ),
+    declare("server.frontend_cpu_ratio", "ratio", "/proc", "Cores that the process uses which takes requests and sends tokens (vLLM)"),
 )
 
 _CONSOLE = (

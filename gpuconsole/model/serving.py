@@ -23,6 +23,14 @@ FORMULAS = {
 """What each latency is, since the clients of the field use the same words for different things."""
 
 
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def served_precision(knobs: Mapping[str, object]) -> str:
+    """The precision that a server with these knobs computes in, as peaks are named: models are published in bf16 where nothing is said."""
+    return PRECISIONS.get(str(knobs.get("dtype")), "bf16")
+
+
 LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens")
 """Limits of a scheduler, which can be lowered while it runs: up to what the server was started with, which its facts tell."""
 

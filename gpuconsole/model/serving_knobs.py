@@ -88,6 +88,16 @@ _SERVER = (
         examples=(1, 2, 8),
     ),
     Knob(
+        "api_server_count",
+        "int",
+        "processes that take requests and turn tokens into text (vLLM)",
+        apply="cold",
+        low=1,
+        high=64,
+        default=1,
+        examples=(1, 2, 4),
+    ),
+    Knob(
         "quantization",
         "choice",
         "weights as they are, or in fewer bits",

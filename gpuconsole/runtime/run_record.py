@@ -7,10 +7,11 @@ from collections import deque
 
 from gpuconsole.diagnosis.account import add_bandwidth, contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
 from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
+from gpuconsole.diagnosis.serving_account import add_served_work
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Run, Step
-from gpuconsole.model.serving import Objective
+from gpuconsole.model.serving import Objective, served_precision
 from gpuconsole.runtime.compile_counts import CompileCounts
 from gpuconsole.runtime.rank_steps import Ranks
 from gpuconsole.runtime.serving_record import ServingRecord
@@ -164,7 +165,7 @@ class RunRecord:
 
     def peak(self, devices: list[Device]) -> tuple[float, str] | None:
         """The FLOP/s to hold this run against: a GPU's dense datasheet peak, else the matrix product measured here."""
-        precision = str(self.run.knobs.get("precision", "fp32"))
+        precision = served_precision(self.run.knobs) if self.run.serves else str(self.run.knobs.get("precision", "fp32"))
         device = next((device for device in devices if device.id == self.run.device), None)
         if device is not None and device.is_gpu:
             datasheet = getattr(device.peaks, f"{precision}_flops_per_s", None)
@@ -181,7 +182,8 @@ class RunRecord:
         if device is not None and device.is_gpu and device.peaks.memory_bytes_per_s:
             return device.peaks.memory_bytes_per_s, device.peaks.source
         measured = self.facts.get("peak_bytes_per_s")
-        return (measured, "a copy measured here") if measured else None
+        what = "the model's own layers" if self.run.serves else "a copy"
+        return (measured, f"{what} measured here") if measured else None
 
     def refresh_summary(self, devices: list[Device], limit: int | None = None) -> None:
         """Recompute the figures where steps have come in: over the last `limit` steady ones, or all before any is steady."""
@@ -194,7 +196,7 @@ class RunRecord:
         steps = self.steady_steps(limit) or list(self.steps)[-(limit or MAX_STEPS) :]
         old = self.run.summary
         if self.serving is not None:
-            self._summarize_serving(self.serving, steps, limit is not None)
+            self._summarize_serving(self.serving, steps, devices, limit is not None)
             return
         summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
         add_bandwidth(summary, steps, self.facts.get("bytes_per_sample"), self.memory_peak(devices))
@@ -208,8 +210,10 @@ class RunRecord:
         self.run.summary = summary
         self.run.ranks = self.ranks.summaries(limit)
 
-    def _summarize_serving(self, serving: ServingRecord, ticks: list[Step], live: bool) -> None:
+    def _summarize_serving(self, serving: ServingRecord, ticks: list[Step], devices: list[Device], live: bool) -> None:
         old, summary = self.run.summary, serving.summary(ticks, self.objective, live)
+        if ticks:
+            add_served_work(summary, serving.rates(ticks[0].t - ticks[0].wall_s), self.peak(devices), self.memory_peak(devices))
         for kept in ("energy_j", "tokens_per_j", "cost_per_million_tokens"):
             setattr(summary, kept, getattr(old, kept))
         self.run.summary = summary
@@ -224,6 +228,13 @@ class RunRecord:
         if not steps:
             return found
         if self.serving is not None:
+            summary = self.run.summary
+            for name, ratio, source in (
+                ("mfu_ratio", summary.mfu_ratio, summary.mfu_peak_source),
+                ("mbu_ratio", summary.mbu_ratio, summary.mbu_peak_source),
+            ):
+                if ratio is not None:
+                    found[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
             return found | self.serving.signals(steps[0].t - steps[0].wall_s, self.run.knobs, self.facts) | self.probe_signals
         n = len(steps)
         on_cpu = self.run.device == "cpu"

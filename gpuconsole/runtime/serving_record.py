@@ -22,6 +22,7 @@ MOST_GAPS = 200_000
 LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
 MOST_STATES = 4000
 CLIENT, SERVER = "load generator", "the server's /metrics"
+UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
 FULL_KV = 0.9
 DRAIN_S = 2.0
 """After a probe or a trial requests of its load still end, and the server counts them like any other."""
@@ -96,6 +97,11 @@ class ServingRecord:
         counts = {key.removesuffix("_count"): count for key, count in gained.items() if key.endswith("_count") and count > 0}
         return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
 
+    def rates(self, since: float) -> dict[str, float]:
+        """Per second: what the server's totals gained after `since`."""
+        gained, wall = self._gained(since)
+        return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
+
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         """What the rules work on, from the requests and states after `since`."""
         return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
@@ -149,6 +155,11 @@ class ServingRecord:
             values = [one.gauges[name] for one in states if name in one.gauges]
             if values:
                 found[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
+        busy = [one.gauges["frontend_cpu_ratio"] for one in states if "frontend_cpu_ratio" in one.gauges]
+        if busy:
+            found["server.frontend_cpu_ratio"] = Signal(
+                statistics.fmean(busy), "ratio", f"/proc of the process that answers, n={len(busy)}"
+            )
         usage = [one.gauges["kv_cache_usage_ratio"] for one in states if "kv_cache_usage_ratio" in one.gauges]
         if usage:
             found["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
@@ -175,9 +186,9 @@ class ServingRecord:
         for name, value in self.means(since).items():
             unit = "tokens" if name == "iteration_tokens" else "s"
             found[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
-        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s"):
+        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s", "frontend_processes"):
             if name in facts:
-                unit = "tokens" if name.endswith("tokens") else "B/s" if name.endswith("per_s") else "B"
+                unit = UNITS.get(name, "B")
                 found[f"server.{name}"] = Signal(
                     facts[name], unit, "the server" + (", layers of the model's shape for one row, measured there" if unit == "B/s" else "")
                 )

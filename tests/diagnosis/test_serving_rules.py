@@ -12,13 +12,16 @@ from gpuconsole.diagnosis.rules import (
     serve_batch_too_small,
     serve_client_bound,
     serve_decode_bandwidth_bound,
+    serve_frontend_cpu,
     serve_kv_full_preemption,
     serve_long_context_cliff,
     serve_over_capacity,
     serve_prefill_bound,
     serve_prefill_stalls_decode,
     serve_prefix_reuse_missed,
+    serve_saturated_healthy,
     serve_seats_too_few,
+    serve_token_budget_small,
 )
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import CATALOGUE, Knobs
@@ -54,6 +57,11 @@ HEALTHY = {
     "server.kv_bytes_per_token": 8192.0,
     "server.prefix_hit_ratio": 0.0,
     "server.peak_bytes_per_s": 2e10,
+    "server.itl_s": 0.006,
+    "server.frontend_cpu_ratio": 0.2,
+    "mfu_ratio": 0.1,
+    "mbu_ratio": 0.2,
+    "probe.prefix_cut_gain": 1.0,
 }
 
 
@@ -119,9 +127,24 @@ FIRES: list[tuple[ModuleType, dict[str, float], Knobs, Knobs]] = [
         {"concurrency": 1},
         {"quantization": "int8"},
     ),
-    (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8}, {"enable_prefix_caching": False}, {"enable_prefix_caching": True}),
+    (
+        serve_prefix_reuse_missed,
+        {"client.shared_prefix_ratio": 0.8, "probe.prefix_cut_gain": 1.8},
+        {"enable_prefix_caching": False},
+        {"enable_prefix_caching": True},
+    ),
+    (
+        serve_token_budget_small,
+        {"client.prompt_tokens": 2048.0, "server.prefill_s": 0.5, "server.decode_s": 0.3, "client.chunk_gap_p99_s": 0.01},
+        {"max_num_batched_tokens": 128},
+        {"max_num_batched_tokens": 512},
+    ),
+    (serve_frontend_cpu, {"server.frontend_cpu_ratio": 0.95, "client.tpot_s": 0.012}, {"server": "vllm"}, {"api_server_count": 2}),
     (serve_long_context_cliff, {"client.prompt_tokens": 2048.0}, {"prompt_tokens": 2048}, {"prompt_tokens": 1040}),
 ]
+
+
+SPLIT = {"client.prompt_tokens": 2048.0, "server.prefill_s": 0.5, "server.decode_s": 0.3, "client.chunk_gap_p99_s": 0.01}
 
 
 def name(module: ModuleType) -> str:
@@ -148,6 +171,15 @@ def test_it_fires_and_suggests(rule: ModuleType, signals: dict[str, float], knob
         (serve_prefill_stalls_decode, {"client.chunk_gap_p99_s": 0.3, "client.prompt_tokens": 4096.0, "server.requests_running": 1.0}, {}),
         (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8, "server.prefix_hit_ratio": 0.75}, {}),
         (serve_prefix_reuse_missed, {"server.prefix_hit_ratio": 0.0}, {"enable_prefix_caching": False}),
+        (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8}, {"enable_prefix_caching": False}),
+        (serve_token_budget_small, {**SPLIT, "mfu_ratio": 0.5}, {"max_num_batched_tokens": 128}),
+        (serve_token_budget_small, {**SPLIT, "client.chunk_gap_p99_s": 0.05}, {"max_num_batched_tokens": 128}),
+        (serve_token_budget_small, {**SPLIT, "server.decode_s": 50.0}, {"max_num_batched_tokens": 128}),
+        (serve_token_budget_small, SPLIT, {"max_num_batched_tokens": 2048}),
+        (serve_frontend_cpu, {"server.frontend_cpu_ratio": 0.75}, {}),
+        (serve_frontend_cpu, {"client.tpot_s": 0.012}, {}),
+        (serve_saturated_healthy, {"mbu_ratio": 0.7, "server.queue_s": 0.3}, {}),
+        (serve_saturated_healthy, {"mbu_ratio": 0.5, "mfu_ratio": 0.4}, {}),
         (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "probe.concurrency_gain": 1.05, "probe.concurrency_factor": 4.0}, {}),
         (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0}, {"concurrency": 1}),
         (serve_decode_bandwidth_bound, {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.05}, {}),
@@ -178,3 +210,17 @@ def test_without_the_servers_side_only_the_client_can_tell() -> None:
 def test_rules_about_training_and_about_serving_keep_apart() -> None:
     assert {rule.serving for rule in all_rules() if rule.id.startswith("serve.")} == {True}
     assert not [rule.id for rule in all_rules() if rule.serving and not rule.id.startswith("serve.")]
+
+
+def test_at_the_roof_with_nobody_waiting_the_advice_is_to_stop() -> None:
+    found = serve_saturated_healthy.check(case({"mbu_ratio": 0.7}))
+    assert found.state == "fires" and found.recoverable_ratio == 0.0 and not found.suggestions
+
+
+def test_of_a_server_that_tells_no_hits_the_prompts_with_beginnings_of_their_own_decide() -> None:
+    signals = {**HEALTHY, "client.shared_prefix_ratio": 0.8, "probe.prefix_cut_gain": 2.0}
+    del signals["server.prefix_hit_ratio"]
+    told = {name: Signal(value, "", "test") for name, value in signals.items()}
+    for salt, state in ((1.02, "fires"), (1.9, "clear")):
+        found = serve_prefix_reuse_missed.check(Case(KNOBS, {**told, "probe.prefix_salt_ratio": Signal(salt, "x", "test")}, True))
+        assert found.state == state

@@ -8,12 +8,12 @@ from gpuconsole.model.device import Peaks
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.serving import served_precision
 
 NO_SERVER = "the server does not tell its weights and KV cache"
 NO_BANDWIDTH = "the memory's bandwidth is not known"
 NO_PEAK = "the device's arithmetic peak is not known"
 FULL = 0.9
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": "bf16"}
 
 
 def serving_figures(
@@ -56,8 +56,7 @@ def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks:
 
 
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
-    precision = PRECISIONS.get(str(knobs.get("dtype", "auto")), "bf16")
-    peak = getattr(peaks, f"{precision}_flops_per_s", None) if is_gpu else facts.get("peak_flops_per_s")
+    peak = getattr(peaks, f"{served_precision(knobs)}_flops_per_s", None) if is_gpu else facts.get("peak_flops_per_s")
     layers = facts.get("layer_parameters")
     predicted, note = None, "at least"
     if layers is None:

@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
-from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.model.finding import Evidence, Finding
 
 ID = "serve.prefix_reuse_missed"
 TITLE = "Shared prompt beginnings are computed again and again"
 SHARED = Threshold("shared", 0.2, "ratio", "a fifth of each prompt is the same in all (DIAGNOSIS I13)")
+NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "a tenth: what a probe of 2.5 s a side resolves on a quiet machine")
+GAIN = Threshold("gain", 1.05, "x", "5 %: less is not worth a change")
+PREDICTION_ERROR = 0.25
+"""Reused keys and values are still copied and attended to: the probe's gain is the most that there is."""
 FOUND = Threshold("found", 0.5, "of the shared", "less than half of what could be found is found (DIAGNOSIS I13; vllm-doctor .5)")
 
 
 def check(case: Case) -> Finding:
     shared = case.value("client.shared_prefix_ratio")
-    found = case.get("server.prefix_hit_ratio", 0.0)
     if shared < SHARED.value:
         return clear(ID, TITLE, shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
-    hits = (case.evidence("server.prefix_hit_ratio"),) if "server.prefix_hit_ratio" in case.signals else ()
-    evidence = (
-        case.evidence("client.shared_prefix_ratio", SHARED.value),
-        *hits,
-        case.evidence("client.ttft_s"),
-        case.evidence("server.prefill_s"),
-    )
-    if found >= FOUND.value * shared:
-        return clear(ID, TITLE, FOUND.value * shared / max(found, 1e-9), evidence)
-    prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
-    missed = (shared - found) * max(prefill / max(1e-9, prefill + decode), _serving.stalled_ratio(case))
+    evidence: tuple[Evidence, ...] = (case.evidence("client.shared_prefix_ratio", SHARED.value), case.evidence("client.ttft_s"))
+    if "server.prefix_hit_ratio" in case.signals:
+        found = case.value("server.prefix_hit_ratio")
+        evidence += (case.evidence("server.prefix_hit_ratio", FOUND.value * shared),)
+        told = f"{found:.0%} of the prompt tokens came from the cache"
+        if found >= FOUND.value * shared:
+            return clear(ID, TITLE, min(0.59, FOUND.value * shared / max(found, 1e-9)), evidence)
+    else:  # a server that does not tell: what becomes of the same prompts when no cache can know them?
+        salt = case.value("probe.prefix_salt_ratio")
+        evidence += (case.evidence("probe.prefix_salt_ratio", NO_DIFFERENCE.value),)
+        told = f"with a beginning of its own for each they are served as fast ({salt:.2f}x): nothing is reused"
+        if salt >= NO_DIFFERENCE.value:
+            return clear(ID, TITLE, min(0.59, NO_DIFFERENCE.value / salt), evidence)
+    gain = case.value("probe.prefix_cut_gain")
+    evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
+    if gain < GAIN.value:
+        return clear(ID, TITLE, gain / GAIN.value * 0.5, evidence, "without what they share the prompts are served no faster")
     return fires(
         ID,
         TITLE,
-        f"{shared:.0%} of each prompt is the same in all, and {found:.0%} of the prompt tokens came from the cache",
-        recoverable=max(0.05, missed),
+        f"{shared:.0%} of each prompt is the same in all, and {told}; without that part they are served {gain:.2f}x as fast",
+        recoverable=1 - 1 / gain,
         confidence="high",
         evidence=evidence,
         suggestions=some(
             suggest(
                 case,
                 {"enable_prefix_caching": True},
-                None,
+                speedup_interval(gain, PREDICTION_ERROR),
                 "the beginning is computed once",
                 "vllm serve ... --enable-prefix-caching; keep what varies (dates, names) at the end of the prompt",
             )
@@ -51,11 +59,14 @@ def check(case: Case) -> Finding:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("client.shared_prefix_ratio", "server.prefill_s", "server.decode_s", "client.chunk_gap_s", "client.ttft_s"),
-    thresholds=(SHARED, FOUND),
+    signals=("client.shared_prefix_ratio", "client.ttft_s", "probe.prefix_cut_gain"),
+    thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
     text="""The console knows its own prompts: how much of them is the same in all is a knob. The server tells how many prompt tokens it found in its
 prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or something that varies stands early in the
-prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.""",
+prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
+A server that tells no hits is asked in another way (probe P13): the same prompts, each with a beginning of its own, which no cache can know;
+if they are served as fast, nothing was reused. The same probe sends the prompts without the part that they share: so much faster the server
+would be if it had that part already, which is the prediction.""",
     check=check,
     serving=True,
 )

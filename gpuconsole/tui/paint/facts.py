@@ -12,6 +12,7 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import View
+from gpuconsole.tui.paint import format
 
 HOST = "cpu"
 SERVER = "server"
@@ -54,6 +55,13 @@ def reason(view: View, metric: str) -> str:
     if metric.startswith("workload."):
         return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
     return "no sample yet"
+
+
+def costs(view: View) -> str:
+    """Tokens per joule, and what a million of them cost, as far as either is known."""
+    per_joule, cost = latest(view, "workload.tokens_per_j"), latest(view, "workload.cost_per_million_tokens")
+    text = "" if per_joule is None else f"   {format.digits(per_joule) if per_joule < 999.5 else format.grouped(per_joule)} tokens/J"
+    return text if cost is None else f"{text}   cost {cost:.3g} per Mtoken"
 
 
 def active(view: View) -> bool:

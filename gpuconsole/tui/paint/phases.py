@@ -50,7 +50,7 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
     title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
     if run is not None and run.serves:
-        return panel("where a request goes", serving.figures(run, width), rows, width, height, boxed)
+        return panel("where a request goes", serving.figures(view, run, width), rows, width, height, boxed)
     return panel(title, _figures(view, width), rows, width, height, boxed)
 
 
@@ -138,9 +138,4 @@ def _figures(view: View, width: int) -> list[Segment]:
     if mfu is not None and width >= 70:
         peak = f" of {summary.mfu_peak_source}" if summary.mfu_peak_source and width >= 110 else ""
         text += f"   MFU {format.percent(mfu)}{peak}"
-    per_joule, cost = facts.latest(view, "workload.tokens_per_j"), facts.latest(view, "workload.cost_per_million_tokens")
-    if per_joule is not None and width >= 100:
-        text += f"   {format.digits(per_joule) if per_joule < 999.5 else format.grouped(per_joule)} tokens/J"
-    if cost is not None and width >= 100:
-        text += f"   cost {cost:.3g} per Mtoken"
-    return [(text, "accent")]
+    return [(text + (facts.costs(view) if width >= 100 else ""), "accent")]

@@ -17,14 +17,15 @@ def serving_rows(view: View, run: Run, width: int, room: int) -> list[Row]:
     return [_latencies(run, width), _server(view, run, width)][: max(0, room)]
 
 
-def figures(run: Run, width: int) -> list[Segment]:
-    """Requests per second, failures, and those within the objective."""
+def figures(view: View, run: Run, width: int) -> list[Segment]:
+    """Requests per second, those within the objective, what tokens cost, and failures."""
     summary = run.summary
     if summary.requests_per_s is None:
         return []
     text = f"{format.digits(summary.requests_per_s.mean)} requests/s"
     if summary.goodput_per_s is not None:
         text += f"   goodput {format.digits(summary.goodput_per_s)}/s"
+    text += facts.costs(view) if width >= 100 else ""
     failed: list[Segment] = []
     if summary.failed_requests:
         cause = next(iter(summary.failures), "") if width >= 110 else ""
@@ -60,6 +61,9 @@ def _server(view: View, run: Run, width: int) -> Row:
         more.append((f"  preemptions {format.digits(preemptions)}/s", "alert" if preemptions > 0 else ""))
     if hits is not None:
         more.append((f"  prefix hits {format.percent(hits)}", ""))
+    for name, ratio in (("MFU", run.summary.mfu_ratio), ("MBU", run.summary.mbu_ratio)):
+        if ratio is not None:
+            more.append((f"  {name} {format.percent(ratio)}", ""))
     for entry in more:  # whole ones only
         if row_width([*entries, entry]) <= width:
             entries.append(entry)

@@ -8,6 +8,7 @@ VLLMS_OWN = {
     "gpu_memory_utilization": "the embedded server takes what max_num_seqs and max_model_len need",
     "enforce_eager": "the embedded server has no CUDA graphs: it always runs eagerly",
     "tensor_parallel_size": "the embedded server runs on one device",
+    "api_server_count": "the embedded server answers from the engine's own process",
     "kv_cache_dtype": "the embedded server keeps keys and values in dtype",
 }
 

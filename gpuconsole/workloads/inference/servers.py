@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 
 from gpuconsole.model.knobs import Knobs, show
 from gpuconsole.model.serving import LIVE_KNOBS, live_limit
@@ -64,6 +65,10 @@ class ModelServer:
     async def set_limits(self, knobs: Knobs) -> None:
         """Put those of LIVE_KNOBS in force, none above what its facts allow. Raises ServerFailed."""
         raise ServerFailed("this server takes no new limits while it runs")
+
+    def frontend_cpu_s(self) -> float | None:
+        """CPU time of the process that answers requests, where that is one of its own and our child."""
+        return None
 
     async def stop(self) -> None:
         """Ask it to end, then make it end."""
@@ -197,6 +202,7 @@ class VllmServer(ModelServer):
         super().__init__(progress)
         self._knobs, self._options, self._uuid = knobs, options, uuid
         self._limits: mmap.mmap | None = None
+        self._frontends: list[psutil.Process] | None = None
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         if not self._options.get("model"):
@@ -225,6 +231,18 @@ class VllmServer(ModelServer):
         if self._limits is None:
             raise ServerFailed(f"vLLM was started with a {OWN_SCHEDULER} of yours, which takes no limits while it runs")
         LIMITS.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
+
+    def frontend_cpu_s(self) -> float | None:
+        """Of the busiest, where there are several (`api_server_count`)."""
+        if self.process is None or self.process.returncode is not None:
+            return None
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self.process.pid)
+            if self._frontends is None:  # their titles are given after the start; none comes later
+                others = [one for one in root.children(recursive=True) if any("APIServer" in word for word in one.cmdline())]
+                self._frontends = others or [root]
+            return max(sum(one.cpu_times()[:2]) for one in self._frontends)
+        return None
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.words):
@@ -289,7 +307,7 @@ FLAGS = (
     "tensor_parallel_size",
 )
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
-LEFT_OUT = {"quantization": "none", "kv_cache_dtype": "auto", "num_gpu_blocks_override": 0}
+LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "auto", "num_gpu_blocks_override": 0}
 """Values for which vLLM has no flag: it is left away."""
 
 

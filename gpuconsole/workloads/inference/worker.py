@@ -67,6 +67,7 @@ class ServingWorker:
         self._over = asyncio.Event()
         self._knobs = start.knobs
         self._scrape_refused = ""
+        self._frontend: tuple[float, float | None] = (0.0, None)
         self._told: set[str] = set()
         self.failed = ""
 
@@ -194,9 +195,9 @@ class ServingWorker:
         url = self._start.options.get("metrics_url") or f"{server.url}/metrics"
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as elsewhere:  # the server's key is not for another address
-            await self._scrape(url, elsewhere if "metrics_url" in self._start.options else self._session, timeout)
+            await self._scrape(server, url, elsewhere if "metrics_url" in self._start.options else self._session, timeout)
 
-    async def _scrape(self, url: str, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
+    async def _scrape(self, server: ModelServer, url: str, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
         while True:
             try:
                 async with session.get(url, timeout=timeout) as answer:
@@ -206,11 +207,19 @@ class ServingWorker:
                     state = read_metrics(await answer.text(), t)
                 if not state.gauges and not state.totals:
                     raise ValueError("no metric in it that is known here")
+                if (busy := self._frontend_busy(server, t)) is not None:
+                    state.gauges["frontend_cpu_ratio"] = busy
                 self._channel.send(state)
                 self._scrape_refused = ""
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
                 self._tell_once(f"{url}: {visible(explain(problem))}; the server's side stays unknown")
             await asyncio.sleep(SCRAPE_S)
+
+    def _frontend_busy(self, server: ModelServer, t: float) -> float | None:
+        """Cores that the process which answers has used since the last reading."""
+        used, (before_t, before) = server.frontend_cpu_s(), self._frontend
+        self._frontend = (t, used)
+        return (used - before) / (t - before_t) if used is not None and before is not None and t > before_t else None
 
     def _tell_once(self, text: str) -> None:
         if text != self._scrape_refused:

@@ -27,8 +27,8 @@ def make_model() -> GPT:
     return model.eval()
 
 
-def core(*, seats: int = 4, tokens: int = 256, blocks: int = 64, cached: bool = False, packed: bool = False) -> Core:
-    prefixes = PrefixCache(64 if cached else 0, BLOCK)
+def core(*, seats: int = 4, tokens: int = 256, blocks: int = 64, cached: int = 0, packed: bool = False) -> Core:
+    prefixes = PrefixCache(cached, BLOCK)
     model = make_model()
     if packed:
         pack(model)
@@ -58,7 +58,7 @@ def plainly(prompt: list[int], tokens: int = 12) -> list[int]:
 
 @pytest.mark.parametrize(
     "limits",
-    [{}, {"seats": 1}, {"tokens": 5}, {"blocks": 6}, {"cached": True}, {"packed": True}],
+    [{}, {"seats": 1}, {"tokens": 5}, {"blocks": 6}, {"cached": 64}, {"packed": True}],
     ids=["batched", "one at a time", "prompts in pieces", "preempted", "prefix cache", "weights packed"],
 )
 def test_the_schedule_changes_no_token(limits: dict[str, int]) -> None:
@@ -73,6 +73,34 @@ def test_the_schedule_changes_no_token(limits: dict[str, int]) -> None:
     if "cached" in limits:
         assert engine.prefixes.hits > 0
     assert engine.scheduler.kv_usage == 0
+
+
+def test_blocks_that_the_cache_gives_up_between_admission_and_use_are_still_there() -> None:
+    """Room for two blocks: whoever is computed first pushes out what the others were admitted with."""
+    shared = list(b"And the spirit of God ")
+    prompts = [shared + list(text.encode()) for text in ("moved", "was upon the waters, and the deep", "rested", "spoke")]
+    engine = core(cached=2)
+    expected = [plainly(prompt) for prompt in prompts]
+    for _ in range(3):
+        assert generate(engine, prompts) == expected
+    assert engine.prefixes.hits > 0
+
+
+def test_one_that_was_preempted_may_find_all_but_its_last_token_in_the_cache() -> None:
+    engine = core(cached=64, tokens=BLOCK)
+    (prompt,) = [PROMPTS[2][: 2 * BLOCK]]
+    sequence = Sequence(prompt, 12, 0.0)
+    engine.add(sequence)
+    while sequence.output < 1:
+        engine.iterate()
+    scheduler = engine.scheduler
+    scheduler.remove(sequence)  # as preemption does it
+    sequence.computed = 0
+    engine.decoder.write(0, 0, torch.zeros_like(engine.decoder.read(0, 0, LENGTH)))  # somebody else had the slot meanwhile
+    scheduler.add(sequence)
+    while engine.busy:
+        engine.iterate()
+    assert sequence.tokens[len(prompt) :] == plainly(prompt)
 
 
 def test_scores_are_the_models_own_log_probabilities() -> None:

@@ -50,11 +50,13 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     facts = {
         "parameters": parameters,
         "layer_parameters": layers,
+        "matrix_parameters": matrices,
         "weight_bytes": matrices * byte_size,
         "kv_bytes_per_token": decoder.kv_bytes_per_token,
         "kv_cache_tokens": blocks * BLOCK_SIZE,
         "max_num_seqs": seats,
         "max_model_len": max_model_len,
+        "frontend_processes": 0,  # HTTP is served between two iterations
         "threads": torch.get_num_threads(),
         "d_model": int(knobs["d_model"]),
         "n_layer": int(knobs["n_layer"]),

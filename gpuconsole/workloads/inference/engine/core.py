@@ -63,6 +63,10 @@ class Core:
     def iterate(self) -> None:
         """One pass: pieces of prompts, each by itself, then one token for all that decode."""
         plan = self.scheduler.plan(time.monotonic())
+        for sequence in (*(one for one, _, _ in plan.prefills), *plan.decodes):
+            for n, held in enumerate(sequence.reused):
+                self.decoder.write(sequence.slot, n * self.scheduler.block_size, held)
+            sequence.reused = []
         for sequence, start, end in plan.prefills:
             self._prefill(sequence, start, end)
         if plan.decodes:
@@ -81,9 +85,6 @@ class Core:
         return [None, *logits[:-1].gather(1, torch.tensor(tokens[1:], device=logits.device)[:, None])[:, 0].tolist()]
 
     def _prefill(self, sequence: Sequence, start: int, end: int) -> None:
-        if start == sequence.cached and sequence.computed == start:
-            for n, held in enumerate(self.prefixes.take(sequence.tokens, start)):
-                self.decoder.write(sequence.slot, n * self.scheduler.block_size, held)
         logits = self.decoder.prefill(sequence.slot, sequence.tokens[start:end], start)
         sequence.computed = end
         if end < len(sequence.tokens):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gpuconsole.workloads.inference.engine.core import Core
@@ -15,8 +17,9 @@ BATCHES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 class Metrics:
     """Counted as it happens; gauges are set at every iteration."""
 
-    def __init__(self, model: str, core: Core, facts: dict[str, str]) -> None:
-        self._core = core
+    def __init__(self, model: str, core: Core, cache: dict[str, str], facts: Mapping[str, float]) -> None:
+        """`facts`: as the server tells them at /facts; what an iteration costs follows from them."""
+        self._core, self._facts = core, facts
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
         self._counted = (0, 0, 0)
@@ -28,6 +31,8 @@ class Metrics:
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there")
+        self._flops = self._counter("estimated_flops_per_gpu", "FLOPs of the model's matrices and attention")
+        self._bytes = self._counter("estimated_read_bytes_per_gpu", "Bytes of weights and KV cache that iterations must read")
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token")
         self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence")
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token")
@@ -36,7 +41,7 @@ class Metrics:
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last")
         self._iteration = self._histogram("iteration_tokens_total", "Tokens computed in an iteration", BATCHES)
         self._done = Counter("vllm:request_success", "Requests by how they ended", (*LABELS, "finished_reason"), registry=self._registry)
-        Gauge("vllm:cache_config_info", "What the KV cache is", tuple(facts), registry=self._registry).labels(**facts).set(1)
+        Gauge("vllm:cache_config_info", "What the KV cache is", tuple(cache), registry=self._registry).labels(**cache).set(1)
 
     def iteration(self, plan: Iteration) -> None:
         scheduler, prefixes = self._core.scheduler, self._core.prefixes
@@ -45,11 +50,22 @@ class Metrics:
         self._kv.set(scheduler.kv_usage)
         if plan.tokens:
             self._iteration.observe(plan.tokens)
+            self._cost(plan)
         self._prompt.inc(sum(end - start for _, start, end in plan.prefills))
         totals = (scheduler.preemptions, prefixes.queries, prefixes.hits)
         for counter, now, before in zip((self._preemptions, self._queries, self._hits), totals, self._counted, strict=True):
             counter.inc(now - before)
         self._counted = totals
+
+    def _cost(self, plan: Iteration) -> None:
+        """2 FLOPs per weight and token, 4 per layer, width and position looked at; weights once, keys and values of whoever takes part."""
+        facts = self._facts
+        seen = sum((end - start) * (start + end) / 2 for _, start, end in plan.prefills) + sum(one.computed for one in plan.decodes)
+        held = sum(end for _, _, end in plan.prefills) + sum(one.computed for one in plan.decodes)
+        attention = 4 * facts["n_layer"] * facts["d_model"] * seen
+        self._flops.inc(2 * facts["matrix_parameters"] * plan.tokens + attention)
+        passes = len(plan.prefills) + bool(plan.decodes)  # every piece of a prompt goes through the model by itself
+        self._bytes.inc(passes * facts["weight_bytes"] + held * facts["kv_bytes_per_token"])
 
     def token(self, sequence: Sequence, now: float) -> None:
         self._generated.inc()

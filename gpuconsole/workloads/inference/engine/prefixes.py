@@ -20,25 +20,25 @@ class PrefixCache:
         self._held: OrderedDict[int, tuple[tuple[int, ...], torch.Tensor]] = OrderedDict()
         self.queries = self.hits = 0
 
-    def matching(self, tokens: list[int]) -> int:
-        """How many leading tokens are here, in whole blocks. At least one token is left to compute: its logits are needed."""
-        found = 0
+    def matching(self, tokens: list[int]) -> list[torch.Tensor]:
+        """The blocks of the leading tokens that are here. At least one token is left to compute: its logits are needed.
+
+        Whoever gets them has them, also when the cache gives them up before they are used.
+        """
+        found = []
         for key, block in self._chain(tokens[:-1]):
-            if self._held.get(key, (None,))[0] != block:
+            held = self._held.get(key)
+            if held is None or held[0] != block:
                 break
-            found += self._size
+            self._held.move_to_end(key)
+            found.append(held[1])
         return found
 
-    def take(self, tokens: list[int], end: int) -> list[torch.Tensor]:
-        """The blocks of the first `end` tokens, which count as hits of a query of all `tokens`."""
+    def count(self, tokens: list[int], blocks: list[torch.Tensor]) -> None:
+        """`blocks` were found of `tokens`, and are going to be used."""
         if self._most:
             self.queries += len(tokens)
-            self.hits += end
-        found = []
-        for key, _ in self._chain(tokens[:end]):
-            self._held.move_to_end(key)
-            found.append(self._held[key][1])
-        return found
+            self.hits += len(blocks) * self._size
 
     def missing(self, tokens: list[int]) -> list[tuple[int, int, tuple[int, ...]]]:
         """Whole blocks of `tokens` that are not here: key, first position, tokens."""

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import torch
+
 from gpuconsole.workloads.inference.engine.prefixes import PrefixCache
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One request on its way. `tokens` are prompt and output; the first `computed` of them are in the KV cache."""
+    """One request on its way. `tokens` are prompt and output; the first `computed` of them are in the KV cache.
+
+    `reused`: blocks of a prefix cache that are to be copied into it before anything is computed.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -24,7 +29,7 @@ class Sequence:
     ignore_eos: bool = True
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
-    cached: int = 0
+    reused: list[torch.Tensor] = field(default_factory=list)
     blocks: int = 0
     slot: int = -1
     admitted: float | None = None
@@ -135,7 +140,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, now: float) -> bool:
         """A seat for `sequence`, and blocks for its first piece."""
-        cached = self._prefixes.matching(sequence.tokens)
+        blocks = self._prefixes.matching(sequence.tokens)
+        cached = len(blocks) * self.block_size
         left = len(sequence.tokens) - cached
         take = min(left, budget)
         if take < left and not self._chunked:
@@ -143,7 +149,8 @@ class Scheduler:
         if not self._reserve(sequence, cached + take):
             return False
         sequence.slot = self._seats.pop()
-        sequence.computed = sequence.cached = cached
+        self._prefixes.count(sequence.tokens, blocks)
+        sequence.reused, sequence.computed = blocks, cached
         sequence.admitted = sequence.admitted if sequence.admitted is not None else now
         return True
 

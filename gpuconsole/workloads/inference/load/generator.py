@@ -42,7 +42,7 @@ from gpuconsole.wire.events import (
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.inference import event_loop
 from gpuconsole.workloads.inference.load.client import Client, RequestFailed, connect
-from gpuconsole.workloads.inference.load.prompts import FIRST_GUESS, Prompts
+from gpuconsole.workloads.inference.load.prompts import FIRST_GUESS, Prompts, Variant
 from gpuconsole.workloads.inference.load.quality import perplexity
 from gpuconsole.workloads.inference.load.traffic import Traffic
 
@@ -57,6 +57,7 @@ HOPELESS = 20
 TIMEOUT_S = 120.0
 PROBE_S = 2.5
 PROBE_KIND = 2
+VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
 STEP = 4
 """Probe P12 multiplies the users by this: two sequences are not always served as well as four (on CPUs by no means)."""
 
@@ -124,6 +125,8 @@ class Generator:
         try:
             if command.probe == "concurrency_step":
                 signals = await self._step_concurrency()
+            elif command.probe == "prefix_reuse":
+                signals = await self._reuse_prefix()
             elif command.probe == "perplexity":
                 value, tokens = await perplexity(self._session, self._url.rstrip("/"), self._model)
                 signals = {"quality.perplexity": Signal(value, "", f"the server's log probabilities of {tokens} tokens of a fixed text")}
@@ -150,6 +153,32 @@ class Generator:
             "probe.concurrency_factor": Signal(float(STEP), "", source),
             "probe.tokens_per_s": Signal(before, "tokens/s", source),
             "probe.concurrency_gain": Signal(after / before, "x", source),
+        }
+
+    async def _reuse_prefix(self) -> dict[str, Signal]:
+        """Probe P13: tokens per second with the prompts as they are, with a beginning of its own for each, and without what they share.
+
+        The second is what a prefix cache gives now, by itself or with whatever else stands before the server; the third the most that
+        one could give. Raises ValueError.
+        """
+        knobs = self._traffic.knobs
+        if not float(knobs["shared_prefix_ratio"]):
+            raise ValueError("the prompts share nothing")
+        rates: dict[Variant, float] = {}
+        try:
+            for variant in VARIANTS:
+                self._prompts.variant = variant
+                rates[variant] = await self._rate(knobs)
+        finally:
+            self._prompts.variant = "plain"
+            self._tick()
+            self._settle(self._arm)
+        if min(rates.values()) <= 0:
+            raise ValueError("no token came within the probe")
+        source = f"load generator, {PROBE_S:g} s each"
+        return {
+            "probe.prefix_salt_ratio": Signal(rates["plain"] / rates["salted"], "x", source),
+            "probe.prefix_cut_gain": Signal(rates["cut"] / rates["plain"], "x", source),
         }
 
     async def _rate(self, knobs: Knobs) -> float:
