@@ -98,6 +98,16 @@ _SERVER = (
         examples=(1, 2, 4),
     ),
     Knob(
+        "num_speculative_tokens",
+        "int",
+        "tokens that are guessed by looking for the last words earlier in the text, and checked in one pass (vLLM's ngram method); 0: none",
+        apply="cold",
+        low=0,
+        high=64,
+        default=0,
+        examples=(0, 4),
+    ),
+    Knob(
         "quantization",
         "choice",
         "weights as they are, or in fewer bits",

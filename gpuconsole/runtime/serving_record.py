@@ -13,7 +13,7 @@ from gpuconsole.diagnosis.serving_account import itl_pairs, request_shares, summ
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Step, Summary
-from gpuconsole.model.serving import Objective, Request
+from gpuconsole.model.serving import RECORDED_SHARED, Objective, Request
 from gpuconsole.wire.events import Requests, ServerState
 
 MOST_REQUESTS = 20_000
@@ -104,9 +104,9 @@ class ServingRecord:
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         """What the rules work on, from the requests and states after `since`."""
-        return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
+        return self._client_signals(since, knobs, facts) | self._server_signals(since, knobs, facts)
 
-    def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
+    def _client_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         requests = [request for request in self.recent(since) if not request.error]
         load = [one for one in self.load if one.t >= since and self._is_own(one.t)]
         found: dict[str, Signal] = {}
@@ -120,8 +120,12 @@ class ServingRecord:
             found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
         rate = float(knobs["request_rate"])
         found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
-        shared = float(knobs["shared_prefix_ratio"])
-        found["client.shared_prefix_ratio"] = Signal(shared, "ratio", "knob shared_prefix_ratio: these prompts were made so")
+        made, recorded = float(knobs["shared_prefix_ratio"]), facts.get(RECORDED_SHARED)
+        found["client.shared_prefix_ratio"] = (
+            Signal(made, "ratio", "knob shared_prefix_ratio: these prompts were made so")
+            if recorded is None
+            else Signal(recorded, "ratio", "the recorded prompts' own text")
+        )
         all_recent = self.recent(since)
         if all_recent:
             found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")

@@ -54,6 +54,19 @@ def test_the_embedded_server_answers_and_every_figure_is_there(cli: Cli) -> None
     assert {finding["rule"].split(".")[0] for finding in run["findings"]} == {"serve"}, "rules about training have nothing to say"
 
 
+def test_recorded_prompts_are_sent_as_they_are(cli: Cli, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "In the beginning " + "x" * n, "output_tokens": 5}) + "\n" for n in (1, 5)))
+    done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", "--prompts", str(prompts), *SMALL)
+    assert done.returncode == 0, done.stderr
+    run = only_run(done)
+    assert run["signals"]["client.output_tokens"]["value"] == 5 and run["signals"]["client.prompt_tokens"]["value"] == pytest.approx(
+        20, abs=1
+    )
+    assert run["signals"]["client.shared_prefix_ratio"]["value"] == pytest.approx(36 / 40)
+    assert "prompts come from a file" in run["unavailable"]["knob.prompt_tokens"]
+
+
 def test_fewer_seats_are_tried_in_the_same_server(cli: Cli) -> None:
     words = ("--try", "max_num_seqs=1", "--set", "output_tokens=16", *SMALL)
     done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", *words)
@@ -170,6 +183,8 @@ def test_a_server_that_is_slow_to_start_is_waited_for(cli: Cli, fake_server: str
         (("serve-chat", "--slo", "ttft=fast"), "not a number of seconds"),
         (("serve-chat", "--slo", "p99=1"), "expected ttft=S, tpot=S or e2e=S"),
         (("serve-chat", "--vllm-python", "/nowhere/python"), "no program that can be run"),
+        (("serve-chat", "--prompts", "/nowhere.jsonl"), "--prompts /nowhere.jsonl: No such file or directory"),
+        (("serve-chat", "--prompts", __file__), "line 1: Expected `object`, got `str`"),
         (("serve-chat", "--set", "batch_size=3"), "has no knob 'batch_size'"),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import mmap
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -35,6 +37,7 @@ MOST_WORDS = 400
 """Lines of a server's log that are kept: vLLM writes some 120 between the cause of its end and the end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
 """What vLLM imports from us, in its own Python."""
+MOST_SHEBANG_BYTES = 1024
 OWN_SCHEDULER = "--scheduler-cls"
 LIMITS = struct.Struct("=qq")
 """As in_vllm/gpuconsole_caps.py reads them: LIVE_KNOBS in their order."""
@@ -201,6 +204,7 @@ class VllmServer(ModelServer):
     def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], uuid: str) -> None:
         super().__init__(progress)
         self._knobs, self._options, self._uuid = knobs, options, uuid
+        self._python = ""
         self._limits: mmap.mmap | None = None
         self._frontends: list[psutil.Process] | None = None
 
@@ -210,7 +214,7 @@ class VllmServer(ModelServer):
         self._session, port = session, free_port()
         self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **model_facts(Path(self._options["model"]), self._knobs)}
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
-        python = self._options.get("vllm_python") or sys.executable
+        python = self._python = self._options.get("vllm_python") or find_vllm_python()
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options)]
         self._progress("vLLM: importing")
@@ -246,7 +250,7 @@ class VllmServer(ModelServer):
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.words):
-            return f"{self._options.get('vllm_python') or sys.executable} has no vLLM: name the Python that has with --vllm-python"
+            return f"{self._python} has no vLLM: name the Python that has with --vllm-python"
         return super().death()
 
     def _heard(self, line: str) -> None:
@@ -267,6 +271,17 @@ class VllmServer(ModelServer):
         except (aiohttp.ClientError, TimeoutError, OSError):
             await asyncio.sleep(ASK_EVERY_S)
             return False
+
+
+def find_vllm_python() -> str:
+    """The Python that has vLLM: this one, else that of the program `vllm` on the path, as its first line tells; else this one."""
+    program = shutil.which("vllm")
+    if importlib.util.find_spec("vllm") is None and program is not None:
+        with open(program, "rb") as file:
+            first = file.readline(MOST_SHEBANG_BYTES).decode(errors="replace").strip()
+        if first.startswith("#!") and "python" in first and os.access(first[2:].strip(), os.X_OK):
+            return first[2:].strip()
+    return sys.executable
 
 
 def live_limits(knobs: Knobs) -> dict[str, float]:
@@ -321,6 +336,9 @@ def vllm_flags(knobs: Knobs, options: dict[str, str]) -> list[str]:
             flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
     for name in SWITCHES:
         flags.append(f"--{'' if knobs[name] else 'no-'}{name.replace('_', '-')}")
+    if guessed := int(knobs["num_speculative_tokens"]):
+        config = {"method": "ngram", "num_speculative_tokens": guessed, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        flags += ["--speculative-config", json.dumps(config)]
     if knobs["enforce_eager"]:
         flags.append("--enforce-eager")
     return [*flags, "--enable-mfu-metrics", *options.get("vllm_args", "").split()]

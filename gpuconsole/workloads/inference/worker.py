@@ -22,7 +22,8 @@ import aiohttp
 
 from gpuconsole import __version__
 from gpuconsole.model.knobs import CATALOGUE, Knobs, show
-from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS
+from gpuconsole.model.recorded import parse_recorded, shared_ratio
+from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS, RECORDED_SHARED
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import (
@@ -66,6 +67,8 @@ class ServingWorker:
         self._early: list[AnyCommand] = []
         self._over = asyncio.Event()
         self._knobs = start.knobs
+        path = start.options.get("prompts")
+        self._recorded = {RECORDED_SHARED: shared_ratio(parse_recorded(Path(path).read_text(encoding="utf-8")))} if path else {}
         self._scrape_refused = ""
         self._frontend: tuple[float, float | None] = (0.0, None)
         self._told: set[str] = set()
@@ -129,13 +132,16 @@ class ServingWorker:
 
     def _announce(self, server: ModelServer, knobs: Knobs) -> None:
         """Facts about the server, and which knobs do nothing there; what somebody set for nothing is told once."""
-        idle = without_effect(knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer))
+        recorded = "prompts" in self._start.options
+        idle = without_effect(
+            knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer), recorded=recorded
+        )
         for name, why in idle.items():
             if knobs[name] != CATALOGUE[name].default and name not in self._told and not isinstance(server, RemoteServer):
                 self._told.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
         notes = {**FORMULAS, **{f"no effect: {name}": why for name, why in idle.items()}}
-        self._channel.send(Started(now(), knobs, server.facts, notes))
+        self._channel.send(Started(now(), knobs, {**server.facts, **self._recorded}, notes))
 
     async def _watch(self, server: ModelServer) -> None:
         """Returns when the server has died."""

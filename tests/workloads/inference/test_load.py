@@ -250,6 +250,20 @@ def test_prompts_have_the_length_that_the_server_counts_and_share_a_beginning() 
     assert first[:90] == second[:90] and first != second
 
 
+def test_probe_variants_leave_out_what_is_shared_or_hide_it_from_caches() -> None:
+    knobs = {**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": 0.8}
+    prompts = Prompts(seed=3, characters_per_token=1)
+    found = {}
+    for variant in ("plain", "salted", "cut"):
+        prompts.variant = variant  # type: ignore[assignment]
+        found[variant] = [prompts.next(knobs)[0] for _ in range(2)]
+    shared = found["plain"][0][:80]
+    assert found["plain"][1].startswith(shared)
+    assert [len(one) for one in found["salted"]] == [100, 100] and found["salted"][0][:16] != found["salted"][1][:16]
+    assert found["salted"][0][17:80] == shared[:63]
+    assert [len(one) for one in found["cut"]] == [20, 20]
+
+
 def test_lengths_spread_around_the_knobs() -> None:
     prompts = Prompts(seed=3, characters_per_token=1)
     pairs = [prompts.next({**LOAD, "prompt_tokens": 100, "output_tokens": 40, "length_spread": 0.5}) for _ in range(300)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
-from gpuconsole.workloads.inference.servers import RemoteServer, ServerFailed, model_facts, why
+from gpuconsole.workloads.inference.servers import RemoteServer, ServerFailed, find_vllm_python, model_facts, why
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
 
@@ -32,6 +33,18 @@ def test_bytes_of_a_model_are_those_of_its_files_in_the_dtype_that_is_used(tmp_p
     assert model_facts(tmp_path, {**KNOBS, "dtype": "float32"})["weight_bytes"] == 2000
     assert model_facts(tmp_path, {**KNOBS, "kv_cache_dtype": "fp8"})["kv_bytes_per_token"] == 2 * 4 * 2 * 64
     assert model_facts(tmp_path / "some" / "name", KNOBS) == {}, "a name on a hub has no files here"
+
+
+def test_the_python_of_a_vllm_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_vllm_python() == sys.executable
+    (tmp_path / "python-of-vllm").symlink_to(sys.executable)
+    program = tmp_path / "vllm"
+    program.write_text(f"#!{tmp_path}/python-of-vllm\nimport vllm\n")
+    program.chmod(0o755)
+    assert find_vllm_python() == f"{tmp_path}/python-of-vllm"
+    program.write_text("#!/bin/sh\nexec elsewhere\n")
+    assert find_vllm_python() == sys.executable
 
 
 def test_the_line_that_tells_why_is_the_last_that_names_an_error() -> None:

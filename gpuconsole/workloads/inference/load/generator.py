@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.recorded import parse_recorded
 from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Request
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
@@ -67,10 +69,11 @@ class Generator:
 
     def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession) -> None:
         options = start.options
-        self._channel = channel
+        self._channel, self._options = channel, options
         self._timeout_s = float(options.get("timeout_s", TIMEOUT_S))
         self._session, self._url, self._model = session, options["url"], options.get("model", "")
-        self._prompts = Prompts(start.seed, float(options.get("characters_per_token", FIRST_GUESS)))
+        recorded = parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8")) if "prompts" in options else []
+        self._prompts = Prompts(start.seed, float(options.get("characters_per_token", FIRST_GUESS)), recorded)
         self._client = self._new_client(start.knobs)
         self._traffic = Traffic(start.knobs, self._ask, start.seed)
         self._arm, self._kind = 0, 1
@@ -162,7 +165,7 @@ class Generator:
         one could give. Raises ValueError.
         """
         knobs = self._traffic.knobs
-        if not float(knobs["shared_prefix_ratio"]):
+        if not float(knobs["shared_prefix_ratio"]) and "prompts" not in self._options:
             raise ValueError("the prompts share nothing")
         rates: dict[Variant, float] = {}
         try:

@@ -1,0 +1,70 @@
+"""Prompts that somebody has recorded: a file with a JSON object per line, as `vllm bench serve --dataset-name custom` reads it."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+
+class RecordedPrompt(msgspec.Struct, frozen=True):
+    """`output_tokens`: as many as were asked for then; None: as the knob says. `shared`: characters that another prompt begins with too."""
+
+    text: str
+    output_tokens: int | None = None
+    shared: int = 0
+
+
+class _Message(msgspec.Struct):
+    content: str
+    role: str = "user"
+
+
+class _Line(msgspec.Struct):
+    prompt: str | None = None
+    messages: list[_Message] = []
+    output_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+def parse_recorded(text: str) -> list[RecordedPrompt]:
+    """`{"prompt": ...}` or `{"messages": [...]}` in each line, with `output_tokens` (or `max_tokens`) where it is known.
+
+    Messages become one text. Raises ValueError, in one line, which names the line of the file.
+    """
+    found: list[tuple[str, int | None]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            read = msgspec.json.decode(line, type=_Line)
+        except msgspec.DecodeError as problem:
+            raise ValueError(f"line {number}: {problem}") from None
+        words = read.prompt or "\n".join(f"{one.role}: {one.content}" for one in read.messages)
+        tokens = read.output_tokens if read.output_tokens is not None else read.max_tokens
+        if not words:
+            raise ValueError(f'line {number}: neither "prompt" nor "messages" has a text')
+        if tokens is not None and tokens < 1:
+            raise ValueError(f"line {number}: output_tokens {tokens} must be 1 or more")
+        found.append((words, tokens))
+    if not found:
+        raise ValueError("there is no prompt in it")
+    shared = _shared([words for words, _ in found])
+    return [RecordedPrompt(words, tokens, shared[words]) for words, tokens in found]
+
+
+def shared_ratio(prompts: list[RecordedPrompt]) -> float:
+    """Share of the prompts' text that a perfect prefix cache would have from another prompt."""
+    return sum(prompt.shared for prompt in prompts) / sum(len(prompt.text) for prompt in prompts)
+
+
+def _shared(texts: list[str]) -> dict[str, int]:
+    """Of each text, the longest beginning that it shares with another: sorted, that other one is next to it."""
+    ordered = sorted(texts)
+    shared = dict.fromkeys(ordered, 0)
+    for one, other in itertools.pairwise(ordered):
+        differs = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        common = next(differs, min(len(one), len(other)))
+        for text in (one, other):
+            shared[text] = max(shared[text], common)
+    return shared
