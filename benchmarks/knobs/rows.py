@@ -120,6 +120,8 @@ OTHERS = (
     Row("serve-chat", {"shared_prefix_ratio": 0.9}),
     Row("serve-chat", {"max_model_len": 1024}),
     Row("serve-chat", {"weights": "trained"}),
+    Row("serve-chat", {"max_num_seqs": 2}, note="live, in the same server"),
+    Row("serve-long", {"max_num_batched_tokens": 64}, note="live, in the same server"),
     Row("serve-chat", {"server": "vllm"}, kind="refused"),
     Row(
         "serve-chat",
@@ -130,6 +132,8 @@ OTHERS = (
             "quantization": "fp8",
             "kv_cache_dtype": "fp8",
             "burstiness": 0.5,
+            "api_server_count": 2,
+            "num_speculative_tokens": 4,
         },
         kind="no effect",
         duration_s=1.0,
