@@ -86,9 +86,13 @@ def fires(
     level: float = 1.0,
     note: bool = False,
     resource: Resource = "time",
+    wants: tuple[str, ...] = (),
 ) -> Finding:
-    """The rule found its cause; `recoverable` is the share of step time (or of the memory limit) at stake."""
-    return Finding(rule, "fires", title, max(0.0, recoverable), confidence, summary, evidence, suggestions, note, (), level, resource)
+    """The rule found its cause; `recoverable` is the share of step time (or of the memory limit) at stake.
+
+    `wants`: signals of a probe with which it could predict what its suggestion gains.
+    """
+    return Finding(rule, "fires", title, max(0.0, recoverable), confidence, summary, evidence, suggestions, note, wants, level, resource)
 
 
 def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:

@@ -82,9 +82,12 @@ def rank(findings: list[Finding]) -> list[Finding]:
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:
-    """Probes that would let a rule tell, each once, in PROBE_ORDER."""
-    wanted = dict.fromkeys(PROBE_OF[signal] for f in findings if f.state == "cant_tell" for signal in f.missing if signal in PROBE_OF)
-    return sorted(wanted, key=lambda probe: PROBE_ORDER.index(probe) if probe in PROBE_ORDER else len(PROBE_ORDER))
+    """Probes that would let a rule tell, each once, in PROBE_ORDER; then those that would let one that fires predict."""
+    found = []
+    for state in ("cant_tell", "fires"):
+        wanted = dict.fromkeys(PROBE_OF[signal] for f in findings if f.state == state for signal in f.missing if signal in PROBE_OF)
+        found += sorted(wanted, key=lambda probe: PROBE_ORDER.index(probe) if probe in PROBE_ORDER else len(PROBE_ORDER))
+    return list(dict.fromkeys(found))
 
 
 class Steadied:

@@ -58,7 +58,7 @@ class Finding(msgspec.Struct, frozen=True):
     With `resource` memory it is the share of the memory that may be used which the best suggestion would free; that may cost time.
 
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: the signals without which
-    the rule can't tell. `level`: the leading signal over its threshold; the engine's hysteresis works on it.
+    the rule can't tell, or cannot predict. `level`: the leading signal over its threshold; the engine's hysteresis works on it.
     """
 
     rule: str

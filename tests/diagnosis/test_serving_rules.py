@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.engine import all_rules, evaluate
+from gpuconsole.diagnosis.engine import all_rules, evaluate, wanted_probes
 from gpuconsole.diagnosis.rules import (
     serve_batch_too_small,
     serve_client_bound,
@@ -215,6 +215,13 @@ def test_rules_about_training_and_about_serving_keep_apart() -> None:
 def test_at_the_roof_with_nobody_waiting_the_advice_is_to_stop() -> None:
     found = serve_saturated_healthy.check(case({"mbu_ratio": 0.7}))
     assert found.state == "fires" and found.recoverable_ratio == 0.0 and not found.suggestions
+
+
+def test_what_a_cache_would_give_is_asked_for_once_it_is_missed() -> None:
+    signals = {name: signal for name, signal in case({"client.shared_prefix_ratio": 0.8}).signals.items() if not name.startswith("probe.")}
+    found = serve_prefix_reuse_missed.check(Case({**KNOBS, "enable_prefix_caching": False}, signals, serves=True))
+    assert found.state == "fires" and found.suggestions[0].predicted_speedup is None
+    assert wanted_probes([found]) == ["prefix_reuse"]
 
 
 def test_of_a_server_that_tells_no_hits_the_prompts_with_beginnings_of_their_own_decide() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
-from gpuconsole.model.finding import Evidence, Finding
+from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.model.finding import Evidence, Finding, Interval
 
 ID = "serve.prefix_reuse_missed"
 TITLE = "Shared prompt beginnings are computed again and again"
@@ -16,6 +17,8 @@ FOUND = Threshold("found", 0.5, "of the shared", "less than half of what could b
 
 
 def check(case: Case) -> Finding:
+    predicted: Interval | None
+    wants: tuple[str, ...]
     shared = case.value("client.shared_prefix_ratio")
     if shared < SHARED.value:
         return clear(ID, TITLE, shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
@@ -32,34 +35,46 @@ def check(case: Case) -> Finding:
         told = f"with a beginning of its own for each they are served as fast ({salt:.2f}x): nothing is reused"
         if salt >= NO_DIFFERENCE.value:
             return clear(ID, TITLE, min(0.59, NO_DIFFERENCE.value / salt), evidence)
-    gain = case.value("probe.prefix_cut_gain")
-    evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
-    if gain < GAIN.value:
-        return clear(ID, TITLE, gain / GAIN.value * 0.5, evidence, "without what they share the prompts are served no faster")
+    if "probe.prefix_cut_gain" in case.signals:
+        gain = case.value("probe.prefix_cut_gain")
+        evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
+        told += f"; without that part they are served {gain:.2f}x as fast"
+        if gain < GAIN.value:
+            return clear(ID, TITLE, gain / GAIN.value * 0.5, evidence, "without what they share the prompts are served no faster")
+        recoverable, predicted, wants = 1 - 1 / gain, speedup_interval(gain, PREDICTION_ERROR), ()
+    else:
+        recoverable, predicted, wants = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
     return fires(
         ID,
         TITLE,
-        f"{shared:.0%} of each prompt is the same in all, and {told}; without that part they are served {gain:.2f}x as fast",
-        recoverable=1 - 1 / gain,
+        f"{shared:.0%} of each prompt is the same in all, and {told}",
+        recoverable=recoverable,
         confidence="high",
         evidence=evidence,
         suggestions=some(
             suggest(
                 case,
                 {"enable_prefix_caching": True},
-                speedup_interval(gain, PREDICTION_ERROR),
+                predicted,
                 "the beginning is computed once",
                 "vllm serve ... --enable-prefix-caching; keep what varies (dates, names) at the end of the prompt",
             )
         ),
         level=shared / SHARED.value,
+        wants=wants,
     )
+
+
+def _at_stake(case: Case, shared: float) -> float:
+    """Until it is measured: what is shared of the prefill, where the server tells how long that takes."""
+    prefill, decode = case.get("server.prefill_s", 0.0), case.get("server.decode_s", 0.0)
+    return max(0.05, shared * max(prefill / max(1e-9, prefill + decode), _serving.stalled_ratio(case)))
 
 
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("client.shared_prefix_ratio", "client.ttft_s", "probe.prefix_cut_gain"),
+    signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s"),
     thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
     text="""The console knows its own prompts: how much of them is the same in all is a knob. The server tells how many prompt tokens it found in its
 prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or something that varies stands early in the

@@ -1,0 +1,181 @@
+"""`gpuconsole tune`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuconsole.cli.common import UsageError, add_console_options, assignments, live_engine, scenario, seconds, to_json, writable
+from gpuconsole.cli.nodes import add_node_options
+from gpuconsole.cli.serving import add_serving_options, check_server
+from gpuconsole.export.files import write_whole
+from gpuconsole.model.certificate import Attempt, Certificate, CertificateError, decode, encode
+from gpuconsole.model.knob import show
+from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.text import visible
+from gpuconsole.model.trial import Trial
+from gpuconsole.runtime.engine import Engine
+from gpuconsole.runtime.front import FrontError
+from gpuconsole.runtime.tuner import Tuner
+
+DESCRIPTION = """Run a scenario, and make it faster: what the diagnosis suggests is tried, most gain per second of trial first; what is proven by
+paired measurement is kept, and the diagnosis made again, until nothing that is left promises 5 %.
+
+What is left alone: the load on a model server, and without --allow-training-changes whatever alters what is learnt per step (batch size).
+It ends with all that was kept against the start, in turn, and with the settings as flags and code. Ctrl-C ends it, and keeps what was proven."""
+
+EXAMPLES = """examples:
+  gpuconsole tune data-starved
+  gpuconsole tune serve-prefix --budget 600 --certificate tuned.json
+  gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
+  gpuconsole tune serve-prefix --resume tuned.json          go on where it was broken off
+  gpuconsole verify tuned.json                              check what it says
+"""
+VERDICTS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "failed"}
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="try what promises most, keep what is proven, until nothing is left",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
+    parser.add_argument(
+        "--budget", type=seconds, default=300.0, metavar="S", help="seconds; no trial is begun that would take longer (default 300)"
+    )
+    parser.add_argument("--objective", choices=("tokens_per_s",), default="tokens_per_s", help="what is to grow: throughput")
+    parser.add_argument(
+        "--allow-training-changes", action="store_true", help="also changes of what is learnt per step, such as the batch size"
+    )
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, anew after every trial")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="a certificate: its attempts are not made again, and it is written on")
+    parser.add_argument("--headless", action="store_true", help="what it does anyway: progress on stderr, the result on stdout")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
+    parser.add_argument("--json", action="store_true", help="the certificate on stdout and nothing else there")
+    add_node_options(parser)
+    add_serving_options(parser)
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    check_server(args, chosen.workload)
+    knobs = assignments(args.knobs, chosen)
+    target = writable(args.resume or args.certificate, "--resume" if args.resume else "--certificate")
+    writable(args.snapshot, "--snapshot")
+    resumed = read_certificate(args.resume) if args.resume else None
+    if resumed is not None:
+        if resumed.scenario != chosen.name:
+            raise UsageError(f"--resume {args.resume}: it is about {resumed.scenario}")
+        knobs = {**resumed.changed, **knobs}
+    try:
+        return asyncio.run(_main(args, knobs, target, resumed))
+    except FrontError as error:
+        print(f"gpuconsole: {error}", file=sys.stderr)
+        return 1
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Raises UsageError."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except CertificateError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, resumed: Certificate | None) -> int:
+    engine = live_engine(args)
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+
+    def heard(certificate: Certificate) -> None:
+        if target is not None:
+            write_whole(target, encode(certificate))
+        if certificate.attempts and certificate.proof is None and not certificate.stopped:
+            tell(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
+
+    try:
+        await engine.open()
+        await engine.start(args.scenario, knobs)
+        tell(f"{args.scenario}: looking for what limits it")
+        certificate = await _tune(engine, args, heard, resumed, interrupted)
+        await engine.end_run("finished")
+    finally:
+        if args.snapshot is not None:
+            with contextlib.suppress(FrontError):
+                engine.export(args.snapshot)
+        await engine.close()
+    print(to_json(certificate) if args.json else "\n".join(lines(certificate)))
+    return 0
+
+
+async def _tune(
+    engine: Engine, args: argparse.Namespace, heard: Callable[[Certificate], None], resumed: Certificate | None, interrupted: asyncio.Event
+) -> Certificate:
+    """To its end, or until someone interrupts: what has been proven by then stands."""
+    tuner = Tuner(engine, args.budget, allow_training_changes=args.allow_training_changes, on_change=heard, resumed=resumed)
+    tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
+    await asyncio.wait([tuning, stop], return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not tuning.done():
+        tuning.cancel()
+        await asyncio.wait([tuning])
+        tuner.certificate.stopped = "interrupted"
+        heard(tuner.certificate)
+        return tuner.certificate
+    return tuning.result()
+
+
+def tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(visible(text), file=sys.stderr, flush=True)
+
+
+def attempt_line(number: int, one: Attempt) -> str:
+    trial = one.trial
+    predicted = f"predicted {trial.predicted.low:.2f}-{trial.predicted.high:.2f}x" if trial.predicted else "not predicted"
+    kept = "kept" if trial.kept else f"not kept: {trial.error}" if trial.error else "not kept"
+    return f"{one.at_s:5.0f} s  {number}. {describe_changes(trial.changes, one.knobs)}   {_measured(trial)}   {predicted}   {VERDICTS[trial.verdict]}, {kept}   ({one.rule})"
+
+
+def _measured(trial: Trial) -> str:
+    return f"{trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}]" if trial.speedup else "n/a"
+
+
+def lines(certificate: Certificate) -> list[str]:
+    """The whole session: what was tried, what came of it, and how to have it."""
+    told = [f"tuned {certificate.scenario} on {certificate.device} in {certificate.elapsed_s:.0f} s: {certificate.stopped}"]
+    told += [attempt_line(number, one) for number, one in enumerate(certificate.attempts, 1)]
+    if not certificate.changed:
+        return [visible(one) for one in (*told, "nothing was kept: it stays as it is")]
+    total = gain(certificate)
+    told.append(f"in all  {total}" if total else "in all  not measured in one trial")
+    flags = " ".join(f"--set {name}={show(value)}" for name, value in certificate.changed.items())
+    told.append(f"flags   gpuconsole run {certificate.scenario} {flags}")
+    told += [f"code    {code}" for code in dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept and one.code)]
+    return [visible(one) for one in told]
+
+
+def gain(certificate: Certificate) -> str:
+    """All that was kept, against the start."""
+    kept = [one.trial for one in certificate.attempts if one.trial.kept]
+    proof = certificate.proof
+    if proof is not None and proof.speedup is not None:
+        back = proof.speedup
+        return (
+            f"{1 / back.estimate:.2f}x [{1 / back.high:.2f}, {1 / back.low:.2f}] against the start, {proof.blocks} blocks, {proof.method}"
+        )
+    return f"{_measured(kept[0])} against the start" if len(kept) == 1 and proof is None else ""

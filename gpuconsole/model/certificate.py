@@ -1,0 +1,69 @@
+"""What a tuning session proved, written so that somebody else can check it: schema `gpuconsole.certificate/1`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.trial import Trial
+
+SCHEMA = "gpuconsole.certificate/1"
+
+
+class CertificateError(ValueError):
+    """A file that is no certificate we can read; the message is one line."""
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A change that was put to the test, under `knobs`, because `rule` suggested it. `at_s`: seconds into the session, at its end."""
+
+    rule: str
+    knobs: Knobs
+    trial: Trial
+    code: str = ""
+    at_s: float = 0.0
+
+
+class Certificate(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`start` and `end` are the knobs before and after. `proof` is one trial of all that was kept against the start, both in turn:
+    its change goes from `end` back to `start`, so what was gained is one over its speedup. None where nothing was kept, or no time was
+    left for it.
+    """
+
+    schema: str = SCHEMA
+    created: str
+    gpuconsole: str
+    environment: Environment
+    scenario: str
+    device: str
+    start: Knobs
+    end: Knobs
+    attempts: list[Attempt] = []
+    proof: Trial | None = None
+    stopped: str = ""
+    elapsed_s: float = 0.0
+
+    @property
+    def changed(self) -> Knobs:
+        """What is to be set, beyond the scenario as it was started."""
+        return {name: value for name, value in self.end.items() if self.start.get(name) != value}
+
+
+def encode(certificate: Certificate) -> bytes:
+    """Pretty JSON, UTF-8, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(certificate), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> Certificate:
+    """Raises CertificateError."""
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise CertificateError(f"not JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise CertificateError(f'not a certificate (no "schema": "{SCHEMA}")')
+    try:
+        return msgspec.convert(raw, Certificate)
+    except msgspec.ValidationError as error:
+        raise CertificateError(f"not a valid certificate: {error}") from None

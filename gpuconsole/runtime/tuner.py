@@ -1,0 +1,125 @@
+"""A tuning session: diagnose, try what promises most, keep what is proven, diagnose again, until nothing is worth another trial."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gpuconsole import __version__
+from gpuconsole.model.certificate import Attempt, Certificate
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.runtime.engine import Engine
+from gpuconsole.runtime.front import FrontError
+from gpuconsole.tuning.tuner import Candidate, candidates, trial_s
+
+LOOK_S = 0.25
+SETTLED_S = 1.0
+"""A diagnosis that has stood for so long without a probe under way is believed."""
+DOUBT_S = 25.0
+"""After so long in steady state rules that still lack a signal are waited for no longer."""
+NOT_STEADY_S = 60.0
+
+
+class Tuner:
+    """Works on an engine on which a run has been started. `certificate` is whole after every attempt."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        budget_s: float,
+        *,
+        allow_training_changes: bool = False,
+        on_change: Callable[[Certificate], None] = lambda certificate: None,
+        resumed: Certificate | None = None,
+    ) -> None:
+        """`on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again."""
+        self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
+        self._on_change = on_change
+        self._begun = time.monotonic()
+        run = engine.view().run
+        assert run is not None
+        self.certificate = resumed or Certificate(
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            gpuconsole=__version__,
+            environment=engine.environment(),
+            scenario=run.scenario,
+            device=run.device,
+            start=dict(run.knobs),
+            end=dict(run.knobs),
+        )
+        self._earlier_s = self.certificate.elapsed_s
+
+    async def run(self) -> Certificate:
+        """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
+        while True:
+            run = await self._diagnosed()
+            found = candidates(run.findings, run.knobs, self._tried(), self._allow)
+            if not found:
+                return await self._end("nothing that is left promises 5 %")
+            if self._left_s() < trial_s(found[0].changes):
+                return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
+            await self._attempt(run, found[0])
+
+    async def _attempt(self, run: Run, chosen: Candidate) -> None:
+        trial = await self._engine.try_change(chosen.changes, chosen.suggestion.predicted_speedup)
+        attempt = Attempt(chosen.rule, dict(run.knobs), trial, chosen.suggestion.code, round(self._elapsed_s(), 1))
+        self.certificate.attempts.append(attempt)
+        if trial.kept:
+            self.certificate.end = {**self.certificate.end, **trial.changes}
+        self._tell()
+
+    async def _end(self, why: str) -> Certificate:
+        """The last word: all that was kept against the start, in turn."""
+        self.certificate.stopped = why
+        back: Knobs = {name: self.certificate.start[name] for name in self.certificate.changed}
+        kept = [one for one in self.certificate.attempts if one.trial.kept]
+        if len(kept) == 1 and not self._earlier_s:  # its own trial has shown just that
+            back = {}
+        if back:
+            self.certificate.proof = await self._engine.try_change(back)
+        self._tell()
+        return self.certificate
+
+    async def _diagnosed(self) -> Run:
+        """The run, once its diagnosis stands. Raises FrontError when it has ended."""
+        waited, stood = time.monotonic(), 0.0
+        before: list[str] = []
+        while True:
+            await asyncio.sleep(LOOK_S)
+            view = self._engine.view()
+            run = view.run
+            if run is None or run.state not in ("starting", "running"):
+                raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
+            now = [one.rule for one in run.findings if one.state == "fires"]
+            stood = stood + LOOK_S if now == before and not view.probing and not _in_doubt(run.findings) else 0.0
+            before = now
+            if run.state == "starting":
+                waited = time.monotonic()
+            elif (
+                run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S)
+            ) or time.monotonic() - waited > NOT_STEADY_S:
+                return run
+
+    def _tried(self) -> list[tuple[Knobs, Knobs]]:
+        return [(one.knobs, one.trial.changes) for one in self.certificate.attempts]
+
+    def _elapsed_s(self) -> float:
+        return self._earlier_s + time.monotonic() - self._begun
+
+    def _left_s(self) -> float:
+        return self._budget_s - (time.monotonic() - self._begun)
+
+    def _tell(self) -> None:
+        self.certificate.elapsed_s = round(self._elapsed_s(), 1)
+        self._on_change(msgspec.structs.replace(self.certificate))
+
+
+def _in_doubt(findings: list[Finding]) -> bool:
+    """A rule waits for a probe, or for its second look."""
+    return any(one.missing or "second look" in one.summary for one in findings)

@@ -1,0 +1,80 @@
+"""What to try next: the change whose predicted gain is worth most of the time that its trial takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
+from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
+
+WORTH = 0.05
+"""A change that promises less is not worth a trial: the least gain that the diagnosis benchmark counts as a cause."""
+HOT_S, LOADER_S, COLD_S, SERVER_S = 8.0, 20.0, 30.0, 60.0
+"""What a trial takes, roughly: in place, through a DataLoader, with a second worker, with a second model server."""
+UNPREDICTED = 0.5
+"""Of the time at stake, what a change without a prediction is expected to win back."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A suggestion with what it promises. `gain`: of throughput, 0.2 is a fifth more; `worth`: gain times probability over trial time."""
+
+    rule: str
+    suggestion: Suggestion
+    gain: float
+    worth: float
+
+    @property
+    def changes(self) -> Knobs:
+        return self.suggestion.changes
+
+
+def candidates(
+    findings: Iterable[Finding], knobs: Knobs, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool
+) -> list[Candidate]:
+    """What the findings suggest under `knobs`, best first, each once; without what has been tried under the same knobs.
+
+    `tried` are pairs of the knobs then and the changes. Left out too: changes of the load on a model server, which is the users' and not
+    the server's; where not allowed, changes of what is learnt per step; and whatever promises less than WORTH.
+    """
+    found: dict[str, Candidate] = {}
+    for finding in findings:
+        if finding.state != "fires" or finding.resource != "time":
+            continue
+        for suggestion in finding.suggestions:
+            if any(changes == suggestion.changes and before == knobs for before, changes in tried):
+                continue
+            if not _allowed(suggestion.changes, allow_training_changes):
+                continue
+            gain, most = promise(finding, suggestion.predicted_speedup)
+            if most < WORTH:
+                continue
+            worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes)
+            key = repr(sorted(suggestion.changes.items()))
+            if key not in found or found[key].worth < worth:
+                found[key] = Candidate(finding.rule, suggestion, gain, worth)
+    return sorted(found.values(), key=lambda one: -one.worth)
+
+
+def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]:
+    """Expected and greatest gain of throughput."""
+    if predicted is not None:
+        return predicted.middle - 1, predicted.high - 1
+    at_stake = min(0.95, finding.recoverable_ratio)
+    most = at_stake / (1 - at_stake)
+    return UNPREDICTED * most, most
+
+
+def trial_s(changes: Knobs) -> float:
+    """How long a trial of `changes` takes."""
+    knobs = [CATALOGUE[name] for name in changes]
+    cold = any(knob.apply == "cold" for knob in knobs)
+    if any(knob.serving for knob in knobs):
+        return SERVER_S
+    return COLD_S if cold else LOADER_S if any(knob.loader for knob in knobs) else HOT_S
+
+
+def _allowed(changes: Knobs, training_changes: bool) -> bool:
+    load = {knob.name for knob in GROUPS["load"]}
+    return not load & changes.keys() and (training_changes or not any(CATALOGUE[name].changes_training for name in changes))
