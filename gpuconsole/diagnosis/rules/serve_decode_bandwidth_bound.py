@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
-from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, speedup_interval, suggest
+from gpuconsole.diagnosis.rules import _serving, serve_batch_too_small
+from gpuconsole.model.finding import Evidence, Finding
 
 ID = "serve.decode_bandwidth_bound"
 TITLE = "Every token waits for the weights to be read"
@@ -19,7 +19,7 @@ def check(case: Case) -> Finding:
     weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
     gap, bandwidth = case.value("client.chunk_gap_p50_s"), case.value("server.peak_bytes_per_s")
     reached = (weights + kv) / gap / bandwidth
-    evidence = (
+    evidence: tuple[Evidence, ...] = (
         case.evidence("server.weight_bytes"),
         case.evidence("client.chunk_gap_p50_s"),
         case.evidence("server.peak_bytes_per_s"),
@@ -27,6 +27,11 @@ def check(case: Case) -> Finding:
     )
     if weights < DOMINATE.value * kv or reached < REACHED.value or case.knobs["quantization"] != "none":
         return clear(ID, TITLE, min(0.5, reached / REACHED.value), evidence)
+    if not _serving.open_loop(case) and knob_int(case.knobs["concurrency"]) > 1:
+        more = case.value("probe.concurrency_gain")
+        evidence += (case.evidence("probe.concurrency_gain", serve_batch_too_small.GAIN.value),)
+        if more >= serve_batch_too_small.GAIN.value:
+            return clear(ID, TITLE, 0.5, evidence, "more sequences would share a reading of the weights: serve.batch_too_small")
     kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
     gain = (weights + kv) / (weights * BITS[kind] + kv)
     return fires(
@@ -61,10 +66,11 @@ RULE = Rule(
         "server.requests_running",
     ),
     thresholds=(REACHED, DOMINATE),
-    text="""Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the
-arithmetic. A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several
-tokens per reading, or more sequences in the batch, which share one reading. The bandwidth is what the server measured at its start with
-many matrices of the model's largest shape times a vector; weights that fit into caches can be read faster than that.""",
+    text="""Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the arithmetic.
+A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several tokens per
+reading, or more sequences in the batch, which share one reading: with several users those are tried first (probe P12). The bandwidth is
+what the server measured at its start with many matrices of the model's largest shape times a vector; weights that fit into caches can be
+read faster than that.""",
     check=check,
     serving=True,
 )
