@@ -1,11 +1,11 @@
 """Does the load generator measure right, and at what cost?
 
-    python -m benchmarks.loadgen [--duration 10] [--keep]
+    python -m benchmarks.loadgen [--duration 10] [--vllm-python PYTHON --tokenizer FOLDER] [--aiperf PROGRAM] [--keep]
     python -m benchmarks.loadgen --server URL --model NAME --tokenizer FOLDER [--vllm-python PYTHON] [--aiperf PROGRAM] [--keep]
 
 The server is the tests' scripted one, in a process of its own: first token after 200 ms, then one every 20 ms, sent one by one or four at a
-time. Errors are our percentiles less the script's, and less what the server says it was late itself (1 to 2 ms: event loops wake late). Then many streams at once: CPU time of the client per 1 000 streamed tokens.
-With `--server` other clients of the field put the same load on a real server, in turn with ours. Exit code 1: a median is off by more than
+time. Errors are our percentiles less the script's, and less what the server says it was late itself (1 to 2 ms: event loops wake late). Then many streams at once: CPU time of each client
+per 1 000 streamed tokens. With `--server` other clients of the field put the same load on a real server, in turn with ours. Exit code 1: a median is off by more than
 2 ms of the script.
 """
 
@@ -16,13 +16,15 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.headless import session
-from benchmarks.loadgen.peers import PERCENTILES, Load, Told, aiperf, vllm_bench
+from benchmarks.loadgen.cost import streaming_cost
+from benchmarks.loadgen.peers import PERCENTILES, VLLM_ENV, Load, Told, aiperf, aiperf_command, vllm_bench, vllm_bench_command
 from benchmarks.machine import keep
 from gpuconsole.model.run import Run
 from tests.fakes.model_server import ITL_S, TTFT_S
@@ -62,12 +64,6 @@ def errors(run: Run, url: str) -> dict[str, dict[str, float]]:
         measured, truth = getattr(run.summary, name), script + late_by.get(name, 0.0)
         found[name] = {"truth": truth, "p50": measured.p50 - truth, "p99": measured.p99 - truth}
     return found
-
-
-def cpu_per_1000_tokens(run: Run) -> float:
-    """CPU seconds of the load generator per 1 000 streamed tokens."""
-    assert run.summary.tokens_per_s is not None
-    return run.signals["client.cpu_ratio"].value / run.summary.tokens_per_s.mean * 1000
 
 
 def by_us(load: Load, duration_s: float) -> Told:
@@ -116,11 +112,28 @@ def against_script(url: str, duration_s: float, report: dict[str, object]) -> bo
             print(
                 f"  {name:8} truth {figures['truth'] * 1e3:7.1f} ms   p50 {figures['p50'] * 1e3:+6.2f} ms   p99 {figures['p99'] * 1e3:+6.2f} ms"
             )
-    busy = ours(f"{url}/steady", duration_s, STREAMS)
-    assert busy.summary.tokens_per_s is not None
-    report["cpu_s_per_1000_tokens"] = cpu_per_1000_tokens(busy)
-    print(f"{STREAMS} streams: {busy.summary.tokens_per_s.mean:.0f} tokens/s, {cpu_per_1000_tokens(busy):.3f} CPU-s per 1 000 tokens")
     return wrong
+
+
+def costs(url: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """CPU seconds per 1 000 streamed tokens of every client, in turn, round after round: median, least and most."""
+    load = Load(f"{url}/steady", "scripted", args.tokenizer or "", STREAMS, 4000, 64, OUTPUT)
+    mine = [sys.executable, "-m", "gpuconsole", "run", "serve-chat", "--headless", "--duration", "60", "--url", load.url]
+    mine += ["--set", f"concurrency={STREAMS}", *LOAD]
+    with tempfile.TemporaryDirectory() as folder:
+        clients = {"gpuconsole's load generator": (mine, {}, "load.generator"), "gpuconsole, all of it": (mine, {}, "")}
+        if args.vllm_python:
+            clients["vllm bench"] = (vllm_bench_command(args.vllm_python, load, folder), VLLM_ENV, "")
+        if args.aiperf:
+            clients["aiperf"] = (aiperf_command(args.aiperf, load, folder), {}, "")
+        found: dict[str, list[float]] = {name: [] for name in clients}
+        for _ in range(args.rounds):
+            for name, (command, env, only) in clients.items():
+                found[name].append(streaming_cost(command, env, url, only))
+    told = {name: {"median": statistics.median(values), "least": min(values), "most": max(values)} for name, values in found.items()}
+    for name, one in told.items():
+        print(f"  {name:28} {one['median']:.4f} CPU-s per 1 000 tokens  [{one['least']:.4f}, {one['most']:.4f}]")
+    return told
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,9 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--duration", type=float, default=10, metavar="S")
     parser.add_argument("--server", metavar="URL", help="a real server to cross-check on, in place of the scripted one")
     parser.add_argument("--model", help="with --server: the model's name")
-    parser.add_argument("--tokenizer", help="with --server: the folder of its tokenizer, which the peers need")
-    parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="with --server: a Python with vLLM, for `vllm bench serve`")
-    parser.add_argument("--aiperf", type=Path, metavar="PROGRAM", help="with --server: NVIDIA's AIPerf")
+    parser.add_argument("--tokenizer", help="the folder of a tokenizer, which the peers need")
+    parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="a Python with vLLM, for `vllm bench serve`")
+    parser.add_argument("--aiperf", type=Path, metavar="PROGRAM", help="NVIDIA's AIPerf")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/loadgen-DATE.json")
     args = parser.parse_args(argv)
@@ -148,6 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         with scripted_server() as url:
             wrong = against_script(url, args.duration, report)
+            print(f"{STREAMS} streams, {args.rounds} rounds")
+            report["cpu_s_per_1000_tokens"] = costs(url, args)
     if args.keep:
         keep("loadgen-cross-check" if args.server else "loadgen", report)
     return 1 if wrong else 0

@@ -43,15 +43,22 @@ def run(command: list[str], env: dict[str, str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+VLLM_ENV = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def vllm_bench_command(python: Path, load: Load, folder: str) -> list[str]:
+    command = [str(python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", load.url]
+    command += ["--endpoint", "/v1/completions", "--model", load.model, "--tokenizer", load.tokenizer, "--dataset-name", "random"]
+    command += ["--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.output_tokens), "--ignore-eos"]
+    command += ["--max-concurrency", str(load.concurrency), "--num-prompts", str(load.requests), "--num-warmups", str(load.concurrency)]
+    command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--save-result", "--result-dir", folder]
+    return command
+
+
 def vllm_bench(python: Path, load: Load) -> Told:
     """`vllm bench serve`. Its ITL is the gap between chunks."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", load.url]
-        command += ["--endpoint", "/v1/completions", "--model", load.model, "--tokenizer", load.tokenizer, "--dataset-name", "random"]
-        command += ["--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.output_tokens), "--ignore-eos"]
-        command += ["--max-concurrency", str(load.concurrency), "--num-prompts", str(load.requests), "--num-warmups", str(load.concurrency)]
-        command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--save-result", "--result-dir", folder]
-        cpu_s = run(command, {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+        cpu_s = run(vllm_bench_command(python, load, folder), VLLM_ENV)
         (result,) = Path(folder).glob("*.json")
         told = json.loads(result.read_text())
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "chunk_gap_s": "itl", "e2e_s": "e2el"}
@@ -59,15 +66,19 @@ def vllm_bench(python: Path, load: Load) -> Told:
     return Told(latencies, told["output_throughput"], cpu_s)
 
 
+def aiperf_command(program: Path, load: Load, folder: str) -> list[str]:
+    command = [str(program), "profile", "-m", load.model, "--url", load.url, "--endpoint-type", "completions", "--streaming"]
+    command += ["--tokenizer", load.tokenizer, "--use-server-token-count", "--concurrency", str(load.concurrency)]
+    command += ["--request-count", str(load.requests), "--warmup-request-count", str(load.concurrency)]
+    command += ["--isl", str(load.prompt_tokens), "--osl", str(load.output_tokens), "--extra-inputs", "ignore_eos:true"]
+    command += ["--ui", "none", "--artifact-dir", folder]
+    return command
+
+
 def aiperf(program: Path, load: Load) -> Told:
     """NVIDIA's AIPerf. Its inter-token latency is our TPOT."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(program), "profile", "-m", load.model, "--url", load.url, "--endpoint-type", "completions", "--streaming"]
-        command += ["--tokenizer", load.tokenizer, "--use-server-token-count", "--concurrency", str(load.concurrency)]
-        command += ["--request-count", str(load.requests), "--warmup-request-count", str(load.concurrency)]
-        command += ["--isl", str(load.prompt_tokens), "--osl", str(load.output_tokens), "--extra-inputs", "ignore_eos:true"]
-        command += ["--ui", "none", "--artifact-dir", folder]
-        cpu_s = run(command, {})
+        cpu_s = run(aiperf_command(program, load, folder), {})
         result = min(Path(folder).rglob("profile_export_aiperf.json"), key=lambda path: len(path.parts))  # the other is of the warm-up
         told: dict[str, Any] = json.loads(result.read_text())
     names = {"ttft_s": "time_to_first_token", "tpot_s": "inter_token_latency", "e2e_s": "request_latency"}

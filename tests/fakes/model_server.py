@@ -28,7 +28,7 @@ PASSKEY_WORDS = "The pass key is "
 class FakeServer:
     def __init__(self) -> None:
         self.begun = time.monotonic()
-        self.asked = 0
+        self.asked = self.sent = 0
         self.late: dict[str, list[float]] = {"first": [], "last": []}
 
     def application(self, prefix: str = "/{behaviour}") -> web.Application:
@@ -41,6 +41,7 @@ class FakeServer:
                 web.get(f"{prefix}/v1/models", self.models),
                 web.get(f"{prefix}/metrics", self.metrics),
                 web.get("/lateness", self.lateness),
+                web.get("/sent", self.tell_sent),
             ]
         )
         return app
@@ -65,6 +66,10 @@ class FakeServer:
         told = {name: statistics.median(values) for name, values in self.late.items() if values}
         self.late = {"first": [], "last": []}
         return web.json_response(told)
+
+    async def tell_sent(self, request: web.Request) -> web.Response:
+        """Tokens sent to anybody so far."""
+        return web.json_response(self.sent)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         behaviour = request.match_info.get("behaviour", "steady")
@@ -121,6 +126,8 @@ class FakeServer:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+            if sent > tokens // 2 and behaviour == "stalls":
+                await asyncio.sleep(3600)
             if sent > tokens // 2 and behaviour == "ends-early":
                 return response
             if behaviour == "broken":
@@ -130,6 +137,7 @@ class FakeServer:
             if continuous:
                 chunk["usage"] = {"prompt_tokens": 10, "completion_tokens": sent}
             await response.write(line(chunk))
+            self.sent += take
         if tells:
             await response.write(line({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": sent}}))
         await response.write(b"data: [DONE]\n\n")

@@ -66,6 +66,13 @@ def test_a_chunk_that_only_names_the_role_is_not_a_first_token() -> None:
     assert found.times == [0.1] and found.tokens == 1
 
 
+async def break_off_silent(client: Client) -> None:
+    """As the load generator does it at every tick."""
+    while True:
+        await asyncio.sleep(0.02)
+        client.break_off_silent()
+
+
 async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str | None = None, timeout_s: float = 5.0) -> list[Request]:
     """Two requests in a row to the fake server."""
     server = TestServer(FakeServer().application())
@@ -73,7 +80,11 @@ async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str
     try:
         async with await connect(key) as session:
             one = Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=chat, timeout_s=timeout_s)
-            return [await one.ask("prompt", tokens, now(), lambda new: None) for _ in range(2)]
+            watching = asyncio.create_task(break_off_silent(one))
+            try:
+                return [await one.ask("prompt", tokens, now(), lambda new: None) for _ in range(2)]
+            finally:
+                watching.cancel()
     finally:
         await server.close()
 
@@ -106,11 +117,12 @@ def test_a_request_has_its_tokens_and_times(behaviour: str, chat: bool) -> None:
         ("ends-early", "the answer broke off before its end"),
         ("breaks-off", "the connection broke off"),
         ("hang", "no answer for 0.3 s"),
+        ("stalls", "no answer for 0.3 s"),
         ("key", "HTTP 401: wrong key"),
     ],
 )
 def test_a_fault_is_a_failed_request_with_its_cause(behaviour: str, error: str) -> None:
-    for request in ask(behaviour, timeout_s=0.3 if behaviour == "hang" else 5.0):
+    for request in ask(behaviour, timeout_s=0.3 if behaviour in ("hang", "stalls") else 5.0):
         assert error in request.error and "\n" not in request.error and len(request.error) < 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -106,9 +107,21 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, *, chat: bool, timeout_s: float) -> None:
         self._session, self._model, self._chat = session, model, chat
         self._address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
         self._timeout_s = timeout_s
+        self._heard: dict[aiohttp.ClientResponse, float] = {}
+        self._silent: set[aiohttp.ClientResponse] = set()
         self._refused = 0
+
+    def break_off_silent(self) -> None:
+        """End the requests of which nothing has come for `timeout_s`. To be called now and then.
+
+        aiohttp's own `sock_read` sets a timer anew for every chunk, which is a tenth of what a token costs here.
+        """
+        late = now() - self._timeout_s
+        for response in [one for one, t in self._heard.items() if t < late]:
+            self._silent.add(response)
+            response.close()
 
     async def ask(self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]) -> Request:
         """The request, done or failed. `due`: when it should have been sent; `on_tokens` hears of tokens as they come."""
@@ -134,21 +147,32 @@ class Client:
             said = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
             body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True}
             refused, sent = self._refused, now()
-            async with self._session.post(self._address, json=body | self.EXTRAS[refused], timeout=self._timeout) as response:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._session.post(self._address, json=body | self.EXTRAS[refused], timeout=self._timeout)
+            async with response:
                 if response.status in (400, 422) and refused + 1 < len(self.EXTRAS):
                     self._refused = max(self._refused, refused + 1)
                     continue
                 if response.status != 200:
                     raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
-                await self._follow(response, max_tokens, arrivals, on_tokens)
+                self._heard[response] = now()
+                try:
+                    await self._follow(response, max_tokens, arrivals, on_tokens)
+                except (aiohttp.ClientError, ConnectionError):
+                    if response in self._silent:
+                        raise TimeoutError from None
+                    raise
+                finally:
+                    del self._heard[response]
+                    self._silent.discard(response)
                 return sent
 
     async def _follow(
         self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
     ) -> None:
-        pending, done = b"", False
-        async for block in response.content.iter_any():
-            t = now()
+        pending, done, read = b"", False, response.content.readany
+        while block := await read():
+            self._heard[response] = t = now()
             *lines, pending = (pending + block).split(b"\n")
             if len(pending) > MOST_LINE_BYTES:
                 raise RequestFailed(f"a line of more than {MOST_LINE_BYTES // 2**20} MB")

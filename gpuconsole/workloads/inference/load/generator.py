@@ -248,6 +248,7 @@ class Generator:
         """Tell what came since the last tick: the requests that ended, and the tick itself as a step."""
         t = now()
         wall, self._ticked = t - self._ticked, t
+        self._client.break_off_silent()
         self._warm()
         if wall > 0 and not self._paused:
             step = Step(self._index, t, wall, self._finished, self._tokens, (), arm=self._arm, kind=self._kind)
