@@ -24,9 +24,12 @@ from pathlib import Path
 
 from benchmarks.headless import session
 from benchmarks.loadgen.cost import streaming_cost
-from benchmarks.loadgen.peers import PERCENTILES, VLLM_ENV, Load, Told, aiperf, aiperf_command, vllm_bench, vllm_bench_command
+from benchmarks.loadgen.peers import FIGURES, VLLM_ENV, Load, Told, aiperf, aiperf_command, vllm_bench, vllm_bench_command
 from benchmarks.machine import keep
+from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
+from gpuconsole.workloads.inference.load.prompts import Prompts
+from gpuconsole.workloads.inference.server_metrics import read_metrics
 from tests.fakes.model_server import ITL_S, TTFT_S
 
 OUTPUT = 64
@@ -34,7 +37,9 @@ WITHIN_S = 0.002
 TRUTH = {"ttft_s": TTFT_S, "itl_s": ITL_S, "tpot_s": ITL_S, "e2e_s": TTFT_S + (OUTPUT - 1) * ITL_S}
 FEW = 2
 """Users on the scripted server: more of them ask in step, and then wait for each other in the server, which the script does not know."""
-STREAMS = 64
+STREAMS, MANY = 64, 4000
+USERS, REQUESTS = 8, 240
+PROMPT = 64
 NAMES = ("ttft_s", "tpot_s", "itl_s", "chunk_gap_s", "e2e_s")
 LOAD = ("--set", f"output_tokens={OUTPUT}", "--set", "length_spread=0")
 
@@ -67,37 +72,99 @@ def errors(run: Run, url: str) -> dict[str, dict[str, float]]:
 
 
 def by_us(load: Load, duration_s: float) -> Told:
-    words = {"concurrency": load.concurrency, "prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens, "length_spread": 0}
+    words = {"concurrency": load.concurrency, "output_tokens": load.output_tokens, "length_spread": 0}
     sets = [word for name, value in words.items() for word in ("--set", f"{name}={value}")]
-    run = session("serve-chat", duration_s, "--url", load.url, *sets).runs[0]
+    run = session("serve-chat", duration_s, "--url", load.url, "--prompts", load.prompts, *sets).runs[0]
     latencies = {}
     for name in NAMES:
         found = getattr(run.summary, name)
-        latencies[name] = {"p50": found.p50, "p99": found.p99}
+        latencies[name] = {figure: getattr(found, figure) for figure in FIGURES}
     assert run.summary.tokens_per_s is not None
     return Told(latencies, run.summary.tokens_per_s.mean, run.signals["client.cpu_ratio"].value * run.duration_s)
 
 
+def write_prompts(folder: str, count: int) -> str:
+    """The same prompts for every client, each under the names by which they look for it; returns the file."""
+    prompts = Prompts(1, characters_per_token=1)
+    knobs: Knobs = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "length_spread": 0.0, "shared_prefix_ratio": 0.0}
+    path = Path(folder) / "prompts.jsonl"
+    texts = [prompts.next(knobs)[0] for _ in range(count)]
+    path.write_text("".join(json.dumps({"prompt": text, "text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def server_means(url: str) -> Callable[[], dict[str, float]]:
+    """From now on: the server's own mean TTFT, ITL and E2E, as its counters have them when the result is called."""
+
+    def totals() -> dict[str, float]:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            return read_metrics(answer.read().decode(), 0.0).totals
+
+    before = totals()
+
+    def means() -> dict[str, float]:
+        after = totals()
+        gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        counts = {name: gained.get(f"{name}_count", 0.0) for name in ("ttft_s", "itl_s", "e2e_s")}
+        return {f"server's {name} mean": gained[f"{name}_sum"] / count for name, count in counts.items() if count}
+
+    return means
+
+
 def cross_check(load: Load, clients: dict[str, Callable[[], Told]], rounds: int) -> dict[str, object]:
-    """Everyone in turn, round after round; medians over the rounds."""
+    """Everyone in turn, round after round; medians over the rounds. Beside each what the server itself says of that client's requests:
+    where that differs between clients, they put different loads on it.
+    """
     told: dict[str, list[Told]] = {name: [] for name in clients}
+    own: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
     for number in range(rounds):
         for name, measure in clients.items():
+            means = server_means(load.url)
             told[name].append(measure())
+            own[name].append(means())
             print(f"round {number + 1}: {name} {told[name][-1].tokens_per_s:.0f} tokens/s", flush=True)
-    medians: dict[str, object] = {}
-    for name, results in told.items():
-        found: dict[str, float] = {"tokens_per_s": statistics.median(one.tokens_per_s or 0.0 for one in results)}
-        for latency in NAMES:
-            for share in PERCENTILES:
-                values = [one.latencies[latency][share] for one in results if latency in one.latencies]
-                if values:
-                    found[f"{latency} {share}"] = statistics.median(values)
-        medians[name] = found
-        print(
-            f"{name:12} " + "  ".join(f"{key} {value * 1e3:.1f}" if "_s " in key else f"{key} {value:.0f}" for key, value in found.items())
+    return {name: _medians(results, own[name]) for name, results in told.items()} | {
+        f"gpuconsole over {name}": _ratios(told["gpuconsole"], results) for name, results in told.items() if name != "gpuconsole"
+    }
+
+
+def _medians(results: list[Told], own: list[dict[str, float]]) -> dict[str, float]:
+    """Of a client's rounds; printed too."""
+    found = {"tokens_per_s": statistics.median(one.tokens_per_s or 0.0 for one in results)}
+    for latency, figures in results[0].latencies.items():
+        found |= {f"{latency} {figure}": statistics.median(one.latencies[latency][figure] for one in results) for figure in figures}
+    found |= {figure: statistics.median(one[figure] for one in own) for figure in own[0]}
+    for name, of_server in (("e2e_s", "e2e_s"), ("tpot_s", "itl_s")):
+        if f"server's {of_server} mean" in own[0]:
+            found[f"{name} mean over the server's own"] = statistics.median(
+                one.latencies[name]["mean"] / other[f"server's {of_server} mean"] for one, other in zip(results, own, strict=True)
+            )
+    print(
+        "  ".join(
+            f"{key} {value:.3f}" if "over" in key else f"{key} {value * 1e3:.1f} ms" if "_s " in key else f"{key} {value:.0f}"
+            for key, value in found.items()
         )
-    return medians
+    )
+    return found
+
+
+def _ratios(ours: list[Told], theirs: list[Told]) -> dict[str, list[float]]:
+    """Our figure over theirs in the same round, since the machine's mood changes: median, least and most; printed too."""
+    found: dict[str, list[float]] = {}
+    pairs = list(zip(ours, theirs, strict=True))
+    values = {"tokens_per_s": [(one.tokens_per_s or 0.0) / (other.tokens_per_s or 1.0) for one, other in pairs]}
+    for latency, figures in theirs[0].latencies.items():
+        for figure in figures:
+            values[f"{latency} {figure}"] = [
+                one.latencies[latency][figure] / other.latencies[latency][figure]
+                for one, other in pairs
+                if other.latencies[latency][figure]
+            ]
+    for name, ratios in values.items():
+        if ratios:
+            found[name] = [statistics.median(ratios), min(ratios), max(ratios)]
+            print(f"  {name:18} {found[name][0]:.3f}  [{found[name][1]:.3f}, {found[name][2]:.3f}]")
+    return found
 
 
 def against_script(url: str, duration_s: float, report: dict[str, object]) -> bool:
@@ -117,11 +184,14 @@ def against_script(url: str, duration_s: float, report: dict[str, object]) -> bo
 
 def costs(url: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """CPU seconds per 1 000 streamed tokens of every client, in turn, round after round: median, least and most."""
-    load = Load(f"{url}/steady", "scripted", args.tokenizer or "", STREAMS, 4000, 64, OUTPUT)
-    mine = [sys.executable, "-m", "gpuconsole", "run", "serve-chat", "--headless", "--duration", "60", "--url", load.url]
-    mine += ["--set", f"concurrency={STREAMS}", *LOAD]
     with tempfile.TemporaryDirectory() as folder:
-        clients = {"gpuconsole's load generator": (mine, {}, "load.generator"), "gpuconsole, all of it": (mine, {}, "")}
+        load = Load(f"{url}/steady", "scripted", args.tokenizer or "", STREAMS, MANY, write_prompts(folder, MANY), OUTPUT)
+        mine = [sys.executable, "-m", "gpuconsole", "run", "serve-chat", "--headless", "--duration", "60", "--url", load.url]
+        mine += ["--prompts", load.prompts, "--set", f"concurrency={STREAMS}", *LOAD]
+        clients: dict[str, tuple[list[str], dict[str, str], str]] = {
+            "gpuconsole's load generator": (mine, {}, "load.generator"),
+            "gpuconsole, all of it": (mine, {}, ""),
+        }
         if args.vllm_python:
             clients["vllm bench"] = (vllm_bench_command(args.vllm_python, load, folder), VLLM_ENV, "")
         if args.aiperf:
@@ -151,13 +221,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     report: dict[str, object] = {}
     wrong = False
     if args.server:
-        load = Load(args.server, args.model, args.tokenizer, 8, 200, 64, 64)
-        clients: dict[str, Callable[[], Told]] = {"gpuconsole": lambda: by_us(load, args.duration)}
-        if args.vllm_python:
-            clients["vllm bench"] = lambda: vllm_bench(args.vllm_python, load)
-        if args.aiperf:
-            clients["aiperf"] = lambda: aiperf(args.aiperf, load)
-        report["cross_check"] = cross_check(load, clients, args.rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            load = Load(args.server, args.model, args.tokenizer, USERS, REQUESTS, write_prompts(folder, REQUESTS), OUTPUT)
+            clients: dict[str, Callable[[], Told]] = {"gpuconsole": lambda: by_us(load, args.duration)}
+            if args.vllm_python:
+                clients["vllm bench"] = lambda: vllm_bench(args.vllm_python, load)
+            if args.aiperf:
+                clients["aiperf"] = lambda: aiperf(args.aiperf, load)
+            report["cross_check"] = cross_check(load, clients, args.rounds)
     else:
         with scripted_server() as url:
             wrong = against_script(url, args.duration, report)

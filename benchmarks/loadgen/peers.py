@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-PERCENTILES = ("p50", "p99")
+FIGURES = ("mean", "p50", "p99")
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The same load for everyone."""
+    """The same load for everyone. `prompts`: a file with one in each line, under the names by which each client looks for it."""
 
     url: str
     model: str
     tokenizer: str
     concurrency: int
     requests: int
-    prompt_tokens: int
+    prompts: str
     output_tokens: int
 
 
@@ -48,8 +48,8 @@ VLLM_ENV = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS"
 
 def vllm_bench_command(python: Path, load: Load, folder: str) -> list[str]:
     command = [str(python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", load.url]
-    command += ["--endpoint", "/v1/completions", "--model", load.model, "--tokenizer", load.tokenizer, "--dataset-name", "random"]
-    command += ["--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.output_tokens), "--ignore-eos"]
+    command += ["--endpoint", "/v1/completions", "--model", load.model, "--tokenizer", load.tokenizer, "--dataset-name", "custom"]
+    command += ["--dataset-path", load.prompts, "--custom-output-len", str(load.output_tokens), "--ignore-eos", "--skip-chat-template"]
     command += ["--max-concurrency", str(load.concurrency), "--num-prompts", str(load.requests), "--num-warmups", str(load.concurrency)]
     command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--save-result", "--result-dir", folder]
     return command
@@ -62,7 +62,7 @@ def vllm_bench(python: Path, load: Load) -> Told:
         (result,) = Path(folder).glob("*.json")
         told = json.loads(result.read_text())
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "chunk_gap_s": "itl", "e2e_s": "e2el"}
-    latencies = {ours: {p: told[f"{p}_{theirs}_ms"] / 1e3 for p in PERCENTILES} for ours, theirs in names.items()}
+    latencies = {ours: {p: told[f"{p}_{theirs}_ms"] / 1e3 for p in FIGURES} for ours, theirs in names.items()}
     return Told(latencies, told["output_throughput"], cpu_s)
 
 
@@ -70,7 +70,8 @@ def aiperf_command(program: Path, load: Load, folder: str) -> list[str]:
     command = [str(program), "profile", "-m", load.model, "--url", load.url, "--endpoint-type", "completions", "--streaming"]
     command += ["--tokenizer", load.tokenizer, "--use-server-token-count", "--concurrency", str(load.concurrency)]
     command += ["--request-count", str(load.requests), "--warmup-request-count", str(load.concurrency)]
-    command += ["--isl", str(load.prompt_tokens), "--osl", str(load.output_tokens), "--extra-inputs", "ignore_eos:true"]
+    command += ["--input-file", load.prompts, "--custom-dataset-type", "single_turn", "--osl", str(load.output_tokens)]
+    command += ["--extra-inputs", "ignore_eos:true"]
     command += ["--ui", "none", "--artifact-dir", folder]
     return command
 
@@ -82,5 +83,5 @@ def aiperf(program: Path, load: Load) -> Told:
         result = min(Path(folder).rglob("profile_export_aiperf.json"), key=lambda path: len(path.parts))  # the other is of the warm-up
         told: dict[str, Any] = json.loads(result.read_text())
     names = {"ttft_s": "time_to_first_token", "tpot_s": "inter_token_latency", "e2e_s": "request_latency"}
-    latencies = {ours: {p: told[theirs][p] / 1e3 for p in PERCENTILES} for ours, theirs in names.items()}
+    latencies = {ours: {p: told[theirs]["avg" if p == "mean" else p] / 1e3 for p in FIGURES} for ours, theirs in names.items()}
     return Told(latencies, told["output_token_throughput"]["avg"], cpu_s)

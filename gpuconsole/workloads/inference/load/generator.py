@@ -214,10 +214,12 @@ class Generator:
 
     async def _request(self, due: float) -> bool:
         prompt, output = self._prompts.next(self._traffic.knobs)
+        begun = (self._arm, self._kind)
         request = await self._client.ask(prompt, output, due, self._count)
         self._prompts.learn(prompt, request.prompt_tokens)
-        # by its end: past the knee it has begun long before
-        self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=self._kind))
+        # by its end: past the knee of an open loop it has begun long before; a user's own has waited among those of another load
+        settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
+        self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind))
         if request.error:
             self._note_failure(request.error)
             return False
