@@ -25,7 +25,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float = 0.0
 
 
-class Certificate(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Certificate(msgspec.Struct, kw_only=True):
     """`start` and `end` are the knobs before and after. `proof` is one trial of all that was kept against the start, both in turn:
     its change goes from `end` back to `start`, so what was gained is one over its speedup. None where nothing was kept, or no time was
     left for it.

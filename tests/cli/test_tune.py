@@ -1,0 +1,57 @@
+"""`gpuconsole tune` and `gpuconsole verify`, for real."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.waiting import wait_until
+
+
+@pytest.mark.timeout(240)
+def test_a_starved_run_gets_its_workers_and_a_certificate_that_holds(cli: Cli, tmp_path: Path) -> None:
+    target = tmp_path / "tuned.json"
+    done = cli("tune", "data-starved", "--device", "cpu", "--budget", "50", "--certificate", str(target), "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(target.read_text())
+    assert made == json.loads(done.stdout)
+    kept = [one for one in made["attempts"] if one["trial"].get("kept")]
+    assert kept and "num_workers" in kept[0]["trial"]["changes"] and made["end"]["num_workers"] > made["start"]["num_workers"]
+    assert made["stopped"] and made["environment"]["cores"] > 0
+
+    held = cli("verify", str(target))
+    assert held.returncode == 0 and "each as its pairs say" in held.stdout
+    made["attempts"][0]["trial"]["speedup"]["estimate"] *= 2
+    target.write_text(json.dumps(made))
+    broken = cli("verify", str(target))
+    assert broken.returncode == 1 and "does not follow from its" in broken.stderr
+
+
+def test_interrupted_it_keeps_what_there_is(tmp_path: Path) -> None:
+    target = tmp_path / "tuned.json"
+    words = ("tune", "gemm-peak", "--device", "cpu", "--certificate", str(target))
+    process = subprocess.Popen([sys.executable, "-m", "gpuconsole", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "looking for what limits it" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: process.poll() is not None, 20)
+    assert process.stdout is not None
+    assert process.returncode == 0 and "interrupted" in process.stdout.read()
+    assert json.loads(target.read_text())["stopped"] == "interrupted"
+
+
+def test_bad_usage_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text("{}")
+    for words, reason in (
+        (("tune", "no-such"), "no-such"),
+        (("tune", "train-gpt", "--resume", str(tmp_path / "no.json")), "not a certificate"),
+        (("verify", str(tmp_path / "gone.json")), "cannot be read"),
+    ):
+        done = cli(*words)
+        assert done.returncode == 2 and reason in done.stderr and done.stderr.count("\n") == 1

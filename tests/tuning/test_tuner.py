@@ -1,0 +1,123 @@
+"""What is tried next, and what a certificate may claim."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuconsole.model.certificate import Attempt, Certificate, CertificateError, decode, encode
+from gpuconsole.model.finding import Confidence, Finding, Interval, Suggestion
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.trial import Trial, Verdict
+from gpuconsole.tuning.certificates import mistakes
+from gpuconsole.tuning.statistics import speedup
+from gpuconsole.tuning.tuner import candidates
+
+KNOBS: Knobs = {"num_workers": 0, "optim": "adamw", "batch_size": 8, "precision": "fp32", "max_num_seqs": 8, "concurrency": 8}
+
+
+def finding(
+    rule: str, changes: Knobs, predicted: Interval | None, *, recoverable: float = 0.5, confidence: Confidence = "high", **more: Any
+) -> Finding:
+    return Finding(
+        rule, "fires", rule, recoverable, confidence, suggestions=(Suggestion(changes, predicted, "", f"code of {rule}"),), **more
+    )
+
+
+def chosen(*findings: Finding, tried: list[tuple[Knobs, Knobs]] | None = None, allow: bool = False) -> list[Knobs]:
+    return [one.changes for one in candidates(findings, KNOBS, tried or [], allow)]
+
+
+def test_gain_per_second_of_trial_decides() -> None:
+    quick = finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3))
+    slow = finding("b", {"num_workers": 1}, Interval(1.2, 1.5))
+    unsure = finding("c", {"precision": "bf16"}, Interval(1.1, 1.3), confidence="low")
+    assert chosen(unsure, slow, quick) == [{"optim": "adamw_fused"}, {"num_workers": 1}, {"precision": "bf16"}]
+
+
+def test_without_a_prediction_half_of_what_is_at_stake_is_expected() -> None:
+    (one,) = candidates([finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)], KNOBS, [], False)
+    assert one.gain == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        finding("less than 5 %", {"optim": "adamw_fused"}, Interval(1.0, 1.04)),
+        finding("changes what is learnt", {"batch_size": 64}, Interval(2.0, 3.0)),
+        finding("the users' load", {"concurrency": 64}, Interval(2.0, 3.0)),
+        finding("about memory", {"optim": "adamw_fused"}, Interval(1.1, 1.2), resource="memory"),
+        msgspec.structs.replace(finding("clear", {"optim": "adamw_fused"}, Interval(1.1, 1.2)), state="clear"),
+    ],
+    ids=lambda one: one.rule,
+)
+def test_what_is_left_alone(left_out: Finding) -> None:
+    assert chosen(left_out) == []
+
+
+def test_a_change_of_training_is_tried_where_it_is_allowed() -> None:
+    assert chosen(finding("a", {"batch_size": 64}, Interval(2.0, 3.0)), allow=True) == [{"batch_size": 64}]
+
+
+def test_what_was_tried_is_tried_again_only_under_other_knobs() -> None:
+    one = finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3))
+    assert chosen(one, tried=[(KNOBS, {"optim": "adamw_fused"})]) == []
+    assert chosen(one, tried=[({**KNOBS, "num_workers": 2}, {"optim": "adamw_fused"})]) == [{"optim": "adamw_fused"}]
+
+
+def trial(changes: Knobs, factor: float, verdict: Verdict, *, kept: bool, number: str = "1") -> Trial:
+    ratios = tuple(math.log(factor) + 0.001 * n for n in (-2, -1, 0, 1, 2))
+    return Trial(number, "1", changes, "done", speedup(list(ratios)), verdict=verdict, kept=kept, log_ratios=ratios)
+
+
+def certificate() -> Certificate:
+    start = {"num_workers": 0, "optim": "adamw"}
+    first = trial({"num_workers": 1}, 1.5, "win", kept=True)
+    second = trial({"optim": "adamw_fused"}, 1.001, "no_gain", kept=False, number="2")
+    return Certificate(
+        created="2026-01-01T00:00:00+00:00",
+        gpuconsole="1",
+        environment=Environment(host="box"),
+        scenario="data-starved",
+        device="cpu",
+        start=start,
+        end={"num_workers": 1, "optim": "adamw"},
+        attempts=[Attempt("input.too_few_workers", start, first), Attempt("gpu.optimizer_unfused", {**start, "num_workers": 1}, second)],
+        proof=trial({"num_workers": 0}, 1 / 1.5, "worse", kept=False, number="3"),
+    )
+
+
+def test_a_certificate_that_is_written_is_read_and_holds() -> None:
+    made = decode(encode(certificate()))
+    assert made == certificate() and mistakes(made) == [] and made.changed == {"num_workers": 1}
+
+
+def test_what_was_altered_by_hand_is_found() -> None:
+    made = certificate()
+    better = msgspec.structs.replace(made.attempts[0].trial, speedup=msgspec.structs.replace(made.attempts[0].trial.speedup, estimate=1.9))
+    assert "does not follow from its 5 pairs" in mistakes(_with(made, 0, better))[0]
+    claimed = msgspec.structs.replace(made.attempts[1].trial, verdict="win", kept=True)
+    found = mistakes(_with(made, 1, claimed))
+    assert any("its verdict is win, and its pairs say no_gain" in one for one in found)
+    assert any("knobs at the end" in one for one in found)
+    assert "the knobs at the end" in mistakes(msgspec.structs.replace(made, end={"num_workers": 2, "optim": "adamw"}))[0]
+    assert (
+        "something else than the start"
+        in mistakes(msgspec.structs.replace(made, proof=trial({"num_workers": 3}, 0.5, "worse", kept=False)))[0]
+    )
+
+
+def _with(made: Certificate, index: int, trial: Trial) -> Certificate:
+    attempts = list(made.attempts)
+    attempts[index] = msgspec.structs.replace(attempts[index], trial=trial)
+    return msgspec.structs.replace(made, attempts=attempts)
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"hello", "not JSON"), (b"{}", "not a certificate"), (b"[]", "not a certificate")])
+def test_what_is_no_certificate_is_said_in_a_line(data: bytes, words: str) -> None:
+    with pytest.raises(CertificateError, match=words):
+        decode(data)
