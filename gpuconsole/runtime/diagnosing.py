@@ -62,6 +62,7 @@ class Diagnosing:
         record.refresh_summary(self._store.devices, LIVE_STEPS)
         case = self._case(record)
         findings = evaluate(case)
+        self._tell(record, findings)  # what fires needs no probe to be shown, only to be predicted
         if record.steady_t is not None and not self._steadied.waiting:
             due = self._due(findings)
             for probe in [one for one in due if one in FIRST_PROBES] or due[:1]:
@@ -70,7 +71,11 @@ class Diagnosing:
                     return
             if due:
                 findings = evaluate(self._case(record))
+                self._tell(record, findings)
         self._more_due = bool(self._due(findings)) and record.steady_t is not None
+
+    def _tell(self, record: RunRecord, findings: list[Finding]) -> None:
+        """One more look at `findings`: those that stand are shown."""
         shown = self._steadied.update(findings)
         self._emit(Found(time.monotonic(), record.run.id, shown, self._case(record).signals))
 
