@@ -23,7 +23,9 @@ def check(case: Case) -> Finding:
     if shared < SHARED.value:
         return clear(ID, TITLE, shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
     evidence: tuple[Evidence, ...] = (case.evidence("client.shared_prefix_ratio", SHARED.value), case.evidence("client.ttft_s"))
-    if "server.prefix_hit_ratio" in case.signals:
+    if not case.knobs["enable_prefix_caching"]:
+        told = "prefix caching is off"
+    elif "server.prefix_hit_ratio" in case.signals:
         found = case.value("server.prefix_hit_ratio")
         evidence += (case.evidence("server.prefix_hit_ratio", FOUND.value * shared),)
         told = f"{found:.0%} of the prompt tokens came from the cache"
