@@ -8,6 +8,7 @@ import msgspec
 
 from gpuconsole.model.device import Device
 from gpuconsole.model.run import Run
+from gpuconsole.model.sweep import Sweep
 from gpuconsole.model.trial import Trial
 
 SCHEMA = "gpuconsole.snapshot/1"
@@ -44,6 +45,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     runs: list[Run]
     trials: list[Trial]
     unavailable: dict[str, str] = {}
+    sweeps: list[Sweep] = []
 
 
 def encode(snapshot: Snapshot) -> bytes:

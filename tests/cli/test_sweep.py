@@ -1,0 +1,49 @@
+"""`gpuconsole sweep` with real workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.conftest import Cli
+
+
+def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
+    target = tmp_path / "sweep.json"
+    vary = ("--vary", "batch_size=1,8", "--vary", "d_model=64,128")
+    done = cli(
+        "sweep",
+        "train-gpt",
+        "--device",
+        "cpu",
+        "--set",
+        "d_model=64",
+        "--set",
+        "n_layer=1",
+        *vary,
+        "--repeat",
+        "2",
+        "--snapshot",
+        str(target),
+    )
+    assert done.returncode == 0, done.stderr
+    (sweep,) = json.loads(target.read_text())["sweeps"]
+    assert [point["knobs"] for point in sweep["points"]] == [
+        {"batch_size": sweep["base"]["batch_size"], "d_model": 64},
+        {"batch_size": 1, "d_model": 64},
+        {"batch_size": 8, "d_model": 64},
+        {"batch_size": sweep["base"]["batch_size"], "d_model": 128},
+    ][: len(sweep["points"])]
+    assert all(len(point["rates"]) == 2 and min(point["rates"]) > 0 for point in sweep["points"])
+    assert "interleaved repeats" in done.stdout and " best" in done.stdout and "d_model=128" in done.stdout
+
+
+def test_bad_usage_is_said_in_a_line(cli: Cli) -> None:
+    for words, reason in (
+        (("--vary", "no_such=1,2"), "has no knob 'no_such'"),
+        (("--vary", "batch_size=1"), "expected KNOB=A,B,..."),
+        (("--vary", "batch_size=1,x"), "batch_size"),
+        (("--vary", "batch_size=1,2", "--repeat", "1"), "must be 2 or more"),
+    ):
+        done = cli("sweep", "train-gpt", *words)
+        assert done.returncode == 2 and reason in done.stderr and done.stderr.count("\n") == 1
