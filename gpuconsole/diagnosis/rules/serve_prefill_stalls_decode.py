@@ -11,7 +11,7 @@ TITLE = "Long prompts stall the others' tokens"
 SPIKE = Threshold("spike", 3.0, "ratio", "gaps between chunks: p99 three times p50 (tensward 2/3; DIAGNOSIS I06)")
 EVENED_OUT = 0.3
 """Of the stalls, what smaller pieces take out of the latency of a token; the prompts' own work stays."""
-LONG = Threshold("long", 16.0, "ratio", "prompts of 16 times the batch: an iteration that takes one in is that much more work")
+LONG = Threshold("long", 32.0, "ratio", "prompts of 32 times the batch: an iteration that takes one in is that much more work")
 
 
 def check(case: Case) -> Finding:
