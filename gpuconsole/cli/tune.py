@@ -75,9 +75,11 @@ def run(args: argparse.Namespace) -> int:
     writable(args.snapshot, "--snapshot")
     resumed = read_certificate(args.resume) if args.resume else None
     if resumed is not None:
-        if resumed.scenario != chosen.name:
+        if resumed.scenario != args.scenario:
             raise UsageError(f"--resume {args.resume}: it is about {resumed.scenario}")
-        knobs = {**resumed.changed, **knobs}
+        if any(resumed.start.get(name) != value for name, value in knobs.items()):
+            raise UsageError(f"--resume {args.resume}: it began with other values than --set says")
+        knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
     try:
         return asyncio.run(_main(args, knobs, target, resumed))
     except FrontError as error:
@@ -111,22 +113,23 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
         await engine.open()
         await engine.start(args.scenario, knobs)
         tell(f"{args.scenario}: looking for what limits it")
-        certificate = await _tune(engine, args, heard, resumed, interrupted)
+        certificate, failed = await _tune(engine, args, heard, resumed, interrupted)
         await engine.end_run("finished")
     finally:
         if args.snapshot is not None:
             with contextlib.suppress(FrontError):
                 engine.export(args.snapshot)
         await engine.close()
-    print(to_json(certificate) if args.json else "\n".join(lines(certificate)))
-    return 0
+    print(to_json(certificate) if args.json else "\n".join(lines(certificate, args.knobs)))
+    return 1 if failed else 0
 
 
 async def _tune(
     engine: Engine, args: argparse.Namespace, heard: Callable[[Certificate], None], resumed: Certificate | None, interrupted: asyncio.Event
-) -> Certificate:
-    """To its end, or until someone interrupts: what has been proven by then stands."""
-    tuner = Tuner(engine, args.budget, allow_training_changes=args.allow_training_changes, on_change=heard, resumed=resumed)
+) -> tuple[Certificate, bool]:
+    """To its end, or until someone interrupts or the run fails (then True): what has been proven by then stands."""
+    options = {"allow_training_changes": args.allow_training_changes, "on_change": heard, "resumed": resumed}
+    tuner = Tuner(engine, args.scenario, args.budget, **options)
     tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
     await asyncio.wait([tuning, stop], return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -135,8 +138,14 @@ async def _tune(
         await asyncio.wait([tuning])
         tuner.certificate.stopped = "interrupted"
         heard(tuner.certificate)
-        return tuner.certificate
-    return tuning.result()
+        return tuner.certificate, False
+    try:
+        return tuning.result(), False
+    except FrontError as error:
+        tell(f"gpuconsole: {error}")
+        tuner.certificate.stopped = str(error)
+        heard(tuner.certificate)
+        return tuner.certificate, True
 
 
 def tell(text: str) -> None:
@@ -155,15 +164,16 @@ def _measured(trial: Trial) -> str:
     return f"{trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}]" if trial.speedup else "n/a"
 
 
-def lines(certificate: Certificate) -> list[str]:
-    """The whole session: what was tried, what came of it, and how to have it."""
+def lines(certificate: Certificate, given: list[str]) -> list[str]:
+    """The whole session: what was tried, what came of it, and how to have it. `given`: the knobs of the command line, as typed."""
     told = [f"tuned {certificate.scenario} on {certificate.device} in {certificate.elapsed_s:.0f} s: {certificate.stopped}"]
     told += [attempt_line(number, one) for number, one in enumerate(certificate.attempts, 1)]
     if not certificate.changed:
         return [visible(one) for one in (*told, "nothing was kept: it stays as it is")]
     total = gain(certificate)
     told.append(f"in all  {total}" if total else "in all  not measured in one trial")
-    flags = " ".join(f"--set {name}={show(value)}" for name, value in certificate.changed.items())
+    kept = {word.partition("=")[0]: word for word in given} | {name: f"{name}={show(value)}" for name, value in certificate.changed.items()}
+    flags = " ".join(f"--set {word}" for word in kept.values())
     told.append(f"flags   gpuconsole run {certificate.scenario} {flags}")
     told += [f"code    {code}" for code in dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept and one.code)]
     return [visible(one) for one in told]

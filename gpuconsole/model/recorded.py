@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 
 import msgspec
@@ -33,7 +34,7 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
     Messages become one text. Raises ValueError, in one line, which names the line of the file.
     """
     found: list[tuple[str, int | None]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -63,8 +64,7 @@ def _shared(texts: list[str]) -> dict[str, int]:
     ordered = sorted(texts)
     shared = dict.fromkeys(ordered, 0)
     for one, other in itertools.pairwise(ordered):
-        differs = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-        common = next(differs, min(len(one), len(other)))
+        common = bisect.bisect_left(range(1, min(len(one), len(other)) + 1), True, key=lambda n: one[:n] != other[:n])
         for text in (one, other):
             shared[text] = max(shared[text], common)
     return shared

@@ -78,6 +78,7 @@ class Store:
         self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
         self.records: list[RunRecord] = []
         self.trials: dict[str, Trial] = {}
+        self._trials_begun: dict[str, float] = {}
         self.notes: deque[str] = deque(maxlen=NOTES)
         self.stage = ""
         self.stage_detail = ""
@@ -159,9 +160,10 @@ class Store:
                 self.sources[event.source] = event
             case TrialUpdate():
                 self.trials[event.trial.id] = event.trial
+                begun = self._trials_begun.setdefault(event.trial.id, event.t)
                 for record in self.records:
                     if record.run.id == event.trial.baseline_run and event.trial.state in ("done", "failed"):
-                        record.tried(event.t - event.trial.elapsed_s, event.t)
+                        record.tried(begun, event.t)
             case Note():
                 self.notes.append(event.text)
             case RunOpened():

@@ -20,6 +20,8 @@ from gpuconsole.tuning.blocks import BlockPlan, rate
 from gpuconsole.tuning.sweeps import rounds, settle
 
 START_S = 300.0
+NO_EFFECT = "no effect: "
+"""How a worker's notes name knobs that do nothing there."""
 MOST_WORKERS = 8
 """Settings that need a worker of their own keep it for the whole sweep: so many fit beside each other."""
 
@@ -116,4 +118,8 @@ class Sweeper:
         worker = self._workers[key]
         if not worker.alive:
             raise WorkerGone(worker.cause())
+        notes = worker.last_started.notes if worker.last_started is not None else {}
+        idle = [f"{name} has no effect: {notes[NO_EFFECT + name]}" for name in point if NO_EFFECT + name in notes]
+        if idle:
+            raise FrontError("; ".join(idle))
         return worker

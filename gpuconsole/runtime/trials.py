@@ -100,6 +100,8 @@ async def run_trial(trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_u
     try:
         for pair in itertools.islice(order(), MAX_PAIRS):
             blocks = {arm: await _block(sides, arm, plan) for arm in pair}
+            if not all(rate(block, False) > 0 for block in blocks.values()):
+                raise TrialFailed("nothing was done in a whole block")
             ratios.append(math.log(rate(blocks[CHANGED], contention_free) / rate(blocks[BASELINE], contention_free)))
             wall_ratios.append(math.log(rate(blocks[CHANGED], False) / rate(blocks[BASELINE], False)))
             decided = verdict(ratios)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.diagnosis.engine import PROBE_OF
 from gpuconsole.model.certificate import Attempt, Certificate
-from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
+from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.tuning.tuner import Candidate, candidates, trial_s
@@ -32,26 +33,31 @@ class Tuner:
     def __init__(
         self,
         engine: Engine,
+        scenario: str,
         budget_s: float,
         *,
         allow_training_changes: bool = False,
         on_change: Callable[[Certificate], None] = lambda certificate: None,
         resumed: Certificate | None = None,
     ) -> None:
-        """`on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again."""
+        """`scenario` as it was asked for: a name or a path. `on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again."""
         self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
         self._on_change = on_change
         self._begun = time.monotonic()
         run = engine.view().run
         assert run is not None
-        self.certificate = resumed or Certificate(
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            gpuconsole=__version__,
-            environment=engine.environment(),
-            scenario=run.scenario,
-            device=run.device,
-            start=dict(run.knobs),
-            end=dict(run.knobs),
+        self.certificate = (
+            msgspec.structs.replace(resumed, proof=None, stopped="")
+            if resumed
+            else Certificate(
+                created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                gpuconsole=__version__,
+                environment=engine.environment(),
+                scenario=scenario,
+                device=run.device,
+                start=dict(run.knobs),
+                end=dict(run.knobs),
+            )
         )
         self._earlier_s = self.certificate.elapsed_s
 
@@ -61,17 +67,28 @@ class Tuner:
             run = await self._diagnosed()
             found = candidates(run.findings, run.knobs, self._tried(), self._allow)
             if not found:
-                return await self._end("nothing that is left promises 5 %")
+                known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
+                return await self._end(
+                    "nothing that is left promises 5 %" if known else "it never became steady: nothing could be diagnosed"
+                )
             if self._left_s() < trial_s(found[0].changes):
                 return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
             await self._attempt(run, found[0])
 
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
-        trial = await self._engine.try_change(chosen.changes, chosen.suggestion.predicted_speedup)
+        try:
+            trial = await self._engine.try_change(chosen.changes, chosen.suggestion.predicted_speedup)
+        except FrontError as refused:  # this change cannot be had here; another may
+            now = self._engine.view().run
+            if now is None or now.state != "running":
+                raise
+            number = f"refused {len(self.certificate.attempts) + 1}"
+            trial = Trial(number, run.id, chosen.changes, "failed", verdict="undecided", error=str(refused))
         attempt = Attempt(chosen.rule, dict(run.knobs), trial, chosen.suggestion.code, round(self._elapsed_s(), 1))
         self.certificate.attempts.append(attempt)
         if trial.kept:
             self.certificate.end = {**self.certificate.end, **trial.changes}
+            self.certificate.proof = None
         self._tell()
 
     async def _end(self, why: str) -> Certificate:
@@ -81,8 +98,11 @@ class Tuner:
         kept = [one for one in self.certificate.attempts if one.trial.kept]
         if len(kept) == 1 and not self._earlier_s:  # its own trial has shown just that
             back = {}
-        if back:
-            self.certificate.proof = await self._engine.try_change(back)
+        if back and self._left_s() >= trial_s(back):
+            self.certificate.proof = proof = await self._engine.try_change(back)
+            if proof.kept:
+                self.certificate.end = dict(self.certificate.start)
+                self.certificate.stopped += "; all together it was slower than the start, which stands again"
         self._tell()
         return self.certificate
 
@@ -97,7 +117,7 @@ class Tuner:
             if run is None or run.state not in ("starting", "running"):
                 raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
             now = [one.rule for one in run.findings if one.state == "fires"]
-            stood = stood + LOOK_S if now == before and not view.probing and not _in_doubt(run.findings) else 0.0
+            stood = stood + LOOK_S if now == before and not view.probing and not _in_doubt(run) else 0.0
             before = now
             if run.state == "starting":
                 waited = time.monotonic()
@@ -120,6 +140,7 @@ class Tuner:
         self._on_change(msgspec.structs.replace(self.certificate))
 
 
-def _in_doubt(findings: list[Finding]) -> bool:
-    """A rule waits for a probe, or for its second look."""
-    return any(one.missing or "second look" in one.summary for one in findings)
+def _in_doubt(run: Run) -> bool:
+    """A rule waits for a probe that has not failed, or for its second look."""
+    probes = {PROBE_OF[signal] for one in run.findings for signal in one.missing if signal in PROBE_OF}
+    return any(f"probe.{probe}" not in run.unavailable for probe in probes) or any("second look" in one.summary for one in run.findings)

@@ -19,11 +19,14 @@ def mistakes(certificate: Certificate) -> list[str]:
             found.append(f"trial {one.trial.id} was made under other knobs than those kept before it")
         if one.trial.kept:
             knobs |= one.trial.changes
-    if knobs != certificate.end:
+    if certificate.proof is not None and certificate.proof.kept:
+        if certificate.end != certificate.start:
+            found.append("the proof went back to the start, and the end is another")
+    elif knobs != certificate.end:
         found.append("the knobs at the end are not those of the start with all that was kept")
     if certificate.proof is not None:
         found += _of_trial(certificate.proof)
-        if {**certificate.end, **certificate.proof.changes} != certificate.start:
+        if {**knobs, **certificate.proof.changes} != certificate.start:
             found.append("the proof compares with something else than the start")
     return found
 

@@ -220,7 +220,7 @@ class VllmServer(ModelServer):
         self._progress("vLLM: importing")
         environment = {**vllm_environment(self._knobs), **({"CUDA_VISIBLE_DEVICES": self._uuid} if self._uuid else {})}
         with tempfile.NamedTemporaryFile() as limits:  # it may go once both sides have mapped it
-            if OWN_SCHEDULER not in self._options.get("vllm_args", ""):
+            if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
                 limits.write(bytes(LIMITS.size))
                 limits.flush()
                 self._limits = mmap.mmap(limits.fileno(), LIMITS.size)
@@ -285,8 +285,12 @@ def find_vllm_python() -> str:
 
 
 def live_limits(knobs: Knobs) -> dict[str, float]:
-    """Facts of a server that takes lower limits while it runs."""
-    return {live_limit(name): float(knobs[name]) for name in LIVE_KNOBS}
+    """Facts of a server that takes lower limits while it runs.
+
+    Without chunked prefill a prompt that is longer than an iteration would wait for ever, and everybody behind it.
+    """
+    names = LIVE_KNOBS if knobs["enable_chunked_prefill"] else LIVE_KNOBS[:1]
+    return {live_limit(name): float(knobs[name]) for name in names}
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -154,7 +154,8 @@ class Client:
                     self._refused = max(self._refused, refused + 1)
                     continue
                 if response.status != 200:
-                    raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
+                    async with asyncio.timeout(self._timeout_s):
+                        raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
                 self._heard[response] = now()
                 try:
                     await self._follow(response, max_tokens, arrivals, on_tokens)

@@ -74,6 +74,7 @@ class Generator:
         self._session, self._url, self._model = session, options["url"], options.get("model", "")
         recorded = parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8")) if "prompts" in options else []
         self._prompts = Prompts(start.seed, float(options.get("characters_per_token", FIRST_GUESS)), recorded)
+        self._clients: list[Client] = []
         self._client = self._new_client(start.knobs)
         self._traffic = Traffic(start.knobs, self._ask, start.seed)
         self._arm, self._kind = 0, 1
@@ -196,7 +197,9 @@ class Generator:
         return (self._all_tokens - tokens) / (now() - begun)
 
     def _new_client(self, knobs: Knobs) -> Client:
-        return Client(self._session, self._url, self._model, chat=knobs["endpoint"] == "chat", timeout_s=self._timeout_s)
+        client = Client(self._session, self._url, self._model, chat=knobs["endpoint"] == "chat", timeout_s=self._timeout_s)
+        self._clients.append(client)  # those before it have requests under way
+        return client
 
     def _settle(self, arm: int) -> None:
         """What comes next belongs to `arm`, and counts once the server has had the time to feel the change."""
@@ -214,9 +217,11 @@ class Generator:
 
     async def _request(self, due: float) -> bool:
         prompt, output = self._prompts.next(self._traffic.knobs)
+        plain = self._prompts.variant == "plain"
         begun = (self._arm, self._kind)
         request = await self._client.ask(prompt, output, due, self._count)
-        self._prompts.learn(prompt, request.prompt_tokens)
+        if plain:  # what probe P13 alters is of other lengths
+            self._prompts.learn(prompt, request.prompt_tokens)
         # by its end: past the knee of an open loop it has begun long before; a user's own has waited among those of another load
         settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
         self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind))
@@ -250,7 +255,8 @@ class Generator:
         """Tell what came since the last tick: the requests that ended, and the tick itself as a step."""
         t = now()
         wall, self._ticked = t - self._ticked, t
-        self._client.break_off_silent()
+        for client in self._clients:
+            client.break_off_silent()
         self._warm()
         if wall > 0 and not self._paused:
             step = Step(self._index, t, wall, self._finished, self._tokens, (), arm=self._arm, kind=self._kind)
