@@ -19,7 +19,7 @@ def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
         "--set",
         "d_model=64",
         "--set",
-        "n_layer=1",
+        "batch_size=4",
         *vary,
         "--repeat",
         "2",
