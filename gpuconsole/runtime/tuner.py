@@ -17,7 +17,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError
-from gpuconsole.tuning.tuner import Candidate, candidates, trial_s
+from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, trial_s
 
 LOOK_S = 0.25
 SETTLED_S = 1.0
@@ -66,12 +66,12 @@ class Tuner:
         while True:
             run = await self._diagnosed()
             found = candidates(run.findings, run.knobs, self._tried(), self._allow)
-            if not found:
+            if not found and self._left_s() > HOT_S:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 return await self._end(
                     "nothing that is left promises 5 %" if known else "it never became steady: nothing could be diagnosed"
                 )
-            if self._left_s() < trial_s(found[0].changes):
+            if not found or self._left_s() < trial_s(found[0].changes):
                 return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
             await self._attempt(run, found[0])
 
@@ -122,8 +122,10 @@ class Tuner:
             if run.state == "starting":
                 waited = time.monotonic()
             elif (
-                run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S)
-            ) or time.monotonic() - waited > NOT_STEADY_S:
+                (run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S))
+                or time.monotonic() - waited > NOT_STEADY_S
+                or self._left_s() <= HOT_S
+            ):  # no time for a trial anyway
                 return run
 
     def _tried(self) -> list[tuple[Knobs, Knobs]]:

@@ -15,14 +15,15 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.timeout(240)
-def test_a_starved_run_gets_its_workers_and_a_certificate_that_holds(cli: Cli, tmp_path: Path) -> None:
+def test_what_wins_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
-    done = cli("tune", "data-starved", "--device", "cpu", "--budget", "50", "--certificate", str(target), "--json")
+    done = cli("tune", "chatty-logging", "--device", "cpu", "--budget", "40", "--certificate", str(target), "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(target.read_text())
     assert made == json.loads(done.stdout)
     kept = [one for one in made["attempts"] if one["trial"].get("kept")]
-    assert kept and "num_workers" in kept[0]["trial"]["changes"] and made["end"]["num_workers"] > made["start"]["num_workers"]
+    assert kept and "log_every" in kept[0]["trial"]["changes"], made
+    assert made["end"]["log_every"] == kept[0]["trial"]["changes"]["log_every"] != made["start"]["log_every"]
     assert made["stopped"] and made["environment"]["cores"] > 0
 
     held = cli("verify", str(target))

@@ -190,6 +190,7 @@ def test_a_server_that_hangs_costs_the_timeout_once_and_is_read_when_it_answers(
         for _ in range(20):  # nor is it asked again meanwhile
             the_reason(source)
         assert time.monotonic() - began < 1.5
+        wait_until(lambda: dcgm.asked)  # the other side may be late to notice
         assert dcgm.asked == 1
         dcgm.go_on.set()
         wait_until(lambda: values_of(source, 2.0) == {"gpu.temperature_c": 40}, 5)

@@ -32,7 +32,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Pat
     config = SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048)
     made = gpuconsole_caps.scheduler(vllm_config=SimpleNamespace(scheduler_config=config))
     for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "gpuconsole_caps")]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]  # for good: nobody else is to find a vLLM here
     return made, limits
 
 
