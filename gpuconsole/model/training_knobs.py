@@ -167,6 +167,34 @@ LOOP = (
         default=0,
         examples=(0, 50, 200),
     ),
+    Knob(
+        "eval_batch_size",
+        "int",
+        "samples in one forward pass of an evaluation; 0: as in training",
+        low=0,
+        high=65536,
+        unit="samples",
+        default=0,
+        examples=(0, 1, 32),
+    ),
+    Knob(
+        "gradient_percentiles",
+        "choice",
+        "percentiles of the largest gradient, each step: not at all, over a Python list, or by tensor operations",
+        choices=("off", "python", "torch"),
+        default="off",
+        examples=("off", "python", "torch"),
+    ),
+    Knob(
+        "gc_collect_every",
+        "int",
+        "steps between two gc.collect() of the training script; 0: when Python sees fit",
+        low=0,
+        high=1_000_000,
+        unit="steps",
+        default=0,
+        examples=(0, 1, 100),
+    ),
 )
 
 LOADER = (
@@ -185,6 +213,27 @@ LOADER = (
         loader=True,
         default=True,
         examples=(True, False),
+    ),
+    Knob(
+        "collate_fn",
+        "choice",
+        "who makes a batch of samples: the loader's processes (stack), or the training process, which gets them one by one (list)",
+        loader=True,
+        choices=("stack", "list"),
+        default="stack",
+        examples=("stack", "list"),
+    ),
+    Knob(
+        "max_train_samples",
+        "int",
+        "samples in an epoch; 0: all there are",
+        low=0,
+        high=1_000_000_000,
+        unit="samples",
+        loader=True,
+        default=0,
+        changes_training=True,
+        examples=(0, 512),
     ),
 )
 
@@ -218,6 +267,13 @@ PARALLEL = (
         unit="MB",
         default=25.0,
         examples=(1.0, 25.0, 100.0),
+    ),
+    Knob(
+        "sync_each_batch",
+        "bool",
+        "exchange gradients after every forward/backward pass, not only after the last before the optimizer's step",
+        default=False,
+        examples=(False, True),
     ),
     Knob(
         "tensor_parallel", "int", "processes that share each layer's matrices", apply="cold", low=1, high=64, default=1, examples=(1, 2, 8)
@@ -297,6 +353,26 @@ EXERCISES = (
         loader=True,
         default=0.0,
         examples=(0.0, 2.0, 10.0),
+    ),
+    Knob(
+        "slow_sample_ratio",
+        "float",
+        "exercise: share of the samples whose read waits 40 times storage_latency_ms",
+        low=0,
+        high=1,
+        loader=True,
+        default=0.0,
+        examples=(0.0, 0.05),
+    ),
+    Knob(
+        "leak_mb",
+        "float",
+        "exercise: host memory that each step takes and never gives back",
+        low=0,
+        high=1024,
+        unit="MB",
+        default=0.0,
+        examples=(0.0, 2.0),
     ),
     Knob(
         "straggler_ms",

@@ -17,7 +17,7 @@ class CompileCounts:
         self._steps = 0
 
     def add(self, event: Steps) -> None:
-        if not event.counters:
+        if "compile.graphs" not in event.counters:
             return
         if self._first is None:
             self._first = event

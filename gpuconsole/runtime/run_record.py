@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import deque
 
 from gpuconsole.diagnosis.account import add_bandwidth, contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
@@ -10,11 +11,12 @@ from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million
 from gpuconsole.diagnosis.serving_account import add_served_work
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.run import Run, Step
+from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.serving import Objective, served_precision
 from gpuconsole.runtime.compile_counts import CompileCounts
 from gpuconsole.runtime.rank_steps import Ranks
 from gpuconsole.runtime.serving_record import ServingRecord
+from gpuconsole.runtime.work_counts import WorkCounts
 from gpuconsole.wire.events import ProbeDone, Profiled, RunClosed, Started, Steps
 
 MAX_STEPS = 20_000
@@ -22,6 +24,7 @@ MAX_STEPS = 20_000
 LIVE_STEPS = 1500
 """Steps that a live summary looks at. All 20 000 would cost 28 ms at every look, and a console must be cheap to watch."""
 COUNTS = 0
+DATA_WAIT = PHASES.index("data_wait")
 LOOK_EVERY_S = 0.5
 
 
@@ -43,6 +46,7 @@ class RunRecord:
         self.serving = ServingRecord() if run.serves else None
         self.objective: Objective | None = None
         self._compiled = CompileCounts()
+        self._work = WorkCounts()
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0
@@ -79,6 +83,8 @@ class RunRecord:
         self._seen_steps += len(event.steps)
         self._overhead_s = event.overhead_s
         self._compiled.add(event)
+        if self.steady_t is not None:
+            self._work.add(event)
         if self._overhead_start is None:
             self._overhead_start = (event.overhead_s, self._seen_steps)
         self.run.summary.memory_peak_bytes = event.memory_bytes or None
@@ -245,6 +251,7 @@ class RunRecord:
         delay = runq_ratio(steps)
         if delay is not None:
             found["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
+        found |= self._waits(steps)
         mean_s = sum(step.wall_s for step in steps) / n
         lost_to_others = (delay or 0.0) if on_cpu else 0.0
         found["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
@@ -264,7 +271,20 @@ class RunRecord:
                 found[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
         if memory is not None:
             found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
-        return found | self.ranks.signals() | self.probe_signals
+            if on_cpu:
+                found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
+        return found | self._work.signals() | self.ranks.signals() | self.probe_signals
+
+    def _waits(self, steps: list[Step]) -> dict[str, Signal]:
+        """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""
+        waits = [step.phases[DATA_WAIT] for step in steps]
+        typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
+        excess = sum(max(0.0, wait - typical) for wait in waits) / wall
+        source = f"step account, n={len(steps)}"
+        return {
+            "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: the median step's wait"),
+            "data_wait_excess_ratio": Signal(excess, "ratio", f"{source}: waits beyond the median one's, summed"),
+        }
 
     def _look_for_steady(self) -> None:
         steps = list(self.steps)

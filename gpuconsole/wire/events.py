@@ -144,7 +144,8 @@ class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
     `overhead_s` is the cumulative time that measuring has cost; `dropped` counts messages lost to a full pipe.
-    `counters`: what torch.compile has done since the process began, where the workload is compiled.
+    `counters`: totals since the process began (garbage collection, the loader's epochs, exchanges of gradients, its memory as it is), and
+    where the workload is compiled what torch.compile has done.
     """
 
     steps: list[Step]

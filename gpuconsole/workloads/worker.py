@@ -218,7 +218,7 @@ class Worker:
                 self._loop.peak_memory_bytes(),
                 self._channel.dropped,
                 self._world.rank,
-                compile_counters(self._loop.knobs),
+                compile_counters(self._loop.knobs) | self._loop.counters(),
             )
         )
         self._flushed = now()

@@ -30,7 +30,7 @@ def exposed_ratio(case: Case) -> float:
     to comm.small_buckets.
     """
     share = share_of_gradients(case)
-    exchanges = share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1))
+    exchanges = share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1))  # what else travels does so in every pass
     return min(0.95, exchanges * _exposed_of_a_pass(case))
 
 

@@ -1,4 +1,4 @@
-"""What the three input rules share: one look at the loader decides which of them may fire."""
+"""What the input rules share: one look at the loader decides which of them may fire."""
 
 from __future__ import annotations
 
@@ -14,20 +14,41 @@ SATURATED = Threshold(
 )
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
 PREDICTION_ERROR = 0.25
+RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch's end and the next one's first batch")
+EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one add up to 8 % of step time (loadtune: p90 of 1.5 medians)")
+TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
+RECEIVES = Threshold("receives", 0.5, "ratio", "the receiving thread is on a core for half of the time that it waits for batches")
 
-Cause = Literal["none", "slow_storage", "cpu_transform", "too_few_workers"]
+Cause = Literal["none", "epoch_restart", "ipc_collate", "jitter", "slow_storage", "cpu_transform", "too_few_workers"]
 
 
 def cause(case: Case) -> Cause:
     """Why the step waits for data. Needs probe P6 once the wait is large enough; raises Missing until it has run."""
-    if case.value("data_wait_ratio") < WAIT.value:
+    wait, workers = case.value("data_wait_ratio"), int(case.knobs.get("num_workers", 0))
+    restart = case.get("loader.restart_ratio", 0.0) if workers else 0.0
+    if restart >= RESTART.value and restart >= wait / 2:
+        return "epoch_restart"
+    if wait < min(WAIT.value, EXCESS.value if workers else 1.0):
+        return "none"
+    if workers and _is_jitter(case):
+        return "jitter"
+    if wait < WAIT.value:
         return "none"
     cpu = loading_cpu_ratio(case)
+    if workers and case.get("probe.loader_receive_ratio", 0.0) >= max(RECEIVES.value, cpu):
+        return "ipc_collate"
     if cpu < SLEEPS.value:
         return "slow_storage"
     if predicted(case, next_workers(case)) >= WORKER_GAIN.value:
         return "too_few_workers"
     return "cpu_transform"
+
+
+def _is_jitter(case: Case) -> bool:
+    """Few long waits, of a loader that is fast enough on average."""
+    if case.get("data_wait_excess_ratio", 0.0) < EXCESS.value or case.value("data_wait_typical_ratio") >= TYPICAL.value:
+        return False
+    return case.value("probe.loader_samples_per_s") > 1.1 * case.value("samples_per_step") / compute_s(case)
 
 
 def loading_cpu_ratio(case: Case) -> float:

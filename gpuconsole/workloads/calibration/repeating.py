@@ -71,6 +71,10 @@ class RepeatingLoop:
         settings.set_matmul_precision(str(self.knobs.get("precision", "fp32")))
         settings.set_threads(int(self.knobs["num_threads"]))
 
+    def counters(self) -> dict[str, float]:
+        """Nothing happens beside its steps."""
+        return {}
+
     def settle(self) -> None:
         """A new timeline whose first step does not count."""
         self._settling = 1

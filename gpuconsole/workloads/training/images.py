@@ -17,6 +17,8 @@ from torch.utils.data import Dataset
 
 CLASSES = ("astronaut", "coffee", "hubble_deep_field", "rocket")
 VARIANTS = 24
+TIMES_SLOWER = 40
+"""A sample in the tail of a storage's latencies, over an ordinary one."""
 EPOCH = 4096
 """Samples in an epoch; the photographs repeat within it, each time augmented anew."""
 
@@ -48,11 +50,14 @@ def prepare_images() -> Path:
 class Photographs(Dataset[tuple[torch.Tensor, int]]):
     """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label says which picture.
 
-    `storage_latency_s` is slept before each read, as remote storage would make it; `transform_cost` is how
-    often the blur is applied. The randomness depends on the index alone, so no other generator is touched.
+    `storage_latency_s` is slept before each read, as remote storage would make it, and 40 times that before a share
+    `slow_ratio` of them; `transform_cost` is how often the blur is applied. The randomness depends on the index alone,
+    so no other generator is touched.
     """
 
-    def __init__(self, folder: Path, side: int, storage_latency_s: float, transform_cost: int, seed: int, epoch: int) -> None:
+    def __init__(
+        self, folder: Path, side: int, storage_latency_s: float, transform_cost: int, seed: int, epoch: int, slow_ratio: float = 0.0
+    ) -> None:
         self._paths = sorted(str(path) for path in folder.glob("*.jpg"))
         self._labels = [CLASSES.index(Path(path).stem.rsplit("-", 1)[0]) for path in self._paths]
         self._side = side
@@ -60,6 +65,7 @@ class Photographs(Dataset[tuple[torch.Tensor, int]]):
         self._cost = transform_cost
         self._seed = seed
         self._epoch = epoch
+        self._slow_ratio = slow_ratio
 
     def __len__(self) -> int:
         return self._epoch
@@ -68,7 +74,8 @@ class Photographs(Dataset[tuple[torch.Tensor, int]]):
         chance = random.Random(self._seed * self._epoch + index)
         which = index % len(self._paths)
         if self._latency_s:
-            time.sleep(self._latency_s)
+            slow = self._slow_ratio > 0 and random.Random(-1 - index).random() < self._slow_ratio
+            time.sleep(self._latency_s * (TIMES_SLOWER if slow else 1))
         with Image.open(self._paths[which]) as picture:
             image = picture.convert("RGB")
         return self._augment(image, chance), self._labels[which]

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.training.task import Batch
 
 LOADER_KNOBS = tuple(name for name, knob in CATALOGUE.items() if knob.loader)
@@ -23,7 +24,10 @@ def _loader_worker_started(worker_id: int) -> None:
 
 
 class LoaderStream:
-    """Batches of `dataset`, epoch after epoch. Not thread-safe."""
+    """Batches of `dataset`, epoch after epoch. Not thread-safe.
+
+    `restarts` and `restart_s` count the epochs that began after the first, and the seconds until each had its first batch.
+    """
 
     def __init__(self, dataset: Dataset[Any], knobs: Knobs, seed: int) -> None:
         workers = int(knobs["num_workers"])
@@ -42,16 +46,27 @@ class LoaderStream:
                 pin_memory=bool(knobs["pin_memory"]) and torch.cuda.is_available(),
                 generator=torch.Generator().manual_seed(seed),
                 worker_init_fn=_loader_worker_started,
+                collate_fn=as_they_are if knobs["collate_fn"] == "list" else None,
                 **parallel,
             )
-        self._batches: Iterator[Batch] = iter(self._loader)
+        self.restarts, self.restart_s = 0, 0.0
+        self._stacks_here = knobs["collate_fn"] == "list"
+        self._batches: Iterator[Any] = iter(self._loader)
 
     def next(self) -> Batch:
         try:
-            return tuple(next(self._batches))
+            batch = next(self._batches)
         except StopIteration:
-            self._batches = iter(self._loader)
-            return tuple(next(self._batches))
+            batch = self._next_epoch()
+        return tuple(default_collate(batch) if self._stacks_here else batch)
+
+    def _next_epoch(self) -> Any:
+        start = now()
+        self._batches = iter(self._loader)
+        batch = next(self._batches)
+        self.restarts += 1
+        self.restart_s += now() - start
+        return batch
 
     def worker_pids(self) -> list[int]:
         """Process ids of the loader's workers; this process's own where it has none."""
@@ -62,6 +77,11 @@ class LoaderStream:
         shutdown = getattr(self._batches, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    """A collate function that leaves the work to the training process: every tensor travels there by itself."""
+    return samples
 
 
 def settle_steps(knobs: Knobs) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -19,10 +20,11 @@ from gpuconsole.workloads.training.optimizers import carry_state, check_optimize
 from gpuconsole.workloads.training.parallel.choose import check_precision
 from gpuconsole.workloads.training.parallel.plan import Plan
 from gpuconsole.workloads.training.schedule import Schedule
-from gpuconsole.workloads.training.side_work import RunLog, save_checkpoint
+from gpuconsole.workloads.training.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.straggler import lose, losing_backward, lost_s
 from gpuconsole.workloads.training.streams import Streams
 from gpuconsole.workloads.training.task import Batch, Task
+from gpuconsole.workloads.training.totals import Totals
 from gpuconsole.workloads.world import World
 
 EVAL_BATCHES = 4
@@ -56,6 +58,8 @@ class TrainingLoop:
         self._streams = Streams(task)
         self._stream = self._streams.open(self.knobs)
         self._copier = Copier(device, self.knobs)
+        self.totals = Totals()
+        self._leaked: list[bytearray] = []
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
@@ -74,13 +78,14 @@ class TrainingLoop:
         for index in range(passes):
             lose(lost_s("data_wait", self.knobs, self.plan.world))
             batch = self._copier.take(self._stream, mark)
-            with self.plan.backward_pass(self.task.model, last=index == passes - 1):
+            with self.plan.backward_pass(self.task.model, last=index == passes - 1 or bool(self.knobs.get("sync_each_batch"))):
                 loss = self.forward(batch) / passes
                 mark(phase.FORWARD)
                 self._scaler.scale(loss).backward()
             if self._buckets_ready is not None:  # what follows the last bucket is waiting for the other processes
                 mark(phase.BACKWARD, self._buckets_ready)
                 self._buckets_ready = None
+                self.totals.exchanges += 1
                 mark(phase.COMM)
             else:
                 mark(phase.BACKWARD)
@@ -131,6 +136,7 @@ class TrainingLoop:
         mark, index = self.account.mark, self.account.index
         due = self._due if self.side_work else _never
         value = loss.item() if self.device.type == "cpu" else None
+        self.script_work()
         if due("log_every"):
             value = loss.item()
             self._log.write(index, value, self.task.model, bool(self.knobs["log_gradients"]))
@@ -140,10 +146,32 @@ class TrainingLoop:
             mark(phase.CHECKPOINT)
         if due("eval_every"):
             with torch.inference_mode():
-                for _ in range(EVAL_BATCHES):
-                    self.forward(self._eval_batch)
+                for batch in self._eval_batches():
+                    self.forward(batch)
             mark(phase.EVAL)
         return value
+
+    def script_work(self) -> None:
+        """What a training script does between its steps that is none of the named phases: it lands in `other`."""
+        how = str(self.knobs["gradient_percentiles"])
+        if how != "off":
+            largest_gradient_percentiles(self.task.model, how)
+        if self._due("gc_collect_every"):
+            gc.collect()
+        leak = int(float(self.knobs.get("leak_mb", 0.0)) * 1e6)
+        if leak:
+            self._leaked.append(bytearray(b"\1" * leak))
+
+    def _eval_batches(self) -> Iterator[Batch]:
+        """EVAL_BATCHES times the held-out batch, in pieces of `eval_batch_size`."""
+        rows = len(self._eval_batch[0])
+        size = int(self.knobs["eval_batch_size"]) or rows
+        for _ in range(EVAL_BATCHES):
+            for start in range(0, rows, size):
+                yield tuple(tensor[start : start + size] for tensor in self._eval_batch)
+
+    def counters(self) -> dict[str, float]:
+        return self.totals.read(self._streams.restarts(), self.account.index)
 
     def _due(self, knob: str) -> bool:
         every = int(self.knobs[knob])
@@ -221,6 +249,7 @@ class TrainingLoop:
     def close(self) -> None:
         self._streams.close()
         self._log.close()
+        self.totals.close()
 
     def peak_memory_bytes(self) -> float:
         return memory.peak_bytes(self.device)

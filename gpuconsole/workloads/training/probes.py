@@ -32,6 +32,7 @@ from gpuconsole.workloads.training.probing import (
     timed_pass,
     untouched,
 )
+from gpuconsole.workloads.training.stacks import script_lines
 from gpuconsole.workloads.training.swaps import swap_attention, swap_optim, swap_precision
 
 BUDGET_S = 1.8
@@ -106,16 +107,20 @@ def loader_alone(loop: TrainingLoop) -> Signals:
     present = int(loop.knobs["num_workers"])
     signals: Signals = {}
     for workers in (present, present + 1):
-        rate, cpu_ratio, batches = _drain(loop, {**loop.knobs, "num_workers": workers})
+        rate, cpu_ratio, receive_ratio, batches = _drain(loop, {**loop.knobs, "num_workers": workers})
         label = "loader" if workers == present else "loader_plus_1"
         source = f"probe P6, {batches} batches, {workers} workers"
         signals[f"probe.{label}_samples_per_s"] = Signal(rate, "samples/s", source)
         signals[f"probe.{label}_cpu_ratio"] = Signal(cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time")
+        if workers and workers == present:
+            signals["probe.loader_receive_ratio"] = Signal(
+                receive_ratio, "ratio", source + ": CPU time of the receiving thread over its time"
+            )
     return signals
 
 
-def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> tuple[float, float, int]:
-    """Samples/s, CPU share and batches of a fresh loader with `knobs`, after its queue has been emptied once."""
+def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> tuple[float, float, float, int]:
+    """Samples/s, the loading processes' and this thread's CPU shares, and batches of a fresh loader with `knobs`, its queue emptied first."""
     stream = loop.task.open_stream(knobs)
     assert isinstance(stream, LoaderStream)
     workers = int(knobs["num_workers"])
@@ -125,17 +130,18 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> tuple[flo
             stream.next()
         pids = stream.worker_pids()
         cpu_before, runq_before = _load_times(pids, workers, loop)
-        start, batches = now(), 0
+        start, batches, own, own_runq = now(), 0, time.thread_time(), loop.account.times.runq_s()
         while batches < 2 or now() - start < budget_s:
             stream.next()
             batches += 1
         wall = now() - start
+        receive = (time.thread_time() - own) / max(1e-9, wall - (loop.account.times.runq_s() - own_runq))
         cpu_after, runq_after = _load_times(pids, workers, loop)
     finally:
         stream.close()
     busy = cpu_after - cpu_before
     present = max(1e-9, wall * len(pids) - (runq_after - runq_before))
-    return batches * len(batch[0]) / wall, min(1.0, busy / present), batches
+    return batches * len(batch[0]) / wall, min(1.0, busy / present), min(1.0, receive), batches
 
 
 def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[float, float]:
@@ -207,6 +213,7 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "op_mix": op_mix,
     "memory_parts": memory_parts,
     "heap_peaks": heap_peaks,
+    "script_lines": script_lines,
     "swap_attention": swap_attention,
     "swap_precision": swap_precision,
     "swap_optim": swap_optim,

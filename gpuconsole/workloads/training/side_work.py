@@ -37,6 +37,19 @@ def _describe(gradient: torch.Tensor) -> dict[str, object]:
     return {"norm": flat.norm().item(), "mean": flat.mean().item(), "low": low, "high": high, "histogram": counts}
 
 
+def largest_gradient_percentiles(model: torch.nn.Module, how: str) -> list[float]:
+    """The 1st, 50th and 99th percentile of the largest gradient: over a Python list, or (`torch`) by a tensor operation."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+    if not gradients:
+        return []
+    values = max(gradients, key=torch.Tensor.numel).detach().flatten()
+    places = [round(share * (values.numel() - 1)) for share in (0.01, 0.5, 0.99)]
+    if how == "python":
+        ordered = sorted(values.tolist())
+        return [ordered[place] for place in places]
+    return [values.kthvalue(place + 1).values.item() for place in places]
+
+
 def save_checkpoint(scratch: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Model and optimizer in one file, on disk before this returns; the previous checkpoint is replaced."""
     path = scratch / "checkpoint.pt"

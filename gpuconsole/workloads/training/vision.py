@@ -77,8 +77,9 @@ class VisionTask:
 
     def _photographs(self, knobs: Knobs, seed: int) -> Photographs:
         latency_s = float(knobs["storage_latency_ms"]) / 1000
-        epoch = max(EPOCH, int(knobs["batch_size"]))
-        return Photographs(self._folder, int(knobs["image_size"]), latency_s, int(knobs["transform_cost"]), seed, epoch)
+        epoch = max(int(knobs["max_train_samples"]) or EPOCH, int(knobs["batch_size"]))
+        slow_ratio = float(knobs["slow_sample_ratio"])
+        return Photographs(self._folder, int(knobs["image_size"]), latency_s, int(knobs["transform_cost"]), seed, epoch, slow_ratio)
 
 
 def create(knobs: Knobs, device: torch.device, seed: int) -> VisionTask:

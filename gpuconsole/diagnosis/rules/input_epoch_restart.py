@@ -1,0 +1,52 @@
+"""input.epoch_restart: each epoch begins with new loader processes, and the step waits for them."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules import _input
+from gpuconsole.model.finding import Finding, Interval
+
+ID = "input.epoch_restart"
+TITLE = "Every epoch starts the loader anew"
+
+
+def check(case: Case) -> Finding:
+    if not int(case.knobs.get("num_workers", 0)):
+        return clear(ID, TITLE, 0.0, summary="no loader processes that could be started anew")
+    ratio = case.value("loader.restart_ratio")
+    limit = _input.RESTART.value
+    evidence = (case.evidence("loader.restart_ratio", limit), case.evidence("data_wait_ratio"))
+    if _input.cause(case) != "epoch_restart":
+        return clear(ID, TITLE, min(0.99, ratio / limit), evidence)
+    keep = not case.knobs.get("persistent_workers", True)
+    return fires(
+        ID,
+        TITLE,
+        f"{ratio:.0%} of the time passes between an epoch's end and the next one's first batch",
+        recoverable=0.9 * ratio if keep else 0.5 * ratio,
+        confidence="high" if keep and ratio >= 2 * limit else "medium",
+        evidence=evidence,
+        suggestions=some(
+            suggest(
+                case,
+                {"persistent_workers": True},
+                Interval(1 / (1 - 0.6 * ratio), 1 / (1 - min(0.95, 1.1 * ratio))),
+                "the processes stay, only their queue is filled anew",
+                "DataLoader(dataset, ..., persistent_workers=True)",
+            )
+        ),
+        level=ratio / limit,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("loader.restart_ratio", "data_wait_ratio"),
+    thresholds=(_input.RESTART,),
+    text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
+batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
+when that is most of the wait for data. Short epochs make it worse; a sampler without end does away with it.
+Predicted: 1 / (1 - s), s the share of those restarts, less what filling the queue still takes.""",
+    check=check,
+)

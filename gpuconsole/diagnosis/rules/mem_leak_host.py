@@ -1,0 +1,60 @@
+"""mem.leak_host: the process takes host memory with every step and never gives it back."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.model.finding import Finding
+
+ID = "mem.leak_host"
+TITLE = "Host memory grows with every step"
+GROWN = Threshold(
+    "grown", 50e6, "B", "50 MB since it is steady: caches and arenas settle below that (TraceML: 100 MB early, 1 GB confirmed)"
+)
+RISES = Threshold("rises", 0.8, "ratio", "four in five readings are no lower than the one before: steady growth, no sawtooth")
+HORIZON = Threshold("horizon", 24 * 3600.0, "s", "memory that lasts for another day is no cause for alarm")
+
+
+def check(case: Case) -> Finding:
+    slope, low = case.value("host.memory_slope_bytes_per_s"), case.value("host.memory_slope_low_bytes_per_s")
+    grown, rises = case.value("host.memory_grown_bytes"), case.value("host.memory_rises_ratio")
+    evidence = (
+        case.evidence("host.memory_slope_bytes_per_s"),
+        case.evidence("host.memory_grown_bytes", GROWN.value),
+        case.evidence("host.memory_rises_ratio", RISES.value),
+        case.evidence("host.private_bytes"),
+    )
+    if low <= 0 or grown < GROWN.value or rises < RISES.value:
+        return clear(ID, TITLE, min(0.99, max(0.0, grown / GROWN.value)) if low > 0 else 0.0, evidence)
+    left = case.get("host.memory_available_bytes", 0.0) / slope
+    if left > HORIZON.value:
+        return clear(ID, TITLE, 0.5, evidence, f"at this rate memory lasts for {left / 3600:.0f} hours")
+    until = f"; at this rate memory is used up in {left / 60:.0f} minutes" if left else ""
+    return fires(
+        ID,
+        TITLE,
+        f"{slope / 1e6:.1f} MB more every second, {grown / 1e6:.0f} MB since it is steady{until}",
+        recoverable=min(1.0, grown / max(1.0, case.value("host.private_bytes"))),
+        confidence="high" if grown >= 2 * GROWN.value else "medium",
+        evidence=evidence,
+        level=grown / GROWN.value,
+        resource="memory",
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=(
+        "host.memory_slope_bytes_per_s",
+        "host.memory_slope_low_bytes_per_s",
+        "host.memory_grown_bytes",
+        "host.memory_rises_ratio",
+        "host.private_bytes",
+    ),
+    thresholds=(GROWN, RISES, HORIZON),
+    text="""Resident memory that is this process's alone (no files, nothing shared), several times a second over steady steps. The slope is
+Theil and Sen's: the median of the slopes between all pairs of readings, which single jumps do not move; a tenth of those slopes must not be below
+zero, and nearly every reading no lower than the one before. The page cache and shared batches do not count. Usual causes: losses appended with
+their graph, lists of outputs, caches without bound. Look with tracemalloc or gc.get_objects() between two steps.""",
+    check=check,
+)

@@ -1,0 +1,81 @@
+"""What a training process does beside its steps, from the totals that it sends: signals over the last seconds, and memory since it is steady."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import deque
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.wire.events import Steps
+
+WINDOW = 150
+"""Messages looked at: half a minute of them."""
+MEMORY_POINTS = 400
+LEAST_POINTS = 20
+LEAST_STEPS = 50
+SLOPES = 60
+"""Points that a slope is made of: their pairs number some thousand."""
+
+
+class WorkCounts:
+    """Fed with the worker's messages once the run is steady."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW)
+        self._memory: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
+
+    def add(self, event: Steps) -> None:
+        """A message after a pause, a probe or a trial begins anew: the time in between was no ordinary one."""
+        if "work.steps" not in event.counters or not event.steps:
+            return
+        if any(step.arm or step.kind for step in event.steps):
+            self._recent.clear()
+            return
+        self._recent.append((event.t, event.counters))
+        self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
+
+    def signals(self) -> dict[str, Signal]:
+        return self._of_time() | self._of_memory()
+
+    def _of_time(self) -> dict[str, Signal]:
+        if len(self._recent) < 2:
+            return {}
+        (first_t, first), (last_t, last) = self._recent[0], self._recent[-1]
+        gained = {name: last[name] - first[name] for name in last}
+        wall, steps = last_t - first_t, gained["work.steps"]
+        if wall <= 0 or steps <= 0:
+            return {}
+        over = f"over {wall:.0f} s"
+        return {
+            "gc.pause_ratio": Signal(
+                gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
+            ),
+            "loader.restart_ratio": Signal(
+                gained["loader.restart_s"] / wall,
+                "ratio",
+                f"from an epoch's end to the next one's first batch, {gained['loader.restarts']:.0f} epochs {over}",
+            ),
+            "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients travelled, {over}"),
+        }
+
+    def _of_memory(self) -> dict[str, Signal]:
+        """Growth of the process's own memory by Theil and Sen: the median of the slopes between all pairs of points."""
+        if len(self._memory) < LEAST_POINTS or self._memory[-1][1] - self._memory[0][1] < LEAST_STEPS:
+            return {}
+        points = list(self._memory)[:: max(1, len(self._memory) // SLOPES)]
+        slopes = sorted(
+            (later[2] - earlier[2]) / (later[0] - earlier[0])
+            for index, earlier in enumerate(points)
+            for later in points[index + 1 :]
+            if later[0] > earlier[0]
+        )
+        rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
+        source = f"resident memory that is this process's alone, {len(points)} points in {points[-1][0] - points[0][0]:.0f} s"
+        return {
+            "host.memory_slope_bytes_per_s": Signal(statistics.median(slopes), "B/s", f"{source}: median of all slopes (Theil-Sen)"),
+            "host.memory_slope_low_bytes_per_s": Signal(slopes[len(slopes) // 10], "B/s", f"{source}: a tenth of the slopes is below"),
+            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of points that are not below the one before"),
+            "host.memory_grown_bytes": Signal(points[-1][2] - points[0][2], "B", source),
+            "host.private_bytes": Signal(points[-1][2], "B", source),
+        }
