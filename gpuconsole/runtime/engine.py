@@ -36,7 +36,17 @@ from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.runtime.serving import ServingChoice
 from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
-from gpuconsole.runtime.trials import START_S, OneWorker, Sides, TrialFailed, TwoWorkers, run_trial, with_perplexity
+from gpuconsole.runtime.trials import (
+    START_S,
+    USUAL,
+    OneWorker,
+    Sides,
+    TrialFailed,
+    TrialLimits,
+    TwoWorkers,
+    run_trial,
+    with_perplexity,
+)
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.runtime.worker_handle import SERVING, TRAINING, WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.wire.events import (
@@ -230,7 +240,10 @@ class Engine(StoreReader):
             raise FrontError(answer.error)
         self._next(changes, worker)
 
-    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+    async def try_change(
+        self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
+    ) -> Trial:
+        """As the Front says. Without `keep` it is only measured: the run goes on as it was."""
         record, _ = self._running()
         changes = checked(changes, record.run)
         if is_cold(changes, record.run) and self._nodes.nnodes > 1:
@@ -238,7 +251,7 @@ class Engine(StoreReader):
         self._serving.check_change(changes, record.run)
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
-            return await self._try(record, changes, predicted)
+            return await self._try(record, changes, predicted, keep, limits)
 
     async def profile(self, steps: int = STEPS) -> ProfileReport:
         async with self._exclusive():
@@ -373,12 +386,12 @@ class Engine(StoreReader):
             if said is not None:
                 self._emit(msgspec.structs.replace(said, t=time.monotonic()))
 
-    async def _try(self, record: RunRecord, changes: Knobs, predicted: Interval | None) -> Trial:
+    async def _try(self, record: RunRecord, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         _, baseline = self._running()
         trial = Trial(id=str(len(self.store.trials) + 1), baseline_run=record.run.id, changes=changes, predicted=predicted)
         self._on_trial(trial)
         self._trial_over.clear()
-        self._trial = asyncio.create_task(self._run_trial(trial, record, baseline))
+        self._trial = asyncio.create_task(self._run_trial(trial, record, baseline, keep, limits))
         try:
             trial = await asyncio.shield(self._trial)
         except asyncio.CancelledError:
@@ -395,7 +408,7 @@ class Engine(StoreReader):
             raise asyncio.CancelledError
         return trial
 
-    async def _run_trial(self, trial: Trial, record: RunRecord, baseline: WorkerHandle) -> Trial:
+    async def _run_trial(self, trial: Trial, record: RunRecord, baseline: WorkerHandle, keep: bool, limits: TrialLimits) -> Trial:
         """The measured trial, with its verdict. Cold knobs get a second worker, the first standing still as it starts."""
         run, on_cpu = record.run, record.run.device == "cpu"
         try:
@@ -405,10 +418,10 @@ class Engine(StoreReader):
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
                 sides = TwoWorkers(baseline, self._challenger)
-            trial = await with_perplexity(await run_trial(trial, run.knobs, on_cpu, sides, self._on_trial), sides)
+            trial = await with_perplexity(await run_trial(trial, run.knobs, on_cpu, sides, self._on_trial, limits), sides)
         except (TrialFailed, WorkerGone) as error:
             trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
-        return msgspec.structs.replace(trial, kept=trial.worth_keeping)
+        return msgspec.structs.replace(trial, kept=keep and trial.worth_keeping)
 
     async def _settle(self, trial: Trial, record: RunRecord, baseline: WorkerHandle, challenger: WorkerHandle | None) -> None:
         """Leave the better side running and tell the verdict."""

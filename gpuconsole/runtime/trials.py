@@ -17,11 +17,19 @@ from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
 from gpuconsole.tuning.statistics import speedup, verdict
 
-CAP_S = 20.0
-LOADER_CAP_S = 30.0
-SERVING_CAP_S = 60.0
 MAX_PAIRS = 60
 START_S = 180.0
+
+
+class TrialLimits(msgspec.Struct, frozen=True):
+    """When a trial that has not been decided ends, in seconds: of a change in place, of one through the loader, of one of a model server."""
+
+    cap_s: float = 20.0
+    loader_cap_s: float = 30.0
+    serving_cap_s: float = 60.0
+
+
+USUAL = TrialLimits()
 
 Method = Literal["live ABBA", "two workers ABBA"]
 
@@ -77,7 +85,9 @@ class TwoWorkers:
         return self._workers[arm]
 
 
-async def run_trial(trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_update: Callable[[Trial], None]) -> Trial:
+async def run_trial(
+    trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL
+) -> Trial:
     """`trial` brought to a verdict (state done), or failed with its reason. The sides are left as they were last.
 
     Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
@@ -88,7 +98,7 @@ async def run_trial(trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_u
     ratios: list[float] = []
     wall_ratios: list[float] = []
     start = time.monotonic()
-    cap_s = SERVING_CAP_S if plan.serving else LOADER_CAP_S if plan.through_loader else CAP_S
+    cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
     trial = msgspec.structs.replace(
         trial,
         method=sides.method,

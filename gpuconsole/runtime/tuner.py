@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import time
 from collections.abc import Callable
@@ -10,21 +9,14 @@ from collections.abc import Callable
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.diagnosis.engine import PROBE_OF
 from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.trial import Trial
+from gpuconsole.runtime.diagnosed import until_diagnosed
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, trial_s
-
-LOOK_S = 0.25
-SETTLED_S = 1.0
-"""A diagnosis that has stood for so long without a probe under way is believed."""
-DOUBT_S = 25.0
-"""After so long in steady state rules that still lack a signal are waited for no longer."""
-NOT_STEADY_S = 60.0
 
 
 class Tuner:
@@ -64,7 +56,7 @@ class Tuner:
     async def run(self) -> Certificate:
         """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
         while True:
-            run = await self._diagnosed()
+            run = await until_diagnosed(self._engine, lambda: self._left_s() <= HOT_S)  # no time for a trial anyway
             found = candidates(run.findings, run.knobs, self._tried(), self._allow)
             if not found and self._left_s() > HOT_S:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
@@ -106,28 +98,6 @@ class Tuner:
         self._tell()
         return self.certificate
 
-    async def _diagnosed(self) -> Run:
-        """The run, once its diagnosis stands. Raises FrontError when it has ended."""
-        waited, stood = time.monotonic(), 0.0
-        before: list[str] = []
-        while True:
-            await asyncio.sleep(LOOK_S)
-            view = self._engine.view()
-            run = view.run
-            if run is None or run.state not in ("starting", "running"):
-                raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
-            now = [one.rule for one in run.findings if one.state == "fires"]
-            stood = stood + LOOK_S if now == before and not view.probing and not _in_doubt(run) else 0.0
-            before = now
-            if run.state == "starting":
-                waited = time.monotonic()
-            elif (
-                (run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S))
-                or time.monotonic() - waited > NOT_STEADY_S
-                or self._left_s() <= HOT_S
-            ):  # no time for a trial anyway
-                return run
-
     def _tried(self) -> list[tuple[Knobs, Knobs]]:
         return [(one.knobs, one.trial.changes) for one in self.certificate.attempts]
 
@@ -140,9 +110,3 @@ class Tuner:
     def _tell(self) -> None:
         self.certificate.elapsed_s = round(self._elapsed_s(), 1)
         self._on_change(msgspec.structs.replace(self.certificate))
-
-
-def _in_doubt(run: Run) -> bool:
-    """A rule waits for a probe that has not failed, or for its second look."""
-    probes = {PROBE_OF[signal] for one in run.findings for signal in one.missing if signal in PROBE_OF}
-    return any(f"probe.{probe}" not in run.unavailable for probe in probes) or any("second look" in one.summary for one in run.findings)

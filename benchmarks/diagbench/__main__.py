@@ -1,0 +1,73 @@
+"""Is the diagnosis right? Labelled workloads, really run, diagnosed by what a user's console sees.
+
+    python -m benchmarks.diagbench [--half reporting] [--seeds 5] [--neighbours 1] [--only C07 V02 ...] [--oracle-seeds 1] [--rows FILE]
+
+Each case runs with sizes drawn anew for each seed; its diagnosis is compared with the cause that was put in, its first suggestion is
+tried, and, for the first --oracle-seeds seeds, every knob is, so that labels are checked too. Rows are kept in FILE as they come: the same
+command goes on where it was broken off. With --keep the report goes to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.diagbench.cases import TRAINING, Case
+from benchmarks.diagbench.run import Row, run_all
+from benchmarks.diagbench.score import report
+from benchmarks.diagbench.serving_cases import SERVING
+from benchmarks.diagbench.text import one_line, page
+from benchmarks.machine import keep
+
+ALL = TRAINING + SERVING
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--half", choices=("tuning", "reporting"), default="reporting")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside every run: the contention arm")
+    parser.add_argument("--only", nargs="*", help="ids or names of cases")
+    parser.add_argument("--oracle-seeds", type=int, default=0, help="for so many seeds of each case try every knob")
+    parser.add_argument("--rows", type=Path, help="JSON lines: rows that are there are not run again")
+    parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
+    parser.add_argument("--show", action="store_true", help="run nothing, report what the rows say")
+    args = parser.parse_args()
+    chosen = [case for case in ALL if not args.only or case.id in args.only or case.name in args.only]
+    if not chosen:
+        parser.error(f"no such case; there are: {', '.join(f'{case.id} {case.name}' for case in ALL)}")
+    rows = read(args.rows)
+    done = {row.key for row in rows}
+    todo = [(case, seed) for seed in range(args.seeds) for case in chosen if (case.id, args.half, seed, args.neighbours) not in done]
+    if not args.show:
+        asyncio.run(_run(todo, rows, args))
+    mine = [row for row in rows if row.half == args.half and row.neighbours == args.neighbours and row.case in {case.id for case in chosen}]
+    figures = report(mine)
+    print(page(mine, figures))
+    if args.keep:
+        name = f"diagbench-{args.half}" + (f"-neighbours-{args.neighbours}" if args.neighbours else "")
+        print(f"kept in {keep(name, {'report': figures, 'rows': msgspec.to_builtins(mine)})}")
+    return 0
+
+
+async def _run(todo: list[tuple[Case, int]], rows: list[Row], args: argparse.Namespace) -> None:
+    async for row in run_all(todo, args.half, args.neighbours, args.oracle_seeds):
+        rows.append(row)
+        print(one_line(row), flush=True)
+        if args.rows:
+            with args.rows.open("ab") as file:
+                file.write(msgspec.json.encode(row) + b"\n")
+
+
+def read(path: Path | None) -> list[Row]:
+    if path is None or not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines() if line.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Every knob that the oracle turns: one factor at a time, to the values that a user would try."""
+
+from __future__ import annotations
+
+from gpuconsole.model.knobs import CATALOGUE, Knobs, Value
+
+EXERCISES = ("storage_latency_ms", "slow_sample_ratio", "leak_mb", "straggler_ms", "straggler_phase", "varied_lengths")
+"""What was put in: not a user's to turn."""
+MEANING = ("seq_len", "lr_scheduler", "warmup_steps", "max_train_samples", "memory_limit_mb")
+"""They change what is learnt, not how fast."""
+NOTHING_HERE = ("pin_memory", "non_blocking", "h2d_stream", "pytorch_alloc_conf", "precision")
+"""Without effect on a CPU, or, in half precision, several times slower on those without instructions for it."""
+LOAD = ("request_rate", "concurrency", "prompt_tokens", "output_tokens")
+
+
+def changes_to_try(knobs: Knobs, workload: str) -> list[Knobs]:
+    """Hot changes of every knob of `workload`, and of the cold ones those that answer the cases."""
+    found: list[Knobs] = []
+    for name, value in knobs.items():
+        if name in (*EXERCISES, *MEANING, *NOTHING_HERE, *LOAD) or CATALOGUE[name].serving:
+            continue
+        if CATALOGUE[name].apply == "cold":
+            continue
+        found += [{name: other} for other in _others(name, value) if other != value]
+    return found
+
+
+def _others(name: str, value: Value) -> tuple[Value, ...]:
+    if name in ("batch_size", "gradient_accumulation_steps"):
+        return (int(value) * 4,)
+    if name in ("log_every", "save_every", "eval_every"):
+        return (int(value) * 20,) if int(value) else ()
+    if name == "num_workers":
+        return (int(value) + 1, 4)
+    if name == "prefetch_factor":
+        return (int(value) * 4,)
+    if name == "num_threads":
+        return (1, 2)
+    if name == "transform_cost":
+        return (int(value) // 2,)
+    if name in ("gc_collect_every", "eval_batch_size"):
+        return (0,)
+    if name == "optim":
+        return ("adamw_fused", "adamw_foreach")
+    if name == "gradient_percentiles":
+        return ("torch",) if value == "python" else ()
+    if name == "gradient_checkpointing":
+        return (False,)
+    return CATALOGUE[name].examples

@@ -1,0 +1,174 @@
+"""One case, run and diagnosed as a user's console does it; then what its first suggestion is worth, and, asked for, every other knob."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import multiprocessing
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from benchmarks.diagbench.cases import Case, Half
+from benchmarks.diagbench.knobs import changes_to_try
+from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.trial import Speedup
+from gpuconsole.runtime.diagnosed import until_diagnosed
+from gpuconsole.runtime.engine import Engine
+from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.runtime.trials import TrialLimits
+
+TOP = TrialLimits(cap_s=10.0, loader_cap_s=15.0, serving_cap_s=40.0)
+EACH = TrialLimits(cap_s=4.0, loader_cap_s=8.0, serving_cap_s=25.0)
+
+
+class Realised(msgspec.Struct, omit_defaults=True):
+    """What a change did, and what was said it would do."""
+
+    changes: Knobs
+    rule: str = ""
+    predicted: Interval | None = None
+    speedup: Speedup | None = None
+    verdict: str = ""
+    error: str = ""
+
+
+class Row(msgspec.Struct, omit_defaults=True):
+    """One run of a case. Times are seconds since its first step."""
+
+    case: str
+    name: str
+    half: str
+    seed: int
+    neighbours: int
+    scenario: str
+    sets: Knobs
+    truth: tuple[str, ...]
+    fix: tuple[str, ...] = ()
+    fired: tuple[str, ...] = ()
+    """Rules that fired when the diagnosis stood, best first, without notes and without what says that all is well."""
+    notes: tuple[str, ...] = ()
+    confidence: str = ""
+    steady_from_s: float | None = None
+    steady_known_s: float | None = None
+    found_s: float | None = None
+    stood_s: float | None = None
+    top: Realised | None = None
+    oracle: list[Realised] = []
+    error: str = ""
+    elapsed_s: float = 0.0
+    signals: dict[str, float] = {}
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return self.case, self.half, self.seed, self.neighbours
+
+
+async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, oracle: bool) -> Row:
+    """The row. What goes wrong in it is told in `error`."""
+    scenario, sets = case.drawn(half, seed)
+    row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix)
+    begun = time.monotonic()
+    with burning(neighbours + case.neighbours):
+        try:
+            await engine.start(scenario, sets)
+            run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
+            while row.steady_from_s is not None and run.duration_s - row.steady_from_s < case.watch_s:
+                run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
+            row.stood_s = round(run.duration_s, 2)
+            row.fired, row.notes = faults(run), tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
+            row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
+            await _realise(engine, row, run, oracle)
+        except FrontError as error:
+            row.error = str(error)
+        with contextlib.suppress(FrontError):
+            await engine.stop()
+    row.elapsed_s = round(time.monotonic() - begun, 1)
+    return row
+
+
+def faults(run: Run) -> tuple[str, ...]:
+    """What a user would take for something wrong, best first."""
+    return tuple(one.rule for one in _faults(run))
+
+
+def _faults(run: Run) -> list[Finding]:
+    return [one for one in run.findings if one.state == "fires" and not one.note and not one.rule.endswith("_healthy")]
+
+
+def _watch(row: Row, view: View) -> None:
+    """When it was known to be steady, and when the right finding was first on top."""
+    run = view.run
+    if run is None or run.steady_from_s is None:
+        return
+    now = round(run.duration_s, 2)
+    if row.steady_known_s is None:
+        row.steady_from_s, row.steady_known_s = round(run.steady_from_s, 2), now
+    if row.found_s is None and row.truth and (faults(run)[:1] or ("",))[0] in row.truth:
+        row.found_s = now
+
+
+async def _realise(engine: Engine, row: Row, run: Run, oracle: bool) -> None:
+    found = _faults(run)
+    if found:
+        row.confidence = found[0].confidence
+        for suggestion in found[0].suggestions[:1]:
+            row.top = await _try(engine, suggestion.changes, TOP, suggestion.predicted_speedup)
+            row.top.rule = found[0].rule
+    if oracle:
+        for changes in changes_to_try(run.knobs, run.workload):
+            row.oracle.append(await _try(engine, changes, EACH))
+
+
+async def _try(engine: Engine, changes: Knobs, limits: TrialLimits, predicted: Interval | None = None) -> Realised:
+    realised = Realised(changes, predicted=predicted)
+    try:
+        trial = await engine.try_change(changes, predicted, keep=False, limits=limits)
+    except FrontError as refused:
+        realised.error = str(refused)
+        return realised
+    realised.speedup, realised.verdict, realised.error = trial.speedup, trial.verdict or "", trial.error or ""
+    return realised
+
+
+def relative_error(realised: Realised) -> float | None:
+    """|ln(predicted / realised)|, the middle of the predicted interval against the estimate."""
+    if realised.predicted is None or realised.speedup is None:
+        return None
+    return abs(math.log(realised.predicted.middle / realised.speedup.estimate))
+
+
+@contextlib.contextmanager
+def burning(count: int) -> Iterator[None]:
+    """So many busy processes beside the block."""
+    burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(count)]
+    for burner in burners:
+        burner.start()
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.join()
+
+
+def burn() -> None:
+    """One busy core."""
+    while True:
+        sum(range(100_000))
+
+
+async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, oracle_seeds: int) -> Iterator[Row]:  # type: ignore[misc]
+    """Every case with every seed, one after the other, in one console."""
+    engine = Engine(interval_s=1.0, device="cpu", keeps="chosen")
+    await engine.open()
+    try:
+        for case, seed in todo:
+            yield await run_case(engine, case, half, seed, neighbours, seed < oracle_seeds)
+    finally:
+        await engine.close()
+        await asyncio.sleep(0)

@@ -1,0 +1,65 @@
+"""The serving cases: the console's own model server under a load of its own, with one known cause each."""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.diagbench.cases import Case, Half, Made
+from gpuconsole.model.knobs import Knobs
+
+
+def _sizes(chance: random.Random, half: Half) -> Knobs:
+    width = 256 if half == "tuning" else chance.choice((192, 320))
+    return {"d_model": width, "n_layer": 4 if half == "tuning" else chance.choice((3, 5))}
+
+
+def healthy(chance: random.Random, half: Half) -> Made:
+    return "serve-chat", {**_sizes(chance, half), "concurrency": chance.choice((6, 8, 10)), "prompt_tokens": chance.choice((48, 64))}
+
+
+def nothing_to_share(chance: random.Random, half: Half) -> Made:
+    """The prefix cache is off, and no prompt shares a prefix."""
+    return "serve-chat", {**_sizes(chance, half), "concurrency": 8, "enable_prefix_caching": False, "shared_prefix_ratio": 0.0}
+
+
+def few_seats(chance: random.Random, half: Half) -> Made:
+    return "serve-batch", {**_sizes(chance, half), "max_num_seqs": chance.choice((4, 6, 8)), "concurrency": chance.choice((32, 48, 64))}
+
+
+def overload(chance: random.Random, half: Half) -> Made:
+    return "overload", {**_sizes(chance, half), "request_rate": float(chance.choice((50, 60, 80)))}
+
+
+def small_cache(chance: random.Random, half: Half) -> Made:
+    return "kv-pressure", {**_sizes(chance, half), "num_gpu_blocks_override": chance.choice((80, 90, 100))}
+
+
+def missed_prefix(chance: random.Random, half: Half) -> Made:
+    return "serve-prefix", {**_sizes(chance, half), "shared_prefix_ratio": chance.choice((0.7, 0.8)), "concurrency": chance.choice((6, 8))}
+
+
+def long_prompts(chance: random.Random, half: Half) -> Made:
+    return "serve-long", {**_sizes(chance, half), "prompt_tokens": chance.choice((768, 1024))}
+
+
+def few_clients(chance: random.Random, half: Half) -> Made:
+    return "serve-chat", {**_sizes(chance, half), "concurrency": 1}
+
+
+SERVING = (
+    Case(
+        "V01",
+        "serving_few_clients",
+        ("serve.client_bound", "serve.batch_too_small_for_weights"),
+        few_clients,
+        ("concurrency",),
+        serving=True,
+    ),
+    Case("V02", "serving_few_seats", ("serve.seats_too_few",), few_seats, ("max_num_seqs",), serving=True),
+    Case("V03", "serving_overload", ("serve.over_capacity",), overload, serving=True, watch_s=10.0),
+    Case("V04", "serving_small_cache", ("serve.kv_full_preemption",), small_cache, ("num_gpu_blocks_override",), serving=True),
+    Case("V05", "serving_long_prompts", ("serve.prefill_bound",), long_prompts, ("prompt_tokens",), serving=True),
+    Case("V06", "serving_missed_prefix", ("serve.prefix_reuse_missed",), missed_prefix, ("enable_prefix_caching",), serving=True),
+    Case("V07", "serving_healthy", (), healthy, serving=True, watch_s=10.0),
+    Case("V08", "serving_nothing_to_share", (), nothing_to_share, serving=True, watch_s=10.0),
+)

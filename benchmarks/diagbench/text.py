@@ -1,0 +1,47 @@
+"""Rows and figures as text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.diagbench.run import Realised, Row
+from benchmarks.diagbench.score import best, is_hit
+
+
+def one_line(row: Row) -> str:
+    """How one run went."""
+    right = is_hit(row) if row.truth else not row.fired
+    found = f"{row.found_s - row.steady_known_s:4.1f} s" if row.found_s is not None and row.steady_known_s is not None else "     -"
+    words = row.error or ",".join(row.fired) or "nothing"
+    if row.notes:
+        words += f" (notes: {','.join(row.notes)})"
+    gain = f"  {gained(row.top)}" if row.top else ""
+    oracle = f"  oracle: {gained(found_best) if (found_best := best(row)) else 'nothing'}" if row.oracle else ""
+    mark = "ok   " if right and not row.error else "WRONG"
+    return f"{mark} {row.case:<4} {row.name:<30} seed {row.seed} {found}  {row.elapsed_s:5.1f} s  {words}{gain}{oracle}"
+
+
+def gained(one: Realised) -> str:
+    """What was promised and what came of it."""
+    what = ",".join(f"{name}={value}" for name, value in one.changes.items())
+    promised = f" promised {one.predicted.low:.2f}-{one.predicted.high:.2f}x" if one.predicted else ""
+    got = f" got {one.speedup.estimate:.2f} [{one.speedup.low:.2f} {one.speedup.high:.2f}]" if one.speedup else f" {one.error}"
+    return f"[{what}{promised}{got}]"
+
+
+def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
+    """A table of the cases, and the figures under it."""
+    by_case: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_case[f"{row.case:<4} {row.name}"].append(row)
+    lines = [f"{'case':<36} {'right':>6}  said instead"]
+    for case, runs in by_case.items():
+        right = sum(is_hit(row) if row.truth else not row.fired for row in runs)
+        others = [
+            ",".join(row.fired[:2]) or row.error or "nothing" for row in runs if (is_hit(row) if row.truth else not row.fired) is False
+        ]
+        lines.append(f"{case:<36} {right:>3}/{len(runs):<3} {' | '.join(others)}")
+    lines += ["", *(f"{name:<22} {value}" for name, value in figures.items())]
+    return "\n".join(lines)

@@ -1,0 +1,45 @@
+"""Waiting for a diagnosis that stands: what a tuner or a benchmark goes by."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gpuconsole.diagnosis.engine import PROBE_OF
+from gpuconsole.model.run import Run
+from gpuconsole.runtime.front import Front, FrontError, View
+
+LOOK_S = 0.25
+SETTLED_S = 1.0
+"""A diagnosis that has stood for so long without a probe under way is believed."""
+DOUBT_S = 25.0
+"""After so long in steady state rules that still lack a signal are waited for no longer."""
+NOT_STEADY_S = 60.0
+
+
+async def until_diagnosed(front: Front, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None) -> Run:
+    """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended."""
+    waited, stood = time.monotonic(), 0.0
+    before: list[str] = []
+    while True:
+        await asyncio.sleep(LOOK_S)
+        view = front.view()
+        run = view.run
+        if run is None or run.state not in ("starting", "running"):
+            raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
+        seen(view)
+        now = [one.rule for one in run.findings if one.state == "fires"]
+        stood = stood + LOOK_S if now == before and not view.probing and not in_doubt(run) else 0.0
+        before = now
+        if run.state == "starting":
+            waited = time.monotonic()
+        stands = run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S)
+        if run.state != "starting" and (stands or time.monotonic() - waited > NOT_STEADY_S or enough()):
+            return run
+
+
+def in_doubt(run: Run) -> bool:
+    """A rule waits for a probe that has not failed, or for its second look."""
+    probes = {PROBE_OF[signal] for one in run.findings for signal in one.missing if signal in PROBE_OF}
+    return any(f"probe.{probe}" not in run.unavailable for probe in probes) or any("second look" in one.summary for one in run.findings)
