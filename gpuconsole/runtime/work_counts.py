@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import deque
+from collections import Counter, deque
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.wire.events import Steps
 
+PROBE = 2
 WINDOW = 150
 """Messages looked at: half a minute of them."""
 MEMORY_POINTS = 400
@@ -19,31 +20,36 @@ SLOPES = 60
 
 
 class WorkCounts:
-    """Fed with the worker's messages once the run is steady."""
+    """Fed with the worker's messages once the run is steady.
+
+    What counts is gained between two messages of ordinary steps. A message of a probe's or a trial's steps, or of none, ends such a stretch.
+    """
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW)
+        self._before: Steps | None = None
+        self._gained: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW)
         self._memory: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
 
     def add(self, event: Steps) -> None:
-        """A message after a pause, a probe or a trial begins anew: the time in between was no ordinary one."""
-        if "work.steps" not in event.counters or not event.steps:
+        if "work.steps" not in event.counters:
             return
-        if any(step.arm or step.kind for step in event.steps):
-            self._recent.clear()
+        if not event.steps or any(step.arm or step.kind == PROBE for step in event.steps):
+            self._before = None
             return
-        self._recent.append((event.t, event.counters))
+        if self._before is not None:
+            gained = {name: value - self._before.counters[name] for name, value in event.counters.items() if name in self._before.counters}
+            self._gained.append((event.t - self._before.t, gained))
+        self._before = event
         self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
 
     def signals(self) -> dict[str, Signal]:
         return self._of_time() | self._of_memory()
 
     def _of_time(self) -> dict[str, Signal]:
-        if len(self._recent) < 2:
-            return {}
-        (first_t, first), (last_t, last) = self._recent[0], self._recent[-1]
-        gained = {name: last[name] - first[name] for name in last}
-        wall, steps = last_t - first_t, gained["work.steps"]
+        gained: Counter[str] = Counter()
+        for _, gains in self._gained:
+            gained.update(gains)
+        wall, steps = sum(seconds for seconds, _ in self._gained), gained["work.steps"]
         if wall <= 0 or steps <= 0:
             return {}
         over = f"over {wall:.0f} s"
