@@ -160,7 +160,7 @@ FAULTY = (
         "C08",
         "storage_w1",
         ("input.slow_storage",),
-        either(vision, vision, num_workers=fixed(1), storage_latency_ms=between(14.0, 22.0)),
+        either(vision, vision, num_workers=fixed(1), storage_latency_ms=between(9.0, 14.0)),
         ("num_workers",),
     ),
     Case(

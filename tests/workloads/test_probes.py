@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 
 from gpuconsole.workloads.training import gpt, vision
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import batch_elasticity, cached_batch, loader_alone, memory_parts, op_mix
+from gpuconsole.workloads.training.probes import PROBES, loader_alone
+from gpuconsole.workloads.training.probing import ProbeError
 from tests.workloads.running import knobs_of
-from tests.workloads.small import job_state
+from tests.workloads.small import job_state, small_gpt_loop
 
 
 @pytest.fixture(params=["gpt", "vision"])
@@ -33,18 +35,43 @@ def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("probe", [cached_batch, batch_elasticity, loader_alone, op_mix, memory_parts])
-def test_nothing_is_changed(loop: TrainingLoop, probe: Any) -> None:
-    if probe is loader_alone and "num_workers" not in loop.knobs:
-        pytest.skip("no loader in this workload")
+OF_ORDINARY_STEPS = ("side_work_off", "script_lines")
+"""Probes that watch the job's own steps: what those change, the job would have changed without them too."""
+
+
+@pytest.mark.parametrize("probe", [name for name in PROBES if name not in OF_ORDINARY_STEPS])
+def test_nothing_is_changed(loop: TrainingLoop, probe: str) -> None:
+    """Also where a probe finds that it does not apply."""
     before = job_state(loop)
-    signals = probe(loop)
-    assert signals
+    with contextlib.suppress(ProbeError):
+        assert PROBES[probe](loop)
     after = job_state(loop)
     assert len(before) == len(after)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     loop.step()  # and the next step is an ordinary one: no gradient of a probe is left to be added to
     assert loop.account.take()[-1].kind == 0
+
+
+@pytest.mark.parametrize("probe", OF_ORDINARY_STEPS)
+def test_steps_under_watch_train_as_any_others_do(tmp_path: Path, probe: str) -> None:
+    """The same weights, bit for bit, as a twin that took as many steps unwatched."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    watched, twin = small_gpt_loop(tmp_path / "a"), small_gpt_loop(tmp_path / "b")
+    torch.manual_seed(1)
+    PROBES[probe](watched)
+    random_state = torch.random.get_rng_state()
+    torch.manual_seed(1)
+    for _ in range(watched.account.index):
+        twin.step()
+    assert torch.equal(random_state, torch.random.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(job_state(watched), job_state(twin), strict=True))
+
+
+def test_the_stack_probe_names_the_line(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, gc_collect_every=1)
+    found = PROBES["script_lines"](loop)
+    assert found["stack.script_ratio"].value > 0.2
+    assert "training/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
 
 
 def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.memory_stats import allocator_stats
-from gpuconsole.workloads.training import compiling, memory, optimizers
+from gpuconsole.workloads.training import compiling, memory, optimizers, vision
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.effects import without_effect
 from gpuconsole.workloads.training.facts import model_facts
@@ -22,7 +22,10 @@ from gpuconsole.workloads.training.gpt import TextStream, next_token_loss, padde
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.lora import add_lora
+from gpuconsole.workloads.training.parallel.choose import plan_for
 from gpuconsole.workloads.training.schedule import FLOOR, HORIZON, factor
+from gpuconsole.workloads.training.side_work import largest_gradient_percentiles
+from gpuconsole.workloads.world import World
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, losses, small_gpt_loop
 
@@ -76,6 +79,46 @@ def test_varied_lengths_are_between_a_quarter_and_all_of_it_and_cost_their_mean(
     assert loop.task.flops_per_sample(loop.knobs) == pytest.approx(linear * mean + square * mean_square, rel=1e-6)
     assert model_facts(loop.task, loop.knobs)["tokens_per_sample"] == 20
     loop.close()
+
+
+def test_percentiles_are_the_same_either_way(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path)
+    loop.forward(loop.fresh_batch()).backward()
+    by_list, by_tensor = (largest_gradient_percentiles(loop.task.model, how) for how in ("python", "torch"))
+    assert by_list == by_tensor and by_list == sorted(by_list)
+
+
+def test_what_a_script_does_between_phases_is_counted(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=4.0, gradient_percentiles="python")
+    before = loop.counters()
+    for _ in range(20):
+        loop.step()
+    after = loop.counters()
+    assert after["gc.collections"] - before["gc.collections"] >= 20 and after["gc.pause_s"] > before["gc.pause_s"]
+    assert after["host.private_bytes"] - before["host.private_bytes"] > 40e6
+    assert after["work.steps"] == 20
+    loop.close()
+
+
+def test_epochs_are_counted_and_samples_handed_over_one_by_one_make_the_same_batch() -> None:
+    knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8, max_train_samples=8)
+    task = vision.create(knobs, CPU, 0)
+    stacked, listed = (task.open_stream({**knobs, "collate_fn": how}) for how in ("stack", "list"))
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(stacked.next(), listed.next(), strict=True))
+    assert stacked.restarts == 2 and stacked.restart_s > 0
+
+
+def test_evaluation_in_pieces_covers_the_same_samples(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path, batch_size=4, eval_batch_size=3)
+    assert [len(batch[0]) for batch in loop._eval_batches()] == [3, 1] * 4
+
+
+def test_matrices_do_not_go_with_replicas() -> None:
+    world = World()
+    world.size = 2
+    with pytest.raises(ValueError, match="tensor_parallel goes with sharding none, zero2 or zero3, not ddp"):
+        plan_for({"sharding": "ddp", "tensor_parallel": 2}, world)
 
 
 def test_padding_rounds_up() -> None:

@@ -11,9 +11,9 @@ TITLE = "Every epoch starts the loader anew"
 
 
 def check(case: Case) -> Finding:
+    ratio = case.value("loader.restart_ratio")
     if not int(case.knobs.get("num_workers", 0)):
         return clear(ID, TITLE, 0.0, summary="no loader processes that could be started anew")
-    ratio = case.value("loader.restart_ratio")
     limit = _input.RESTART.value
     evidence = (case.evidence("loader.restart_ratio", limit), case.evidence("data_wait_ratio"))
     if _input.cause(case) != "epoch_restart":

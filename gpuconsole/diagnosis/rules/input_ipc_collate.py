@@ -11,9 +11,9 @@ TITLE = "Receiving batches keeps the training process busy"
 
 
 def check(case: Case) -> Finding:
+    wait = case.value("data_wait_ratio")
     if not int(case.knobs.get("num_workers", 0)):
         return clear(ID, TITLE, 0.0, summary="the training process loads by itself: nothing is received")
-    wait = case.value("data_wait_ratio")
     level = wait / _input.WAIT.value
     if _input.cause(case) != "ipc_collate":
         return clear(ID, TITLE, min(0.99, level), (case.evidence("data_wait_ratio", _input.WAIT.value),))

@@ -12,9 +12,9 @@ TIMES_DEEPER = 4
 
 
 def check(case: Case) -> Finding:
+    excess = case.value("data_wait_excess_ratio")
     if not int(case.knobs.get("num_workers", 0)):
         return clear(ID, TITLE, 0.0, summary="no queue that could run dry: the training process loads by itself")
-    excess = case.value("data_wait_excess_ratio")
     limit = _input.EXCESS.value
     if _input.cause(case) != "jitter":
         return clear(ID, TITLE, min(0.99, excess / limit), (case.evidence("data_wait_excess_ratio", limit),))

@@ -12,10 +12,12 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.workloads.training import loop as loop_module
 from gpuconsole.workloads.training.loop import PROBE, TrainingLoop
 from gpuconsole.workloads.training.probing import ProbeError, Signals, rounds
+from gpuconsole.workloads.training.totals import Totals
 
 EVERY_S = 0.01
 BUDGET_S = 1.0
 STEP = TrainingLoop.step.__code__
+COLLECTED = Totals._collected.__code__
 BETWEEN_PHASES = TrainingLoop.script_work.__code__
 
 
@@ -55,7 +57,9 @@ def _place(frame: FrameType | None) -> str:
     inner: list[FrameType] = []
     while frame is not None:
         if frame.f_code is BETWEEN_PHASES:
-            own = inner[-1] if inner and inner[-1].f_code.co_filename.startswith(str(_SOURCES)) else frame
+            called = inner[-1] if inner else frame
+            ours = called.f_code is COLLECTED or not called.f_code.co_filename.startswith(str(_SOURCES))
+            own = frame if ours else called
             name = Path(own.f_code.co_filename).relative_to(_SOURCES)
             return f"{name}:{own.f_lineno} {own.f_code.co_name}"
         if frame.f_code is STEP:

@@ -1,0 +1,146 @@
+"""The rules on epochs, slow samples, receiving, the script's own Python, evaluation, leaks and needless exchanges; and what looks like each."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.diagnosis.case import Missing
+from gpuconsole.diagnosis.rules import (
+    comm_accum_without_no_sync,
+    host_eval_stall,
+    host_python_overhead,
+    input_epoch_restart,
+    input_ipc_collate,
+    input_jitter,
+    input_slow_storage,
+    input_too_few_workers,
+    mem_leak_host,
+)
+from gpuconsole.model.knobs import Knobs
+from tests.diagnosis.cases import case, loader
+
+WORKERS: Knobs = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": False, "collate_fn": "list"}
+FAST = loader(rate=1000.0, plus_1=1900.0, cpu=0.6)
+"""Of a step of 16 samples and 0.1 s: six times what it eats."""
+
+
+def test_restarts_that_are_most_of_the_wait_are_the_cause_and_no_other_rule_claims_them() -> None:
+    found = case(
+        knobs=WORKERS, data_wait_ratio=0.3, loader__restart_ratio=0.25, data_wait_excess_ratio=0.29, data_wait_typical_ratio=0.0, **FAST
+    )
+    finding = input_epoch_restart.RULE.check(found)
+    assert finding.state == "fires" and finding.suggestions[0].changes == {"persistent_workers": True}
+    assert all(rule.RULE.check(found).state == "clear" for rule in (input_jitter, input_slow_storage, input_too_few_workers))
+
+
+def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
+    found = case(knobs=WORKERS, data_wait_ratio=0.5, loader__restart_ratio=0.04, **loader(rate=100.0, plus_1=200.0, cpu=0.1))
+    assert input_epoch_restart.RULE.check(found).state == "clear"
+    assert input_slow_storage.RULE.check(found).state == "fires"
+
+
+def test_few_long_waits_of_a_fast_loader_are_jitter() -> None:
+    found = case(knobs=WORKERS, data_wait_ratio=0.2, data_wait_typical_ratio=0.001, data_wait_excess_ratio=0.2, **FAST)
+    finding = input_jitter.RULE.check(found)
+    assert finding.state == "fires" and finding.suggestions[0].changes == {"prefetch_factor": 8}
+    assert input_slow_storage.RULE.check(found).state == "clear"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_wait_typical_ratio": 0.15, "data_wait_excess_ratio": 0.1},  # every step waits
+        {
+            "data_wait_typical_ratio": 0.0,
+            "data_wait_excess_ratio": 0.2,
+            **loader(rate=150.0, plus_1=300.0, cpu=0.9),
+        },  # bursts: too slow on average
+    ],
+)
+def test_a_loader_that_is_too_slow_is_no_jitter(changes: dict[str, float]) -> None:
+    assert input_jitter.RULE.check(case(knobs=WORKERS, data_wait_ratio=0.2, **{**FAST, **changes})).state == "clear"
+
+
+def test_without_workers_there_is_no_queue() -> None:
+    found = case(data_wait_ratio=0.3, data_wait_typical_ratio=0.0, data_wait_excess_ratio=0.3, **FAST)
+    assert [rule.RULE.check(found).state for rule in (input_jitter, input_epoch_restart, input_ipc_collate)] == ["clear"] * 3
+
+
+def test_a_receiving_thread_that_is_busy_is_the_limit() -> None:
+    slow = loader(rate=150.0, plus_1=160.0, cpu=0.3)
+    found = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
+    finding = input_ipc_collate.RULE.check(found)
+    assert finding.state == "fires" and finding.suggestions[0].changes == {"collate_fn": "stack"}
+    assert input_slow_storage.RULE.check(found).state == "clear"
+    waits = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.1, **slow)
+    assert input_ipc_collate.RULE.check(waits).state == "clear"
+    assert input_slow_storage.RULE.check(waits).state == "fires"
+
+
+STACK = {"stack__script_ratio": 0.2, "stack__line_ratio": 0.2}
+
+
+def test_python_between_phases_asks_for_the_stack_and_then_names_its_cause() -> None:
+    with pytest.raises(Missing, match=r"stack\.script_ratio"):
+        host_python_overhead.RULE.check(case(other_ratio=0.3))
+    lists = host_python_overhead.RULE.check(case(knobs={"gradient_percentiles": "python"}, other_ratio=0.3, gc__pause_ratio=0.01, **STACK))
+    assert lists.suggestions[0].changes == {"gradient_percentiles": "torch"}
+    collector = case(knobs={"gc_collect_every": 1, "gradient_percentiles": "off"}, other_ratio=0.3, gc__pause_ratio=0.28, **STACK)
+    finding = host_python_overhead.RULE.check(collector)
+    assert "garbage collector" in finding.summary and finding.suggestions[0].changes == {"gc_collect_every": 0}
+
+
+def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:
+    found = case(other_ratio=0.3, gc__pause_ratio=0.0, stack__script_ratio=0.0, stack__line_ratio=0.0)
+    assert host_python_overhead.RULE.check(found).state == "clear"
+
+
+def test_evaluation_may_cost_more_than_a_log_record() -> None:
+    knobs: Knobs = {"eval_every": 4, "eval_batch_size": 1}
+    assert host_eval_stall.RULE.check(case(knobs=knobs, eval_ratio=0.07)).state == "clear"
+    finding = host_eval_stall.RULE.check(case(knobs=knobs, eval_ratio=0.4, probe__step_no_side_work_s=0.06))
+    assert [one.changes for one in finding.suggestions] == [{"eval_every": 80}, {"eval_batch_size": 0}]
+
+
+GROWTH = {
+    "host__memory_slope_bytes_per_s": 20e6,
+    "host__memory_slope_low_bytes_per_s": 15e6,
+    "host__memory_grown_bytes": 300e6,
+    "host__memory_rises_ratio": 1.0,
+    "host__private_bytes": 900e6,
+    "host__memory_available_bytes": 10e9,
+}
+
+
+def test_memory_that_grows_with_every_step_leaks_and_says_how_long_it_lasts() -> None:
+    finding = mem_leak_host.RULE.check(case(**GROWTH))
+    assert finding.state == "fires" and finding.resource == "memory" and "8 minutes" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host__memory_slope_low_bytes_per_s": -1.0},  # up and down
+        {"host__memory_grown_bytes": 5e6},  # arenas that settle
+        {"host__memory_rises_ratio": 0.6},  # a sawtooth
+        {"host__memory_slope_bytes_per_s": 1e4},  # lasts for days
+    ],
+)
+def test_memory_that_settles_or_lasts_does_not(changes: dict[str, float]) -> None:
+    assert mem_leak_host.RULE.check(case(**{**GROWTH, **changes})).state == "clear"
+
+
+REPLICAS: Knobs = {"sharding": "ddp", "gradient_accumulation_steps": 4, "sync_each_batch": True}
+
+
+def test_exchanges_beyond_the_first_are_waste() -> None:
+    found = case(knobs=REPLICAS, comm__exchanges_per_step=4.0, comm__exposed_s=0.01)
+    finding = comm_accum_without_no_sync.RULE.check(found)
+    assert finding.state == "fires" and finding.recoverable_ratio == pytest.approx(0.3)
+    assert finding.suggestions[0].changes == {"sync_each_batch": False}
+
+
+def test_hidden_exchanges_and_single_ones_are_none() -> None:
+    hidden = case(knobs=REPLICAS, comm__exchanges_per_step=4.0, comm__exposed_s=0.0005)
+    once = case(knobs={**REPLICAS, "sync_each_batch": False}, comm__exchanges_per_step=1.0, comm__exposed_s=0.01)
+    assert [comm_accum_without_no_sync.RULE.check(one).state for one in (hidden, once)] == ["clear", "clear"]
