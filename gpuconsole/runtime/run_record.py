@@ -83,8 +83,7 @@ class RunRecord:
         self._seen_steps += len(event.steps)
         self._overhead_s = event.overhead_s
         self._compiled.add(event)
-        if self.steady_t is not None:
-            self._work.add(event)
+        self._work.add(event)
         if self._overhead_start is None:
             self._overhead_start = (event.overhead_s, self._seen_steps)
         self.run.summary.memory_peak_bytes = event.memory_bytes or None
@@ -273,7 +272,7 @@ class RunRecord:
             found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
             if on_cpu:
                 found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
-        return found | self._work.signals() | self.ranks.signals() | self.probe_signals
+        return found | self._work.signals(steps[0].t) | self.ranks.signals() | self.probe_signals
 
     def _waits(self, steps: list[Step]) -> dict[str, Signal]:
         """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""

@@ -20,14 +20,14 @@ SLOPES = 60
 
 
 class WorkCounts:
-    """Fed with the worker's messages once the run is steady.
+    """Fed with the worker's messages; what is asked for is since a moment, that from which the run is steady.
 
     What counts is gained between two messages of ordinary steps. A message of a probe's or a trial's steps, or of none, ends such a stretch.
     """
 
     def __init__(self) -> None:
         self._before: Steps | None = None
-        self._gained: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW)
+        self._gained: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=WINDOW)
         self._memory: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
 
     def add(self, event: Steps) -> None:
@@ -38,18 +38,19 @@ class WorkCounts:
             return
         if self._before is not None:
             gained = {name: value - self._before.counters[name] for name, value in event.counters.items() if name in self._before.counters}
-            self._gained.append((event.t - self._before.t, gained))
+            self._gained.append((self._before.t, event.t - self._before.t, gained))
         self._before = event
         self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
 
-    def signals(self) -> dict[str, Signal]:
-        return self._of_time() | self._of_memory()
+    def signals(self, since: float) -> dict[str, Signal]:
+        return self._of_time(since) | self._of_memory(since)
 
-    def _of_time(self) -> dict[str, Signal]:
+    def _of_time(self, since: float) -> dict[str, Signal]:
+        stretches = [(seconds, gains) for begun, seconds, gains in self._gained if begun >= since]
         gained: Counter[str] = Counter()
-        for _, gains in self._gained:
+        for _, gains in stretches:
             gained.update(gains)
-        wall, steps = sum(seconds for seconds, _ in self._gained), gained["work.steps"]
+        wall, steps = sum(seconds for seconds, _ in stretches), gained["work.steps"]
         if wall <= 0 or steps <= 0:
             return {}
         over = f"over {wall:.0f} s"
@@ -65,11 +66,12 @@ class WorkCounts:
             "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients travelled, {over}"),
         }
 
-    def _of_memory(self) -> dict[str, Signal]:
+    def _of_memory(self, since: float) -> dict[str, Signal]:
         """Growth of the process's own memory by Theil and Sen: the median of the slopes between all pairs of points."""
-        if len(self._memory) < LEAST_POINTS or self._memory[-1][1] - self._memory[0][1] < LEAST_STEPS:
+        points = [point for point in self._memory if point[0] >= since]
+        if len(points) < LEAST_POINTS or points[-1][1] - points[0][1] < LEAST_STEPS:
             return {}
-        points = list(self._memory)[:: max(1, len(self._memory) // SLOPES)]
+        points = points[:: max(1, len(points) // SLOPES)]
         slopes = sorted(
             (later[2] - earlier[2]) / (later[0] - earlier[0])
             for index, earlier in enumerate(points)

@@ -23,7 +23,7 @@ def test_what_a_probe_did_is_left_out() -> None:
         message(4.0, **{"gc.pause_s": 5.1}),
     ):
         counts.add(event)
-    assert abs(counts.signals()["gc.pause_ratio"].value - 0.1) < 1e-9
+    assert abs(counts.signals(0.0)["gc.pause_ratio"].value - 0.1) < 1e-9
 
 
 def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
@@ -31,12 +31,12 @@ def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
     for second in range(60):
         jumped.add(message(float(second), memory=1e9 + (5e8 if second > 30 else 0.0)))
         grows.add(message(float(second), memory=1e9 + 1e6 * second))
-    assert jumped.signals()["host.memory_slope_low_bytes_per_s"].value == 0.0
-    assert abs(grows.signals()["host.memory_slope_bytes_per_s"].value - 1e6) < 1.0
-    assert grows.signals()["host.memory_rises_ratio"].value == 1.0
+    assert jumped.signals(0.0)["host.memory_slope_low_bytes_per_s"].value == 0.0
+    assert abs(grows.signals(0.0)["host.memory_slope_bytes_per_s"].value - 1e6) < 1.0
+    assert grows.signals(0.0)["host.memory_rises_ratio"].value == 1.0
 
 
 def test_too_little_says_nothing() -> None:
     counts = WorkCounts()
     counts.add(message(0.0))
-    assert counts.signals() == {}
+    assert counts.signals(0.0) == {}
