@@ -48,7 +48,8 @@ from gpuconsole.runtime.trials import (
     with_perplexity,
 )
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
-from gpuconsole.runtime.worker_handle import SERVING, TRAINING, WorkerGone, WorkerHandle, death, sweep_scratch
+from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
+from gpuconsole.runtime.workers import Workers, nobody
 from gpuconsole.wire.events import (
     AnyEvent,
     Devices,
@@ -81,14 +82,13 @@ class Engine(StoreReader):
 
         `nodes`: where processes on several machines meet. `serving`: which model server, and what its requests must keep.
         """
-        self._nodes = nodes or Launch(1)
+        self._workers = Workers(nodes or Launch(1), self._worker_ended, self.note)
         self._serving = serving or ServingChoice()
         self.store = Store()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
         self._wanted_device = device
         self._sampling = Sampling(interval_s, dcgm, self._emit)
-        self._spare: WorkerHandle | None = None
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None
         self._recorder = Recorder()
@@ -124,10 +124,8 @@ class Engine(StoreReader):
 
     async def warm(self) -> None:
         """Keep a worker ready that has torch imported."""
-        if self._spare is not None and not self._spare.alive and self._spare.failed is None:
-            self._spare = None  # it died idle, and did not say why
-        if self._spare is None and not self._closing:
-            self._spare = await self._launch_worker()
+        if not self._closing:
+            await self._workers.warm()
 
     async def close(self) -> None:
         if self._closing:
@@ -137,7 +135,7 @@ class Engine(StoreReader):
         if self._trial is not None:
             self._trial.cancel()
         self._close_run("stopped")
-        workers = [worker for worker in (self._worker, self._spare, self._challenger) if worker is not None]
+        workers = [worker for worker in (self._worker, self._workers.spare, self._challenger) if worker is not None]
         for worker in workers:
             worker.kill()
         await self._sampling.close()
@@ -196,7 +194,7 @@ class Engine(StoreReader):
         self._scenario = chosen
         self._kept.clear()
         self._open_run(knobs, device.id, {})
-        self._worker = await self._take_worker(chosen, knobs)
+        self._worker = await self._workers.take(chosen, knobs)
         if self._worker.progress is not None:
             self._emit(self._worker.progress)
         self._worker.listener = self._emit
@@ -246,7 +244,7 @@ class Engine(StoreReader):
         """As the Front says. Without `keep` it is only measured: the run goes on as it was."""
         record, _ = self._running()
         changes = checked(changes, record.run)
-        if is_cold(changes, record.run) and self._nodes.nnodes > 1:
+        if is_cold(changes, record.run) and self._workers.nodes.nnodes > 1:
             raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
         self._serving.check_change(changes, record.run)
         async with self._exclusive():
@@ -306,31 +304,9 @@ class Engine(StoreReader):
 
     # --- children -------------------------------------------------------------------------------------------
 
-    async def _launch_worker(self, launch: Launch | None = None, module: str = TRAINING) -> WorkerHandle:
-        worker = WorkerHandle(_nobody, self._worker_ended, launch, module)
-        await worker.launch()
-        return worker
-
-    async def _take_worker(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
-        """The worker for a run with `knobs`: the warm one, as many processes as they ask for, or one that keeps a model server."""
-        if chosen.workload.serves:
-            return await self._launch_worker(module=SERVING)
-        nproc = int(knobs.get("nproc", 1))
-        if nproc > 1 or self._nodes.nnodes > 1:
-            launch = msgspec.structs.replace(self._nodes, nproc=nproc)
-            if launch.nnodes > 1:
-                if launch.on_loopback:
-                    self.note(f"{launch.host} is a loopback address: no other machine reaches it")
-                self.note(f"waiting for the other machines; on each of them: {launch.on_other_nodes()}")
-            return await self._launch_worker(launch)
-        await self.warm()
-        worker, self._spare = self._spare, None
-        assert worker is not None
-        return worker
-
     def _worker_ended(self, worker: WorkerHandle, code: int) -> None:
-        if worker is self._spare and worker.alive is False and code == 0:
-            self._spare = None
+        if worker is self._workers.spare and worker.alive is False and code == 0:
+            self._workers.spare = None
         if worker is not self._worker or self._closing:
             return
         self._worker = None
@@ -432,7 +408,7 @@ class Engine(StoreReader):
         if is_cold(trial.changes, record.run):
             if winner is challenger:
                 self._worker = challenger
-                baseline.listener, challenger.listener = _nobody, self._emit
+                baseline.listener, challenger.listener = nobody, self._emit
                 await baseline.stop()
             winner.resume(0)
         elif baseline.alive and not self._closing:
@@ -446,7 +422,7 @@ class Engine(StoreReader):
     async def _launch_challenger(self, knobs: Knobs) -> None:
         """A second worker with other knobs, past its start, waiting. Raises TrialFailed."""
         assert self._scenario is not None
-        self._challenger = challenger = await self._take_worker(self._scenario, knobs)
+        self._challenger = challenger = await self._workers.take(self._scenario, knobs)
         challenger.start(self._scenario.workload.name, knobs, self.device(), self._serving.options)
         try:
             async with asyncio.timeout(START_S):
@@ -457,7 +433,3 @@ class Engine(StoreReader):
 
     def _on_trial(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))
-
-
-def _nobody(event: AnyEvent) -> None:
-    """Listens for nobody: a spare worker's events concern no run."""
