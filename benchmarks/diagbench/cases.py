@@ -100,6 +100,12 @@ def tail(chance: random.Random, half: Half) -> Made:
     return "vision-healthy", {**sizes, "num_workers": 1, "prefetch_factor": 1, "slow_sample_ratio": 0.012, "storage_latency_ms": latency_ms}
 
 
+def checkpointed(chance: random.Random, half: Half, **knobs: object) -> Made:
+    """Many parameters for the tokens of a step, so that a checkpoint weighs."""
+    sizes: Knobs = {"d_model": 320 if half == "tuning" else chance.choice((352, 384)), "n_layer": 4, "batch_size": 8, "seq_len": 64}
+    return "train-gpt", {**sizes, **knobs}  # type: ignore[dict-item]
+
+
 def saturated(chance: random.Random, half: Half) -> Made:
     """A model that is done long before its one core of loading is."""
     sizes: Knobs = {"width": 16, "batch_size": 32} if half == "tuning" else {"width": chance.choice((12, 20)), "batch_size": 24}
@@ -191,8 +197,16 @@ FAULTY = (
         ("gradient_percentiles",),
     ),
     Case("C19", "gc_storm", ("host.python_overhead",), either(vision, gpt, gc_collect_every=fixed(1)), ("gc_collect_every",)),
-    Case("C20a", "checkpoint_each_step", ("host.checkpoint_stall",), either(vision, gpt, save_every=fixed(1)), ("save_every",)),
-    Case("C20b", "checkpoint_often", ("host.checkpoint_stall",), either(vision, gpt, save_every=one_of(2, 3)), ("save_every",)),
+    Case(
+        "C20a", "checkpoint_each_step", ("host.checkpoint_stall",), either(checkpointed, checkpointed, save_every=fixed(1)), ("save_every",)
+    ),
+    Case(
+        "C20b",
+        "checkpoint_often",
+        ("host.checkpoint_stall",),
+        either(checkpointed, checkpointed, save_every=one_of(3, 4, 5)),
+        ("save_every",),
+    ),
     Case(
         "C21",
         "evaluation_heavy",

@@ -58,6 +58,8 @@ class Row(msgspec.Struct, omit_defaults=True):
     found_s: float | None = None
     stood_s: float | None = None
     top: Realised | None = None
+    null: Realised | None = None
+    """A change of a knob that has no effect on a CPU, put on trial like any other."""
     oracle: list[Realised] = []
     error: str = ""
     elapsed_s: float = 0.0
@@ -119,6 +121,8 @@ async def _realise(engine: Engine, row: Row, run: Run, oracle: bool) -> None:
         for suggestion in found[0].suggestions[:1]:
             row.top = await _try(engine, suggestion.changes, TOP, suggestion.predicted_speedup)
             row.top.rule = found[0].rule
+    if "non_blocking" in run.knobs:
+        row.null = await _try(engine, {"non_blocking": not run.knobs["non_blocking"]}, EACH)
     if oracle:
         for changes in changes_to_try(run.knobs, run.workload):
             row.oracle.append(await _try(engine, changes, EACH))

@@ -54,6 +54,8 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
         "healthy_runs": len(healthy),
         "cases": len({row.case for row in kept}),
         "seeds": min((len(seeds) for seeds in _seeds(kept).values()), default=0),
+        "null_trials": sum(row.null is not None and not row.null.error for row in rows),
+        "null_false_wins": sum(row.null is not None and row.null.verdict == "win" for row in rows),
         "disputed": disputed,
         "failing": sorted({row.case for row in kept if (is_hit(row) if row.truth else not row.fired) is False}),
     }

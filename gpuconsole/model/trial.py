@@ -44,7 +44,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `log_ratios` holds one value per pair of blocks, log(rate changed / rate baseline), on `clock`:
     `contention_free` subtracts the training thread's run-queue delay, `wall` does not. `wall_speedup` is the same trial
-    on the wall clock. `perplexity`: of a model server's answers, where the change alters them.
+    on the wall clock. `null_log_ratios` compares neighbouring blocks of one and the same side: what this machine makes of no change at all.
+    `resolution_ratio`: the smallest effect that can be told from that, after as many pairs. `perplexity`: of a model server's answers, where the change alters them.
     """
 
     id: str
@@ -60,6 +61,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     clock: Literal["wall", "contention_free"] = "wall"
     method: Literal["live ABBA", "two workers ABBA"] = "live ABBA"
     log_ratios: tuple[float, ...] = ()
+    null_log_ratios: tuple[float, ...] = ()
+    resolution_ratio: float | None = None
     elapsed_s: float = 0.0
     error: str | None = None
     changes_training: bool = False

@@ -15,7 +15,7 @@ from gpuconsole.model.run import Step
 from gpuconsole.model.trial import Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
-from gpuconsole.tuning.statistics import speedup, verdict
+from gpuconsole.tuning.statistics import resolution, speedup, verdict
 
 MAX_PAIRS = 60
 START_S = 180.0
@@ -97,6 +97,8 @@ async def run_trial(
     contention_free = on_cpu and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     ratios: list[float] = []
     wall_ratios: list[float] = []
+    nulls: list[float] = []
+    last: tuple[int, float] | None = None
     start = time.monotonic()
     cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
     trial = msgspec.structs.replace(
@@ -112,15 +114,21 @@ async def run_trial(
             blocks = {arm: await _block(sides, arm, plan) for arm in pair}
             if not all(rate(block, False) > 0 for block in blocks.values()):
                 raise TrialFailed("nothing was done in a whole block")
-            ratios.append(math.log(rate(blocks[CHANGED], contention_free) / rate(blocks[BASELINE], contention_free)))
+            rates = {arm: rate(block, contention_free) for arm, block in blocks.items()}
+            ratios.append(math.log(rates[CHANGED] / rates[BASELINE]))
+            if last is not None and last[0] == pair[0]:  # two blocks of one side in a row
+                nulls.append(math.log(rates[pair[0]] / last[1]))
+            last = pair[1], rates[pair[1]]
             wall_ratios.append(math.log(rate(blocks[CHANGED], False) / rate(blocks[BASELINE], False)))
-            decided = verdict(ratios)
+            decided = verdict(ratios, nulls)
             trial = msgspec.structs.replace(
                 trial,
                 speedup=speedup(ratios),
                 wall_speedup=speedup(wall_ratios),
                 blocks=2 * len(ratios),
                 log_ratios=tuple(ratios),
+                null_log_ratios=tuple(nulls),
+                resolution_ratio=resolution(nulls, len(ratios)),
                 elapsed_s=time.monotonic() - start,
             )
             on_update(trial)

@@ -44,7 +44,7 @@ def _of_trial(trial: Trial) -> list[str]:
     found = []
     if again is None or any(abs(one - other) > ROUNDING * max(1.0, abs(one)) for one, other in pairs):
         found.append(f"{name}: its interval does not follow from its {len(trial.log_ratios)} pairs")
-    decided = verdict(list(trial.log_ratios)) or "undecided"
+    decided = verdict(list(trial.log_ratios), trial.null_log_ratios) or "undecided"
     if decided != trial.verdict:
         found.append(f"{name}: its verdict is {trial.verdict}, and its pairs say {decided}")
     if trial.kept and not trial.worth_keeping:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from gpuconsole.model.trial import Speedup, Verdict
 
@@ -64,11 +65,33 @@ def speedup(log_ratios: list[float]) -> Speedup | None:
     return Speedup(*(math.exp(min(20.0, max(-20.0, value))) for value in (mean, low, high)))
 
 
-def verdict(log_ratios: list[float]) -> Verdict | None:
-    """win, no_gain or worse once the interval says so; None while it does not."""
+def resolution(null_log_ratios: Sequence[float], pairs: int) -> float | None:
+    """The smallest effect, as a ratio, that `pairs` pairs can tell from none; None before there are two null pairs.
+
+    In the order A B, B A, A B every second block follows one of its own side. Their log ratios have the mean 0 and, the blocks being neighbours
+    like those of a pair, the spread of one: an A/A test that costs nothing.
+    """
+    if len(null_log_ratios) < 2 or pairs < 1:
+        return None
+    return math.expm1(min(20.0, _null_half_width(null_log_ratios, pairs)))
+
+
+def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
+    spread = math.sqrt(statistics.fmean(value * value for value in null_log_ratios))
+    return spread / math.sqrt(pairs) * always_valid(pairs) * student(len(null_log_ratios)) / NORMAL_975
+
+
+def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = ()) -> Verdict | None:
+    """win, no_gain or worse once the interval says so; None while it does not.
+
+    Few pairs that agree by chance have too small a deviation: a win, or a loss, must also be larger than what the null pairs allow.
+    """
     if len(log_ratios) < MIN_PAIRS:
         return None
-    _, low, high = confidence_sequence(log_ratios)
+    mean, low, high = confidence_sequence(log_ratios)
+    if len(null_log_ratios) >= 2:
+        half = _null_half_width(null_log_ratios, len(log_ratios))
+        low, high = min(low, mean - half), max(high, mean + half)
     if low > MINIMUM_EFFECT:
         return "win"
     if high < -MINIMUM_EFFECT:

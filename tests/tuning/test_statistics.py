@@ -1,7 +1,7 @@
 import math
 import random
 
-from gpuconsole.tuning.statistics import MIN_PAIRS, speedup, verdict
+from gpuconsole.tuning.statistics import MIN_PAIRS, resolution, speedup, verdict
 
 
 def trial(effect: float, noise: float, seed: int, pairs: int = 25) -> str:
@@ -24,6 +24,19 @@ def test_no_difference_is_hardly_ever_called_a_win() -> None:
 def test_real_differences_are_found() -> None:
     assert [trial(1.3, 0.08, seed) for seed in range(50)].count("win") >= 48
     assert [trial(0.5, 0.08, seed) for seed in range(50)].count("worse") >= 48
+
+
+def test_few_pairs_that_agree_by_chance_are_no_win_where_blocks_of_one_side_differ_as_much() -> None:
+    agree = [0.10, 0.101, 0.099, 0.10]
+    assert verdict(agree) == "win"
+    assert verdict(agree, [0.08, -0.07, 0.09]) is None
+    assert verdict(agree, [0.004, -0.003, 0.002]) == "win"
+
+
+def test_the_resolution_shrinks_with_pairs_and_needs_nulls() -> None:
+    assert resolution([0.05], 4) is None
+    few, many = resolution([0.05, -0.05, 0.05], 4), resolution([0.05, -0.05] * 10, 21)
+    assert few is not None and many is not None and 0.0 < many < few
 
 
 def test_two_percent_is_the_least_that_counts() -> None:
