@@ -64,6 +64,8 @@ class Rule:
     check: Callable[[Case], Finding] = field(repr=False)
     serving: bool = False
     """Whether it is about model servers; the others are about training."""
+    shared: bool = False
+    """About the hardware, so about both."""
 
     def threshold(self, name: str) -> float:
         return next(threshold.value for threshold in self.thresholds if threshold.name == name)

@@ -40,6 +40,11 @@ PROBE_OF = {
     "profile.elementwise_bytes_per_s": "op_mix",
     "profile.launches_per_s": "op_mix",
     "profile.mean_kernel_s": "op_mix",
+    "comm.bus_bytes_per_s": "exchange_sizes",
+    "comm.bytes_per_step": "exposed_communication",
+    "probe.issue_s": "launch",
+    "probe.sync_gaps_s": "sync_gaps",
+    "probe.h2d_pinned_s": "h2d_copies",
 }
 """Which probe measures a missing signal."""
 PROBE_ORDER = (
@@ -53,10 +58,15 @@ PROBE_ORDER = (
     "swap_attention",
     "swap_optim",
     "batch_elasticity",
+    "launch",
     "op_mix",
     "swap_precision",
+    "sync_gaps",
+    "h2d_copies",
 )
 """Those that settle one cause come first, those that look for what may be hidden later. A probe that is not named here comes last."""
+FIRST = "hw.errors"
+"""Has nothing to recover, and stands before everything that has: results may be wrong."""
 
 
 @cache
@@ -68,7 +78,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 def evaluate(case: Case) -> list[Finding]:
     """Every rule's conclusion that is about such work, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
-    return rank([_check(rule, case) for rule in all_rules() if rule.serving == case.serves])
+    return rank([_check(rule, case) for rule in all_rules() if rule.shared or rule.serving == case.serves])
 
 
 def _check(rule: Rule, case: Case) -> Finding:
@@ -80,7 +90,7 @@ def _check(rule: Rule, case: Case) -> Finding:
 
 def rank(findings: list[Finding]) -> list[Finding]:
     order = {"fires": 0, "cant_tell": 1, "clear": 2}
-    return sorted(findings, key=lambda f: (order[f.state], f.note, -f.weight, f.rule))
+    return sorted(findings, key=lambda f: (order[f.state], f.state != "fires" or f.rule != FIRST, f.note, -f.weight, f.rule))
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:

@@ -11,6 +11,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
 from gpuconsole.model.finding import Finding
 from gpuconsole.runtime.environment import cores
+from gpuconsole.runtime.hardware_signals import HardwareWatch
 from gpuconsole.runtime.run_record import LIVE_STEPS, RunRecord
 from gpuconsole.runtime.store import Store
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
@@ -35,6 +36,7 @@ class Diagnosing:
         self._emit = emit
         self._worker = worker
         self._busy = busy
+        self._hardware = HardwareWatch()
         self._steadied = Steadied()
         self._probed: set[str] = set()
         self._more_due = False
@@ -86,7 +88,8 @@ class Diagnosing:
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._store.memory_used(record.run.device)
-        return Case(record.run.knobs, record.signals(cores(), memory, WINDOW_S), record.run.serves)
+        signals = record.signals(cores(), memory, WINDOW_S) | self._hardware.signals(self._store, record)
+        return Case(record.run.knobs, signals, record.run.serves)
 
     @contextlib.contextmanager
     def showing(self, what: str) -> Iterator[None]:

@@ -48,6 +48,7 @@ from gpuconsole.wire.events import (
 )
 
 NOTES = 20
+XIDS = 100
 POINT_EVERY_S = 1.0
 
 
@@ -73,6 +74,7 @@ class Store:
         self.processes: list[Process] = []
         self.processes_missing: dict[str, str] = {}
         self.links: list[Link] = []
+        self.xids: deque[Xid] = deque(maxlen=XIDS)
         self.sources: dict[str, SourceState] = {}
         self._reasons: dict[str, str] | None = None
         self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
@@ -155,6 +157,7 @@ class Store:
             case Processes():
                 self.processes, self.processes_missing = event.processes, event.reasons
             case Xid():
+                self.xids.append(event)
                 self.notes.append(f"{event.device}: XID {event.code}{f', {event.meaning}' if event.meaning else ''}")
             case SourceState():
                 self.sources[event.source] = event

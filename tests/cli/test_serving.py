@@ -51,7 +51,9 @@ def test_the_embedded_server_answers_and_every_figure_is_there(cli: Cli) -> None
     assert set(summary["phases_ratio"]) == {"client_queue", "queue", "prefill", "decode", "transport"}
     assert max(run["series"]["server.requests_running{device=server}"]["v"]) == 8, "all eight users in one batch, by the server's own count"
     assert run["facts"]["parameters"] > 0
-    assert {finding["rule"].split(".")[0] for finding in run["findings"]} == {"serve"}, "rules about training have nothing to say"
+    assert {finding["rule"].split(".")[0] for finding in run["findings"]} == {"serve", "hw", "link"}, (
+        "rules about training have nothing to say"
+    )
 
 
 def test_recorded_prompts_are_sent_as_they_are(cli: Cli, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_loader_that_is_too_slow_is_no_jitter(changes: dict[str, float]) -> No
 
 
 def test_without_workers_there_is_no_queue() -> None:
-    found = case(data_wait_ratio=0.3, data_wait_typical_ratio=0.0, data_wait_excess_ratio=0.3, **FAST)
+    found = case(loader__restart_ratio=0.0, data_wait_ratio=0.3, data_wait_typical_ratio=0.0, data_wait_excess_ratio=0.3, **FAST)
     assert [rule.RULE.check(found).state for rule in (input_jitter, input_epoch_restart, input_ipc_collate)] == ["clear"] * 3
 
 

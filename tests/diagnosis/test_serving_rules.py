@@ -59,6 +59,7 @@ HEALTHY = {
     "server.peak_bytes_per_s": 2e10,
     "server.itl_s": 0.006,
     "server.frontend_cpu_ratio": 0.2,
+    "is_gpu": 0.0,
     "mfu_ratio": 0.1,
     "mbu_ratio": 0.2,
     "probe.prefix_cut_gain": 1.0,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpuconsole.workloads.training import gpt, vision
+from gpuconsole.workloads.training import gpt, gpu_probes, vision
+from gpuconsole.workloads.training.gpu_probes import GPU_PROBES, h2d_copies, launch, sync_gaps
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import PROBES, loader_alone
 from gpuconsole.workloads.training.probing import ProbeError
@@ -82,3 +84,43 @@ def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
         ratios[name] = loader_alone(loop)["probe.loader_cpu_ratio"].value
         loop.close()
     assert ratios["sleeps"] < 0.5 < 0.7 < ratios["computes"]
+
+
+@pytest.mark.parametrize("probe", GPU_PROBES.values(), ids=GPU_PROBES)
+def test_probes_of_a_gpu_say_so_on_a_cpu(loop: TrainingLoop, probe: Any) -> None:
+    with pytest.raises(ProbeError, match="no GPU"):
+        probe(loop)
+
+
+class HostEvent:
+    """What torch.cuda.Event is to a probe, on the host's clock."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        self._t = 0.0
+
+    def record(self) -> None:
+        self._t = time.perf_counter()
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return (end._t - self._t) * 1e3
+
+
+@pytest.mark.parametrize("probe", [launch, h2d_copies, sync_gaps])
+def test_probes_of_a_gpu_change_nothing(loop: TrainingLoop, probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the host in place of a GPU: what they measure is nonsense then, what they leave behind is not."""
+    monkeypatch.setattr(gpu_probes, "_needs_gpu", lambda loop: None)
+    monkeypatch.setattr(gpu_probes, "BUDGET_S", 0.05)
+    monkeypatch.setattr(gpu_probes, "LINK_BYTES", 1 << 16)
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    monkeypatch.setattr(gpu_probes, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    if probe is sync_gaps:
+        with pytest.raises(ProbeError, match="no GPU kernel"):
+            probe(loop)
+        assert not list(loop.scratch.glob("*.json"))
+        assert {step.kind for step in loop.account.take()[3:]} == {2}  # the steps that it took count as a probe's
+        return
+    before = job_state(loop)
+    assert all(signal.value > 0 for signal in probe(loop).values())
+    assert all(torch.equal(a, b) for a, b in zip(before, job_state(loop), strict=True))

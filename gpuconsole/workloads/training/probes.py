@@ -20,6 +20,7 @@ from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
 from gpuconsole.workloads.training import memory
 from gpuconsole.workloads.training.communication import exchange_sizes, exposed_communication
 from gpuconsole.workloads.training.fragmentation import heap_peaks
+from gpuconsole.workloads.training.gpu_probes import GPU_PROBES
 from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import (
@@ -219,4 +220,5 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "swap_optim": swap_optim,
     "exposed_communication": exposed_communication,
     "exchange_sizes": exchange_sizes,
+    **GPU_PROBES,
 }

@@ -1,0 +1,48 @@
+"""What the rules about a GPU share: silence without one, and what holds its clocks down."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, clear
+from gpuconsole.model.finding import Finding
+
+MOST = 0.9
+"""No share of a step that a rule claims is larger."""
+
+
+def on_gpu(case: Case) -> bool:
+    """Asked first, so that a run on a CPU is told nothing of GPUs. Raises Missing."""
+    return case.value("is_gpu") > 0
+
+
+def not_on_gpu(rule: str, title: str) -> Finding:
+    return clear(rule, title, 0.0, summary="the run is not on a GPU")
+
+
+def compute_ratio(case: Case) -> float:
+    """Share of a step in forward and backward passes. Raises Missing."""
+    return case.value("forward_ratio") + case.value("backward_ratio")
+
+
+def clock_loss(case: Case) -> float:
+    """Share of the highest SM clock that the device lacks under load. Raises Missing."""
+    return max(0.0, 1 - case.value("hw.sm_clock_ratio"))
+
+
+def held_by_power(case: Case) -> float:
+    """Share of time in which a power limit, or a brake from outside, held clocks down. Raises Missing."""
+    return max(case.value("hw.power_cap_time_ratio"), case.get("hw.power_brake_time_ratio", 0.0))
+
+
+def lost_to_heat(case: Case) -> float:
+    """Heat and power may hold clocks down at one time: the loss is shared out by how long each did. Raises Missing."""
+    heat, power = (
+        case.value("hw.thermal_time_ratio"),
+        max(case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.power_brake_time_ratio", 0.0)),
+    )
+    return min(MOST, clock_loss(case) * heat / (heat + power)) if heat > 0 else 0.0
+
+
+def lost_to_power(case: Case) -> float:
+    """The rest of it. Raises Missing."""
+    power, heat = held_by_power(case), case.get("hw.thermal_time_ratio", 0.0)
+    return min(MOST, clock_loss(case) * power / (heat + power)) if power > 0 else 0.0
