@@ -222,7 +222,7 @@ FAULTY = (
         ("num_threads",),
     ),
     Case("C23", "optimizer_loop", ("gpu.optimizer_unfused",), many_parameters, ("optim",)),
-    Case("C25", "host_leak", ("mem.leak_host",), either(gpt, vision, leak_mb=between(3.0, 6.0)), watch_s=10.0),
+    Case("C25", "host_leak", ("mem.leak_host",), either(gpt, vision, leak_mb=between(3.0, 6.0)), watch_s=20.0),
     Case("C27", "ddp_allreduce", ("comm.exposed",), replicas, ("gradient_accumulation_steps", "comm_hook")),
     Case(
         "C28",
