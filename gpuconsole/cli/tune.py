@@ -21,7 +21,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError
-from gpuconsole.runtime.tuner import Tuner
+from gpuconsole.runtime.tuner import TUNE_S, Tuner
 
 DESCRIPTION = """Run a scenario, and make it faster: what the diagnosis suggests is tried, most gain per second of trial first; what is proven by
 paired measurement is kept, and the diagnosis made again, until nothing that is left promises 5 %.
@@ -50,7 +50,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument(
-        "--budget", type=seconds, default=300.0, metavar="S", help="seconds; no trial is begun that would take longer (default 300)"
+        "--budget", type=seconds, default=TUNE_S, metavar="S", help="seconds; no trial is begun that would take longer (default 300)"
     )
     parser.add_argument("--objective", choices=("tokens_per_s",), default="tokens_per_s", help="what is to grow: throughput")
     parser.add_argument(
@@ -181,11 +181,8 @@ def lines(certificate: Certificate, given: list[str]) -> list[str]:
 
 def gain(certificate: Certificate) -> str:
     """All that was kept, against the start."""
-    kept = [one.trial for one in certificate.attempts if one.trial.kept]
-    proof = certificate.proof
-    if proof is not None and proof.speedup is not None:
-        back = proof.speedup
-        return (
-            f"{1 / back.estimate:.2f}x [{1 / back.high:.2f}, {1 / back.low:.2f}] against the start, {proof.blocks} blocks, {proof.method}"
-        )
-    return f"{_measured(kept[0])} against the start" if len(kept) == 1 and proof is None else ""
+    total, proof = certificate.gain, certificate.proof
+    if total is None:
+        return ""
+    how = f", {proof.blocks} blocks, {proof.method}" if proof is not None else ""
+    return f"{total.estimate:.2f}x [{total.low:.2f}, {total.high:.2f}] against the start{how}"

@@ -6,7 +6,7 @@ import msgspec
 
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.trial import Trial
+from gpuconsole.model.trial import Speedup, Trial
 
 SCHEMA = "gpuconsole.certificate/1"
 
@@ -45,9 +45,26 @@ class Certificate(msgspec.Struct, kw_only=True):
     elapsed_s: float = 0.0
 
     @property
+    def gain(self) -> Speedup | None:
+        """All that was kept, against the start; None where that was not measured in one trial."""
+        kept = [one.trial for one in self.attempts if one.trial.kept]
+        if self.proof is not None and self.proof.speedup is not None:
+            back = self.proof.speedup
+            return Speedup(1 / back.estimate, 1 / back.high, 1 / back.low)
+        return kept[0].speedup if len(kept) == 1 and self.proof is None else None
+
+    @property
     def changed(self) -> Knobs:
         """What is to be set, beyond the scenario as it was started."""
         return {name: value for name, value in self.end.items() if self.start.get(name) != value}
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """A tuning session as a screen shows it: `certificate` is whole after every attempt."""
+
+    certificate: Certificate
+    budget_s: float
+    under_way: bool
 
 
 def encode(certificate: Certificate) -> bytes:

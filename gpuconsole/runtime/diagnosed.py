@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from gpuconsole.diagnosis.engine import PROBE_OF
 from gpuconsole.model.run import Run
-from gpuconsole.runtime.front import Front, FrontError, View
+from gpuconsole.runtime.front import FrontError, View
 
 LOOK_S = 0.25
 SETTLED_S = 1.0
@@ -18,7 +19,11 @@ DOUBT_S = 25.0
 NOT_STEADY_S = 60.0
 
 
-async def until_diagnosed(front: Front, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None) -> Run:
+class Shows(Protocol):
+    def view(self) -> View: ...
+
+
+async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None) -> Run:
     """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended."""
     waited, stood = time.monotonic(), 0.0
     before: list[str] = []

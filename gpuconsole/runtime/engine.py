@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import KnobError, Knobs, check_knobs
@@ -47,6 +48,8 @@ from gpuconsole.runtime.trials import (
     run_trial,
     with_perplexity,
 )
+from gpuconsole.runtime.tuner import TUNE_S
+from gpuconsole.runtime.tuning_session import TuningSession
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.runtime.workers import Workers, nobody
@@ -103,6 +106,7 @@ class Engine(StoreReader):
         self.comparing = Comparing(self.store, self._emit, keeps)
         self._kept: list[tuple[Knobs, Knobs]] = []
         self._closing = False
+        self._tuning = TuningSession(self, self._emit)
         self.profile_dir: Path | None = None
         self._devices_known = asyncio.Event()
 
@@ -132,6 +136,7 @@ class Engine(StoreReader):
             return
         self._closing = True
         self._background.cancel()
+        self._tuning.close()
         if self._trial is not None:
             self._trial.cancel()
         self._close_run("stopped")
@@ -250,6 +255,13 @@ class Engine(StoreReader):
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
             return await self._try(record, changes, predicted, keep, limits)
+
+    async def tune(self, budget_s: float = TUNE_S) -> Certificate:
+        record, _ = self._running()
+        return await self._tuning.run(record.run.scenario, budget_s)
+
+    def end_tuning(self) -> None:
+        self._tuning.end()
 
     async def profile(self, steps: int = STEPS) -> ProfileReport:
         async with self._exclusive():

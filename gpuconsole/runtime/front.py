@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpuconsole.model.certificate import Certificate, Tuning
 from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
@@ -65,6 +66,7 @@ class View(msgspec.Struct, frozen=True):
     processes_missing: dict[str, str] = {}
     links: tuple[Link, ...] = ()
     sources: dict[str, SourceState] = {}
+    tuning: Tuning | None = None
 
     @property
     def run(self) -> Run | None:
@@ -104,6 +106,14 @@ class Front(Protocol):
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         """Prove a change by paired blocks and keep it if it wins; returns the finished trial. Raises FrontError."""
+        ...
+
+    async def tune(self) -> Certificate:
+        """Try what promises most, keep what wins, until nothing is left or time is up; returns what was proven. Raises FrontError."""
+        ...
+
+    def end_tuning(self) -> None:
+        """End the tuning session that runs: what has been kept by then stays. Raises FrontError."""
         ...
 
     async def profile(self) -> ProfileReport:

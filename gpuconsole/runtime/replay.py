@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.process import Process
@@ -83,6 +84,12 @@ class Replay(StoreReader):
         raise FrontError(A_RECORDING)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        raise FrontError(A_RECORDING)
+
+    async def tune(self) -> Certificate:
+        raise FrontError(A_RECORDING)
+
+    def end_tuning(self) -> None:
         raise FrontError(A_RECORDING)
 
     async def profile(self) -> ProfileReport:

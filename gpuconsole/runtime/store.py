@@ -7,6 +7,7 @@ from collections import deque
 
 from gpuconsole.diagnosis.account import percentile
 from gpuconsole.diagnosis.efficiency import cost_per_million_tokens, rates_per_watt
+from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.device import Device, Link
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.process import Process
@@ -43,6 +44,7 @@ from gpuconsole.wire.events import (
     Steps,
     Topology,
     TrialUpdate,
+    TuningUpdate,
     Unavailable,
     Xid,
 )
@@ -80,6 +82,7 @@ class Store:
         self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
         self.records: list[RunRecord] = []
         self.trials: dict[str, Trial] = {}
+        self.tuning: Tuning | None = None
         self._trials_begun: dict[str, float] = {}
         self.notes: deque[str] = deque(maxlen=NOTES)
         self.stage = ""
@@ -161,6 +164,8 @@ class Store:
                 self.notes.append(f"{event.device}: XID {event.code}{f', {event.meaning}' if event.meaning else ''}")
             case SourceState():
                 self.sources[event.source] = event
+            case TuningUpdate():
+                self.tuning = event.tuning
             case TrialUpdate():
                 self.trials[event.trial.id] = event.trial
                 begun = self._trials_begun.setdefault(event.trial.id, event.t)

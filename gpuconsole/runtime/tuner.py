@@ -5,18 +5,33 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.model.certificate import Attempt, Certificate
+from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.diagnosed import until_diagnosed
-from gpuconsole.runtime.engine import Engine
-from gpuconsole.runtime.front import FrontError
+from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, trial_s
+
+TUNE_S = 300.0
+"""Seconds of a session, where nobody says how many: five to fifteen trials."""
+
+
+class Tunes(Protocol):
+    """What a tuner needs of the engine."""
+
+    def view(self) -> View: ...
+
+    def environment(self) -> Environment: ...
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial: ...
 
 
 class Tuner:
@@ -24,7 +39,7 @@ class Tuner:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Tunes,
         scenario: str,
         budget_s: float,
         *,

@@ -61,6 +61,7 @@ def make_view(
         lost=dict(store.lost),
         runs=tuple(msgspec.structs.replace(record.run) for record in store.records),
         trials=tuple(store.trials.values()),
+        tuning=store.tuning,
         state=record.run.state if record else "",
         stage=stage,
         probing=probing,

@@ -253,6 +253,10 @@ class ConsoleApp(App[int]):
                 from gpuconsole.tui.screens.profile import ProfileScreen
 
                 return ProfileScreen(front, self.take_profile)
+            case "tuning":
+                from gpuconsole.tui.screens.tuning import TuningScreen
+
+                return TuningScreen(front, self.tune, self.end_tuning)
             case "topology":
                 from gpuconsole.tui.screens.topology import TopologyScreen
 
@@ -269,6 +273,7 @@ class ConsoleApp(App[int]):
             ("Details", "Findings with their evidence", "details"),
             ("History", "Charts of the session", "history"),
             ("Models", "Formulas beside the measurement, and all processes", "models"),
+            ("Tune", "Try what promises most, keep what wins", "tuning"),
             ("Profile", "Kernel classes, roofline, a trace", "profile"),
             ("Devices", "All metrics with their sources", "device"),
             ("Processes", "Who holds the GPUs; send a signal", "processes"),
@@ -293,6 +298,12 @@ class ConsoleApp(App[int]):
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
         self._act(self.front.try_change(changes, predicted), verdict_line)
+
+    def tune(self) -> None:
+        self._act(self.front.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
+
+    def end_tuning(self) -> None:
+        self._do(self.front.end_tuning)
 
     def take_profile(self) -> None:
         self._act(

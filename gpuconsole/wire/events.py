@@ -10,6 +10,7 @@ import msgspec
 
 from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.calibration import Reached
+from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.device import Device, Link
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs import Knobs
@@ -264,6 +265,12 @@ class TrialUpdate(Event, frozen=True):
     trial: Trial
 
 
+class TuningUpdate(Event, frozen=True):
+    """A tuning session has begun, has tried something, or has ended."""
+
+    tuning: Tuning
+
+
 class Note(Event, frozen=True):
     """One line for the person at the screen."""
 
@@ -273,7 +280,7 @@ class Note(Event, frozen=True):
 
 AnyEvent = (
     Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerState | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
-    | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | Note
+    | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
 

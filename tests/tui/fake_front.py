@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.device import Device, Peaks
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs import Knobs
@@ -169,6 +170,28 @@ def failed_view(error: str = "out of memory at batch_size 64: 140 GiB in use, 2.
     return view(runs=(run,), state="failed", notes=("the worker ended with exit code 1",))
 
 
+def tuned_view(under_way: bool) -> View:
+    """Two changes kept, one not, one that failed; `under_way`: a third diagnosis is being made."""
+    kept = Trial("1", "1", {"num_workers": 4}, "done", Speedup(1.62, 1.51, 1.74), None, 16, Interval(1.45, 1.69), "win", True)
+    none = Trial("2", "2", {"precision": "bf16"}, "done", Speedup(1.01, 0.99, 1.02), None, 20, Interval(1.1, 1.25), "no_gain")
+    failed = Trial("3", "2", {"batch_size": 32}, "failed", predicted=Interval(1.1, 1.4), error="out of memory at batch_size 32")
+    last = Trial("4", "2", {"log_every": 20}, "done", Speedup(1.11, 1.07, 1.15), None, 12, Interval(1.08, 1.12), "win", True)
+    after: Knobs = {**KNOBS, "num_workers": 4}
+    attempts = [
+        Attempt("input.too_few_workers", KNOBS, kept, "loader = DataLoader(data, num_workers=4)", 21.0),
+        Attempt("gpu.fp32_no_tensor_core", after, none, "", 34.0),
+        Attempt("gpu.small_batch", after, failed, "", 40.0),
+        Attempt("host.logging_io", after, last, "if step % 20 == 0:\n    logger.log(metrics)", 61.0),
+    ]
+    made = Certificate(
+        created="2026-11-21T10:00:00+00:00", gpuconsole="0.1.0", environment=Environment(), scenario="data-starved", device="gpu:0",
+        start=KNOBS, end={**after, "log_every": 20}, attempts=attempts, elapsed_s=78.0,
+        stopped="" if under_way else "nothing that is left promises 5 %",
+        proof=None if under_way else Trial("5", "3", {}, "done", Speedup(0.55, 0.52, 0.58), None, 16, verdict="worse"),
+    )  # fmt: skip
+    return gpu_view(tuning=Tuning(made, 300.0, under_way), probing="batch_elasticity" if under_way else "")
+
+
 class FakeFront:
     """A front that shows `shown` and only notes what it is asked to do."""
 
@@ -218,6 +241,14 @@ class FakeFront:
         self._call("try_change", changes, predicted)
         await asyncio.sleep(0)
         return Trial("9", "2", changes, "done", Speedup(1.5, 1.4, 1.6), verdict="win", kept=True)
+
+    async def tune(self) -> Certificate:
+        self._call("tune")
+        assert self.shown.tuning is not None
+        return self.shown.tuning.certificate
+
+    def end_tuning(self) -> None:
+        self._call("end_tuning")
 
     async def profile(self) -> ProfileReport:
         self._call("profile")

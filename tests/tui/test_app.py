@@ -15,7 +15,7 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from gpuconsole.tui.widgets.zone import Zone
-from tests.tui.fake_front import SCENARIOS, STARVED, FakeFront, cpu_view, failed_view, gpu_view, trial_view, view
+from tests.tui.fake_front import SCENARIOS, STARVED, FakeFront, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_paint import HOSTILE, hostile_view
 from tests.waiting import until
 
@@ -83,7 +83,7 @@ def test_keys_reach_the_front() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
         await pilot.press("enter")
         await shows(app, "1.50x win, kept")
-        await pilot.press("down", "t", "u", "r", "e", "b", "x")
+        await pilot.press("down", "enter", "u", "r", "e", "b", "x")
         await until(lambda: ("stop",) in front.calls)
 
     front = on_screen(gpu_view(), body)
@@ -92,6 +92,22 @@ def test_keys_reach_the_front() -> None:
         ("try_change", {"num_workers": 2}, Interval(1.3, 1.5)),
     ]
     assert {call[0] for call in front.calls[2:]} >= {"revert", "record", "export", "keep_baseline", "stop"}
+
+
+def test_the_tree_of_a_tuning_session_is_one_key_away() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+        await pilot.press("t")
+        await shows(app, "looking for what limits it now")
+        await pilot.press("enter")
+        await until(lambda: ("tune",) in front.calls)
+        await pilot.press("x")
+        await until(lambda: ("end_tuning",) in front.calls)
+        front.shown = tuned_view(under_way=False)
+        await shows(app, "gpuconsole run data-starved --set num_workers=4 --set log_every=20")
+        await pilot.press("escape")
+        await until(lambda: isinstance(app.screen, MainScreen))
+
+    on_screen(tuned_view(under_way=True), body)
 
 
 def test_enter_means_what_was_selected_when_the_ranking_changes() -> None:

@@ -27,8 +27,9 @@ from gpuconsole.tui.paint.scenarios import matching, paint_picker
 from gpuconsole.tui.paint.spark import spark
 from gpuconsole.tui.paint.tile import paint_tiles
 from gpuconsole.tui.paint.tiles import tiles
+from gpuconsole.tui.paint.tuning import paint_tuning
 from gpuconsole.tui.theme import STYLES
-from tests.tui.fake_front import H200, KNOBS, SCENARIOS, FakeFront, cpu_view, failed_view, gpu_view, steps, trial_view, view
+from tests.tui.fake_front import H200, KNOBS, SCENARIOS, FakeFront, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
 from tests.tui.fake_models import several_view
 
 HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
@@ -43,7 +44,7 @@ def hostile_view() -> View:
 
 VIEWS: dict[str, Callable[[], View]] = {
     "gpu": gpu_view, "trial": trial_view, "cpu": cpu_view, "failed": failed_view, "idle": view, "hostile": hostile_view,
-    "several": several_view, "hostile hosts": lambda: several_view(3, HOSTILE), "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
+    "tuning": lambda: tuned_view(True), "tuned": lambda: tuned_view(False), "several": several_view, "hostile hosts": lambda: several_view(3, HOSTILE), "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
 }  # fmt: skip
 
 
@@ -72,6 +73,7 @@ def everything(shown: View, width: int) -> list[Row]:
         rows += paint_picker(SCENARIOS, 1, "cpu", width, height)
         rows += paint_knobs(Shown(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE}, "", "pin_memory"), width, height)
         rows += paint_models(shown, 0, width, height)
+    rows += paint_tuning(shown, width)
     rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(MAIN, width)]
     return rows
 

@@ -10,6 +10,7 @@ MAIN: Keys = (
     ("q", "quit"),
     ("s", "scenario"),
     ("enter", "try"),
+    ("t", "tune"),
     ("d", "details"),
     ("i", "device"),
     ("p", "processes"),

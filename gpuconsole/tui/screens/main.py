@@ -34,7 +34,8 @@ class MainScreen(Screen[None]):
     BINDINGS = [
         Binding("up", "select(-1)", show=False),
         Binding("down", "select(1)", show=False),
-        Binding("enter,t", "try_selected", "Try the suggestion", show=False),
+        Binding("enter", "try_selected", "Try the suggestion", show=False),
+        Binding("t", "app.open('tuning')", show=False),
         Binding("u", "app.revert", show=False),
         Binding("x", "app.stop", show=False),
         Binding("b", "app.keep_baseline", show=False),
