@@ -398,7 +398,7 @@ class Engine(StoreReader):
 
     async def _run_trial(self, trial: Trial, record: RunRecord, baseline: WorkerHandle, keep: bool, limits: TrialLimits) -> Trial:
         """The measured trial, with its verdict. Cold knobs get a second worker, the first standing still as it starts."""
-        run, on_cpu = record.run, record.run.device == "cpu"
+        run = record.run
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
             if is_cold(trial.changes, record.run):
@@ -406,7 +406,7 @@ class Engine(StoreReader):
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
                 sides = TwoWorkers(baseline, self._challenger)
-            trial = await with_perplexity(await run_trial(trial, run.knobs, on_cpu, sides, self._on_trial, limits), sides)
+            trial = await with_perplexity(await run_trial(trial, run, sides, self._on_trial, limits), sides)
         except (TrialFailed, WorkerGone) as error:
             trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
         return msgspec.structs.replace(trial, kept=keep and trial.worth_keeping)

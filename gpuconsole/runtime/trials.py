@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
-from gpuconsole.model.run import Step
+from gpuconsole.model.run import Run, Step
 from gpuconsole.model.trial import Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
@@ -85,16 +85,14 @@ class TwoWorkers:
         return self._workers[arm]
 
 
-async def run_trial(
-    trial: Trial, knobs: Knobs, on_cpu: bool, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL
-) -> Trial:
-    """`trial` brought to a verdict (state done), or failed with its reason. The sides are left as they were last.
+async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
+    """`trial` of a change to `run`, brought to a verdict (state done), or failed with its reason. The sides are left as they were last.
 
     Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
     other processes than the training thread (the loader, a model server).
     """
-    plan = BlockPlan(knobs, trial.changes)
-    contention_free = on_cpu and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
+    plan = BlockPlan(run.knobs, trial.changes, run.summary.phases_ratio or None)
+    contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     ratios: list[float] = []
     wall_ratios: list[float] = []
     nulls: list[float] = []

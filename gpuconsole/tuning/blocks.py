@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Step
@@ -16,7 +16,11 @@ MIN_LOADER_BLOCK_S = 0.8
 MIN_SERVING_BLOCK_S = 2.0
 MAX_BLOCK_S = 2.5
 MAX_PERIOD = 40
-PERIOD_KNOBS = ("log_every", "save_every", "eval_every")
+PERIOD_KNOBS = {"log_every": "logging", "save_every": "checkpoint", "eval_every": "eval"}
+"""What happens every so many steps, and the phase that it takes its time in."""
+SIDE_KNOBS = {*PERIOD_KNOBS, "log_gradients", "eval_batch_size"}
+NEGLIGIBLE = 0.01
+"""Of step time: what happens now and then and costs less need not happen equally often in both blocks of a pair."""
 
 
 def order() -> Iterator[tuple[int, int]]:
@@ -29,11 +33,14 @@ def order() -> Iterator[tuple[int, int]]:
 class BlockPlan:
     """How long a block must be for a change: whole periods of what happens every so many steps, and time to mean something."""
 
-    def __init__(self, knobs: Knobs, changes: Knobs) -> None:
+    def __init__(self, knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None) -> None:
+        """`phases_ratio`: each phase's share of step time before the trial, where it is known."""
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
         self.serving = any(CATALOGUE[name].serving for name in changes)
         self.min_s = MIN_SERVING_BLOCK_S if self.serving else MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
-        both = [int(values[name]) for values in (knobs, {**knobs, **changes}) for name in PERIOD_KNOBS if name in values]
+        shares = None if SIDE_KNOBS & changes.keys() else phases_ratio
+        weighs = [name for name, phase in PERIOD_KNOBS.items() if shares is None or shares.get(phase, 1.0) >= NEGLIGIBLE]
+        both = [int(values[name]) for values in (knobs, {**knobs, **changes}) for name in weighs if name in values]
         periods = [period for period in both if 0 < period <= MAX_PERIOD]
         period = math.lcm(*periods) if periods else 1
         self.period = period if period <= MAX_PERIOD else max(periods)

@@ -23,6 +23,13 @@ def test_blocks_hold_whole_periods_of_what_happens_now_and_then() -> None:
     assert len(plan.trimmed(steps(14, 0.2))) == 12
 
 
+def test_what_happens_now_and_then_and_costs_nothing_makes_no_block_longer() -> None:
+    knobs = {"log_every": 20, "save_every": 0, "eval_every": 0}
+    assert BlockPlan(knobs, {"optim": "sgd"}, {"logging": 0.001}).complete(steps(6, 0.2))
+    assert not BlockPlan(knobs, {"optim": "sgd"}, {"logging": 0.05}).complete(steps(6, 0.2))
+    assert not BlockPlan(knobs, {"log_gradients": True}, {"logging": 0.001}).complete(steps(6, 0.2))  # it may weigh from now on
+
+
 def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
     assert BlockPlan({}, {"num_workers": 2}).through_loader
     assert not BlockPlan({}, {"num_workers": 2}).complete(steps(6, 0.1))
