@@ -13,6 +13,9 @@ import msgspec
 
 from benchmarks.diagbench.cases import Case, Half
 from benchmarks.diagbench.knobs import changes_to_try
+from gpuconsole.diagnosis.case import Case as RuleCase
+from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.model.exercise_knobs import EXERCISES
 from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
@@ -22,6 +25,7 @@ from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.trials import TrialLimits
 
+INJECTED = {knob.name for knob in EXERCISES}
 TOP = TrialLimits(cap_s=10.0, loader_cap_s=15.0, serving_cap_s=40.0)
 EACH = TrialLimits(cap_s=4.0, loader_cap_s=8.0, serving_cap_s=25.0)
 
@@ -64,6 +68,8 @@ class Row(msgspec.Struct, omit_defaults=True):
     error: str = ""
     elapsed_s: float = 0.0
     signals: dict[str, float] = {}
+    blind: bool = True
+    """Whether the rules say the same when they are not shown the knobs that put the fault in."""
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -84,6 +90,7 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
             row.stood_s = round(run.duration_s, 2)
             row.fired, row.notes = faults(run), tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
             row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
+            row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
             await _realise(engine, row, run, oracle)
         except FrontError as error:
             row.error = str(error)
@@ -91,6 +98,11 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
             await engine.stop()
     row.elapsed_s = round(time.monotonic() - begun, 1)
     return row
+
+
+def _fired(run: Run, knobs: Knobs) -> set[str]:
+    """The rules that fire on the run's stored signals, under `knobs`."""
+    return {one.rule for one in evaluate(RuleCase(knobs, run.signals, run.serves)) if one.state == "fires"}
 
 
 def faults(run: Run) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
         "abstained": _share(sum(not row.fired for row in faulty), len(faulty)),
         "gain_median_error": round(math.exp(statistics.median(errors)) - 1, 4) if errors else None,
         "gain_covered": _share(sum(map(covered, gains)), len(gains)),
+        "gain_meets": _share(sum(map(meets, gains)), len(gains)),
         "gains": len(gains),
         "top_realises": top_realises(kept),
         "time_to_finding_s": round(statistics.median(times), 2) if times else None,
@@ -56,6 +57,7 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
         "seeds": min((len(seeds) for seeds in _seeds(kept).values()), default=0),
         "null_trials": sum(row.null is not None and not row.null.error for row in rows),
         "null_false_wins": sum(row.null is not None and row.null.verdict == "win" for row in rows),
+        "not_blind": sorted({row.case for row in rows if not row.blind}),
         "disputed": disputed,
         "failing": sorted({row.case for row in kept if (is_hit(row) if row.truth else not row.fired) is False}),
     }
@@ -66,7 +68,13 @@ def is_hit(row: Row) -> bool:
 
 
 def covered(one: Realised) -> bool:
-    """Whether the predicted interval and the measured one meet."""
+    """Whether what was measured lies in the predicted interval."""
+    assert one.predicted is not None and one.speedup is not None
+    return one.predicted.low <= one.speedup.estimate <= one.predicted.high
+
+
+def meets(one: Realised) -> bool:
+    """Whether the predicted interval and the measured one have anything in common: what was measured is not certain either."""
     assert one.predicted is not None and one.speedup is not None
     return one.predicted.low <= one.speedup.high and one.speedup.low <= one.predicted.high
 

@@ -1,0 +1,49 @@
+"""Random search and Optuna's TPE over a grid that has been measured: when does each hold something as good as 95 % of the best?
+
+They are replayed on the grid's own figures, each evaluation at the cost that the grid's had: so they see no other noise, and no other machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from benchmarks.tuning.spaces import Space
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.sweep import SweepPoint
+
+GOOD = 0.95
+
+
+def first_good(rates: Sequence[float], best: float) -> int:
+    """How many evaluations it took; one more than there were where none was good."""
+    return next((number for number, rate in enumerate(rates, 1) if rate >= GOOD * best), len(rates) + 1)
+
+
+def random_order(points: Sequence[SweepPoint], seed: int) -> list[float]:
+    """The rates in the order of a random search without repetition."""
+    rates = [point.mean or 0.0 for point in points]
+    random.Random(seed).shuffle(rates)
+    return rates
+
+
+def tpe_order(points: Sequence[SweepPoint], space: Space, seed: int) -> list[float]:
+    """The rates in the order in which Optuna's TPE asks for them; a point asked for again costs nothing, since its figure is known."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    known = {key(point.knobs): point.mean or 0.0 for point in points}
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    asked: dict[str, float] = {}
+    for _ in range(20 * len(points)):
+        trial = study.ask()
+        rate = known[key({name: trial.suggest_categorical(name, values) for name, values in space.items()})]
+        study.tell(trial, rate)
+        asked[key(dict(trial.params))] = rate
+        if len(asked) == len(points):
+            break
+    return list(asked.values())
+
+
+def key(knobs: Knobs) -> str:
+    return repr(sorted(knobs.items()))
