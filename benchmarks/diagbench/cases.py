@@ -57,9 +57,9 @@ def gpt(chance: random.Random, half: Half, **knobs: object) -> Made:
 def vision(chance: random.Random, half: Half, **knobs: object) -> Made:
     """A ResNet that its loader feeds well."""
     sizes: Knobs = (
-        {"width": chance.choice((28, 32)), "image_size": 64, "batch_size": chance.choice((24, 32))}
+        {"width": chance.choice((28, 32)), "image_size": 64, "batch_size": chance.choice((16, 20))}
         if half == "tuning"
-        else {"width": chance.choice((40, 48)), "image_size": chance.choice((56, 72)), "batch_size": chance.choice((16, 20, 32))}
+        else {"width": chance.choice((36, 40)), "image_size": chance.choice((48, 56)), "batch_size": chance.choice((16, 20, 24))}
     )
     return "vision-healthy", {**sizes, **knobs}  # type: ignore[dict-item]
 
