@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagbench.cases import TRAINING, Case
+from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
 from benchmarks.diagbench.run import Row, run_all
 from benchmarks.diagbench.score import report
 from benchmarks.diagbench.serving_cases import SERVING
@@ -31,15 +32,17 @@ def main() -> int:
     parser.add_argument("--half", choices=("tuning", "reporting"), default="reporting")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside every run: the contention arm")
+    parser.add_argument("--device", default="cpu", help="cpu, or gpu:0 for the GPU cases")
     parser.add_argument("--only", nargs="*", help="ids or names of cases")
     parser.add_argument("--oracle-seeds", type=int, default=0, help="for so many seeds of each case try every knob")
     parser.add_argument("--rows", type=Path, help="JSON lines: rows that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     parser.add_argument("--show", action="store_true", help="run nothing, report what the rows say")
     args = parser.parse_args()
-    chosen = [case for case in ALL if not args.only or case.id in args.only or case.name in args.only]
+    known = ALL if args.device == "cpu" else GPU + GPU_SERVING
+    chosen = [case for case in known if not args.only or case.id in args.only or case.name in args.only]
     if not chosen:
-        parser.error(f"no such case; there are: {', '.join(f'{case.id} {case.name}' for case in ALL)}")
+        parser.error(f"no such case; there are: {', '.join(f'{case.id} {case.name}' for case in known)}")
     rows = read(args.rows)
     done = {row.key for row in rows}
     todo = [(case, seed) for seed in range(args.seeds) for case in chosen if (case.id, args.half, seed, args.neighbours) not in done]
@@ -49,13 +52,17 @@ def main() -> int:
     figures = report(mine)
     print(page(mine, figures))
     if args.keep:
-        name = f"diagbench-{args.half}" + (f"-neighbours-{args.neighbours}" if args.neighbours else "")
+        name = (
+            f"diagbench-{args.half}"
+            + ("" if args.device == "cpu" else "-gpu")
+            + (f"-neighbours-{args.neighbours}" if args.neighbours else "")
+        )
         print(f"kept in {keep(name, {'report': figures, 'rows': msgspec.to_builtins(mine)})}")
     return 0
 
 
 async def _run(todo: list[tuple[Case, int]], rows: list[Row], args: argparse.Namespace) -> None:
-    async for row in run_all(todo, args.half, args.neighbours, args.oracle_seeds):
+    async for row in run_all(todo, args.half, args.neighbours, args.oracle_seeds, args.device):
         rows.append(row)
         print(one_line(row), flush=True)
         if args.rows:

@@ -27,6 +27,7 @@ class Case:
     make: Callable[[random.Random, Half], Made]
     fix: tuple[str, ...] = ()
     neighbours: int = 0
+    gpu_neighbours: int = 0
     serving: bool = False
     watch_s: float = 4.0
     """Least time in steady state: what grows slowly must have grown."""

@@ -7,7 +7,7 @@ import contextlib
 import math
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import msgspec
 
@@ -26,7 +26,9 @@ from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.trials import TrialLimits
 
 INJECTED = {knob.name for knob in EXERCISES}
-TOP = TrialLimits(cap_s=10.0, loader_cap_s=15.0, serving_cap_s=40.0)
+QUICK_STEP_S = 0.15
+"""Null trials of slower steps would take most of a minute each."""
+TOP = TrialLimits(cap_s=8.0, loader_cap_s=12.0, serving_cap_s=40.0)
 EACH = TrialLimits(cap_s=4.0, loader_cap_s=8.0, serving_cap_s=25.0)
 
 
@@ -81,7 +83,7 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
     scenario, sets = case.drawn(half, seed)
     row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix)
     begun = time.monotonic()
-    with burning(neighbours + case.neighbours):
+    with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, burn_gpu):
         try:
             await engine.start(scenario, sets)
             run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
@@ -133,7 +135,7 @@ async def _realise(engine: Engine, row: Row, run: Run, oracle: bool) -> None:
         for suggestion in found[0].suggestions[:1]:
             row.top = await _try(engine, suggestion.changes, TOP, suggestion.predicted_speedup)
             row.top.rule = found[0].rule
-    if "non_blocking" in run.knobs:
+    if "non_blocking" in run.knobs and row.signals.get("step_s", 1.0) < QUICK_STEP_S:
         row.null = await _try(engine, {"non_blocking": not run.knobs["non_blocking"]}, EACH)
     if oracle:
         for changes in changes_to_try(run.knobs, run.workload):
@@ -159,9 +161,9 @@ def relative_error(realised: Realised) -> float | None:
 
 
 @contextlib.contextmanager
-def burning(count: int) -> Iterator[None]:
+def burning(count: int, how: Callable[[], None] | None = None) -> Iterator[None]:
     """So many busy processes beside the block."""
-    burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(count)]
+    burners = [multiprocessing.get_context("spawn").Process(target=how or burn, daemon=True) for _ in range(count)]
     for burner in burners:
         burner.start()
     try:
@@ -178,9 +180,19 @@ def burn() -> None:
         sum(range(100_000))
 
 
-async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, oracle_seeds: int) -> Iterator[Row]:  # type: ignore[misc]
+def burn_gpu() -> None:
+    """Another process that multiplies matrices on the first GPU."""
+    import torch
+
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    while True:
+        matrix @ matrix
+        torch.cuda.synchronize()
+
+
+async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, oracle_seeds: int, device: str) -> AsyncIterator[Row]:
     """Every case with every seed, one after the other, in one console."""
-    engine = Engine(interval_s=1.0, device="cpu", keeps="chosen")
+    engine = Engine(interval_s=1.0, device=device, keeps="chosen")
     await engine.open()
     try:
         for case, seed in todo:

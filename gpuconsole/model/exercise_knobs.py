@@ -39,7 +39,7 @@ EXERCISES = (
     Knob(
         "leak_mb",
         "float",
-        "exercise: host memory that each step takes and never gives back",
+        "exercise: memory of the device (on a CPU: of the host) that each step takes and never gives back",
         low=0,
         high=1024,
         unit="MB",

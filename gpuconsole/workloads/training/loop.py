@@ -59,7 +59,7 @@ class TrainingLoop:
         self._stream = self._streams.open(self.knobs)
         self._copier = Copier(device, self.knobs)
         self.totals = Totals()
-        self._leaked: list[bytearray] = []
+        self._leaked: list[torch.Tensor] = []
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
@@ -160,7 +160,7 @@ class TrainingLoop:
             gc.collect()
         leak = int(float(self.knobs.get("leak_mb", 0.0)) * 1e6)
         if leak:
-            self._leaked.append(bytearray(b"\1" * leak))
+            self._leaked.append(torch.ones(leak, dtype=torch.uint8, device=self.device))
 
     def _eval_batches(self) -> Iterator[Batch]:
         """EVAL_BATCHES times the held-out batch, in pieces of `eval_batch_size`."""
