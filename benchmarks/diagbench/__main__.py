@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagbench.cases import TRAINING, Case
+from benchmarks.diagbench.charts import families, gains, svg
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
 from benchmarks.diagbench.run import Row, run_all
 from benchmarks.diagbench.score import report
@@ -50,14 +51,17 @@ def main() -> int:
         asyncio.run(_run(todo, rows, args))
     mine = [row for row in rows if row.half == args.half and row.neighbours == args.neighbours and row.case in {case.id for case in chosen}]
     figures = report(mine)
-    print(page(mine, figures))
+    whole = "\n\n".join(filter(None, (page(mine, figures), families(mine), gains(mine))))
+    print(whole)
     if args.keep:
         name = (
             f"diagbench-{args.half}"
             + ("" if args.device == "cpu" else "-gpu")
             + (f"-neighbours-{args.neighbours}" if args.neighbours else "")
         )
-        print(f"kept in {keep(name, {'report': figures, 'rows': msgspec.to_builtins(mine)})}")
+        kept = keep(name, {"report": figures, "rows": msgspec.to_builtins(mine)})
+        kept.with_suffix(".svg").write_text(svg(whole), encoding="utf-8")
+        print(f"kept in {kept}, with a picture beside it")
     return 0
 
 

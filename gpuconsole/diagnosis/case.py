@@ -97,10 +97,20 @@ def fires(
     return Finding(rule, "fires", title, max(0.0, recoverable), confidence, summary, evidence, suggestions, note, wants, level, resource)
 
 
+TRIAL_ERROR = 0.06
+"""What two trials of one and the same change differ by on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
+
+
 def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
-    """A suggestion, if the workload has those knobs and they would change; else None."""
+    """A suggestion, if the workload has those knobs and they would change; else None.
+
+    `predicted` is what the model says; the measurement that it will be held against adds an error of its own.
+    """
     if any(name not in case.knobs for name in changes) or all(case.knobs[name] == value for name, value in changes.items()):
         return None
+    if predicted is not None:
+        low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))  # what is said to gain is not said to lose
+        predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
     return Suggestion(changes, predicted, f"{describe_changes(changes, case.knobs)}: {why}", code)
 
 

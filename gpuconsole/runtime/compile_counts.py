@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from gpuconsole.model.finding import Signal
 from gpuconsole.wire.events import Steps
 
+PROBE = 2
 SOURCE = "torch._dynamo's counters, since the first step"
 
 
 class CompileCounts:
-    """Fed with the worker's messages; `signals` are there from the second one on, also while the run is not steady."""
+    """Fed with the worker's messages; `signals` are there from the second one on, also while the run is not steady.
+
+    What a probe or a trial had compiled, for a larger batch say, is not the job's: only what happens between two messages of ordinary steps counts.
+    """
 
     def __init__(self) -> None:
-        self._first: Steps | None = None
-        self._last: Steps | None = None
+        self._before: Steps | None = None
+        self._gained: Counter[str] = Counter()
+        self._passed_s = 0.0
         self._steps = 0
+        self._breaks = 0.0
 
     def add(self, event: Steps) -> None:
         if "compile.graphs" not in event.counters:
             return
-        if self._first is None:
-            self._first = event
-        else:
+        ordinary = bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
+        if ordinary and self._before is not None:
+            before = self._before.counters
+            self._gained.update({name: value - before[name] for name, value in event.counters.items() if name in before})
+            self._passed_s += event.t - self._before.t
             self._steps += len(event.steps)
-            self._last = event
+        self._before = event if ordinary else None
+        self._breaks = event.counters["compile.graph_breaks"]
 
     def signals(self) -> dict[str, Signal]:
-        if self._first is None or self._last is None or not self._steps:
+        if not self._steps:
             return {}
-        first, last = self._first.counters, self._last.counters
-        seconds = last["compile.total_s"] - first["compile.total_s"]
-        passed = max(self._last.t - self._first.t, 1e-9)
+        gained = self._gained
         return {
-            "compile.recompiles": Signal(last["compile.graphs"] - first["compile.graphs"], "", SOURCE),
+            "compile.recompiles": Signal(gained["compile.graphs"], "", SOURCE),
             "compile.steps": Signal(float(self._steps), "steps", "step account, since the first step"),
-            "compile.time_ratio": Signal(min(1.0, seconds / passed), "ratio", f"{SOURCE}, over wall time"),
-            "compile.given_up": Signal(last["compile.given_up"], "", "torch._dynamo's counters: frames left uncompiled"),
-            "compile.graph_breaks": Signal(last["compile.graph_breaks"], "", "torch._dynamo's counters"),
+            "compile.time_ratio": Signal(
+                min(1.0, gained["compile.total_s"] / max(self._passed_s, 1e-9)), "ratio", f"{SOURCE}, over wall time"
+            ),
+            "compile.given_up": Signal(gained["compile.given_up"], "", f"{SOURCE}: frames left uncompiled"),
+            "compile.graph_breaks": Signal(self._breaks, "", "torch._dynamo's counters"),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.case import TRIAL_ERROR, Case
 from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate, wanted_probes
 from gpuconsole.diagnosis.trend import steady_growth
 from gpuconsole.model.finding import Finding, Signal
@@ -215,7 +215,7 @@ def test_pageable_copies_ask_for_the_probe_that_predicts_and_then_predict() -> N
     predicted = after.suggestions[0].predicted_speedup
     assert predicted is not None
     assert predicted.low < 1 / (1 - 0.4 * 0.75) < predicted.high
-    assert after.suggestions[1].predicted_speedup.high == pytest.approx(1 / 0.6)  # type: ignore[union-attr]
+    assert after.suggestions[1].predicted_speedup.high == pytest.approx((1 + TRIAL_ERROR) / 0.6)  # type: ignore[union-attr]
 
 
 def test_copies_that_are_pinned_and_beside_the_work_need_fewer_bytes() -> None:
@@ -228,7 +228,7 @@ def test_launching_suggests_graphs_and_no_more_than_the_gpus_own_time_promises()
     suggestion = finding.suggestions[0]
     assert suggestion.changes == {"torch_compile": "reduce-overhead"}
     assert suggestion.predicted_speedup is not None
-    assert suggestion.predicted_speedup.high == pytest.approx(1 / (1 - 0.95 * 0.6))
+    assert suggestion.predicted_speedup.high == pytest.approx((1 + TRIAL_ERROR) / (1 - 0.95 * 0.6))
     assert wanted_probes([of("host.launch_bound", gpu(without=("probe.issue_s",)))]) == ["launch"]
     assert of("host.launch_bound", gpu(**LAUNCHING, knobs={"torch_compile": "reduce-overhead"})).suggestions == ()
 

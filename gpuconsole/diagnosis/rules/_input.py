@@ -13,7 +13,7 @@ SATURATED = Threshold(
     "saturated", 0.7, "ratio", "loading processes on a core for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)"
 )
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
-PREDICTION_ERROR = 0.25
+PREDICTION_ERROR = 0.35
 RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch's end and the next one's first batch")
 EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one add up to 8 % of step time (loadtune: p90 of 1.5 medians)")
 TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")

@@ -30,7 +30,7 @@ def check(case: Case) -> Finding:
             suggest(
                 case,
                 {"persistent_workers": True},
-                Interval(1 / (1 - 0.6 * ratio), 1 / (1 - min(0.95, 1.1 * ratio))),
+                Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
                 "the processes stay, only their queue is filled anew",
                 "DataLoader(dataset, ..., persistent_workers=True)",
             )
@@ -47,6 +47,7 @@ RULE = Rule(
     text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
 batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
 when that is most of the wait for data. Short epochs make it worse; a sampler without end does away with it.
-Predicted: 1 / (1 - s), s the share of those restarts, less what filling the queue still takes.""",
+Predicted: 1 / (1 - s), s between the share of those restarts, less what filling the queue still takes, and the whole wait for data: the
+batches after the first are late too.""",
     check=check,
 )

@@ -1,0 +1,63 @@
+"""The report's charts: accuracy by family with Wilson's interval, and what was promised against what came of it."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from benchmarks.diagbench.run import Realised, Row
+from benchmarks.diagbench.score import is_hit, wilson
+from gpuconsole.tui.paint.charts import empty_figure
+
+WIDTH, HEIGHT, SCALE = 100, 24, 40
+
+
+def families(rows: Sequence[Row]) -> str:
+    """A line per family: how many runs were right, on a scale from 0 to 1, with the interval."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        family = row.truth[0].partition(".")[0] if row.truth else "healthy"
+        found[family].append(is_hit(row) if row.truth else not row.fired)
+    lines = ["right by family, with Wilson's 95 % interval"]
+    for family, right in sorted(found.items()):
+        low, high = wilson(sum(right), len(right))
+        cells = ["·"] * (SCALE + 1)
+        for n in range(round(low * SCALE), round(high * SCALE) + 1):
+            cells[n] = "─"
+        cells[round(sum(right) / len(right) * SCALE)] = "●"
+        lines.append(f"  {family:<9} {sum(right):>3}/{len(right):<3} {''.join(cells)} {low:.0%} to {high:.0%}")
+    return "\n".join(lines)
+
+
+def gains(rows: Sequence[Row]) -> str:
+    """Each first suggestion as a point: the middle of its prediction across, what was measured upwards; on the diagonal both are equal."""
+    tops = [row.top for row in rows if row.top and row.top.predicted and row.top.speedup]
+    if len(tops) < 2:
+        return ""
+    figure = empty_figure(WIDTH, HEIGHT)
+    across, upwards = [math.log2(_promised(one)) for one in tops], [math.log2(one.speedup.estimate) for one in tops if one.speedup]
+    low, high = min(0.0, *across, *upwards), max(*across, *upwards) * 1.05
+    figure.draw(figure.signal([low, high], [low, high]).lines())
+    figure.draw(figure.signal(across, upwards))
+    ticks = [n / 2 for n in range(math.ceil(2 * low), math.floor(2 * high) + 1)]
+    for axis in ("x", "y"):
+        figure.ruler(axis).lim(low, high)
+        figure.ruler(axis).ticks(ticks, [f"{2**tick:.2f}x" for tick in ticks])
+    drawn: str = figure.build().string(colorless=True)
+    return f"measured (upwards) against promised (across), {len(tops)} first suggestions\n{drawn.rstrip()}"
+
+
+def svg(text: str) -> str:
+    """`text` as a picture."""
+    console = Console(record=True, width=max(map(len, text.splitlines())), file=io.StringIO(), color_system=None)
+    console.print(text, markup=False, highlight=False)
+    return console.export_svg(title="DiagBench")
+
+
+def _promised(one: Realised) -> float:
+    assert one.predicted is not None
+    return one.predicted.middle
