@@ -50,7 +50,7 @@ SERVING = (
     Case(
         "V01",
         "serving_few_clients",
-        ("serve.client_bound", "serve.batch_too_small_for_weights"),
+        ("serve.client_bound", "serve.batch_too_small"),
         few_clients,
         ("concurrency",),
         serving=True,

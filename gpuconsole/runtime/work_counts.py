@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections import Counter, deque
 
+from gpuconsole.diagnosis.trend import LEAST_POINTS, steady_growth
 from gpuconsole.model.finding import Signal
 from gpuconsole.wire.events import Steps
 
@@ -13,10 +14,9 @@ PROBE = 2
 WINDOW = 150
 """Messages looked at: half a minute of them."""
 MEMORY_POINTS = 400
-LEAST_POINTS = 20
 LEAST_STEPS = 50
-SLOPES = 60
-"""Points that a slope is made of: their pairs number some thousand."""
+LOOK_EVERY_S = 3.0
+"""All pairs of readings cost some milliseconds."""
 
 
 class WorkCounts:
@@ -29,6 +29,8 @@ class WorkCounts:
         self._before: Steps | None = None
         self._gained: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=WINDOW)
         self._memory: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
+        self._grown: dict[str, Signal] = {}
+        self._looked_t = float("-inf")
 
     def add(self, event: Steps) -> None:
         if "work.steps" not in event.counters:
@@ -67,23 +69,22 @@ class WorkCounts:
         }
 
     def _of_memory(self, since: float) -> dict[str, Signal]:
-        """Growth of the process's own memory by Theil and Sen: the median of the slopes between all pairs of points."""
+        """Growth of the process's own memory."""
+        if self._memory and self._memory[-1][0] - self._looked_t < LOOK_EVERY_S:
+            return self._grown
         points = [point for point in self._memory if point[0] >= since]
         if len(points) < LEAST_POINTS or points[-1][1] - points[0][1] < LEAST_STEPS:
             return {}
-        points = points[:: max(1, len(points) // SLOPES)]
-        slopes = sorted(
-            (later[2] - earlier[2]) / (later[0] - earlier[0])
-            for index, earlier in enumerate(points)
-            for later in points[index + 1 :]
-            if later[0] > earlier[0]
-        )
         rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
-        source = f"resident memory that is this process's alone, {len(points)} points in {points[-1][0] - points[0][0]:.0f} s"
-        return {
-            "host.memory_slope_bytes_per_s": Signal(statistics.median(slopes), "B/s", f"{source}: median of all slopes (Theil-Sen)"),
-            "host.memory_slope_low_bytes_per_s": Signal(slopes[len(slopes) // 10], "B/s", f"{source}: a tenth of the slopes is below"),
-            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of points that are not below the one before"),
+        growth = steady_growth([t for t, _, _ in points], [value for _, _, value in points])
+        source = f"resident memory that is this process's alone, {len(points)} readings in {points[-1][0] - points[0][0]:.0f} s"
+        self._looked_t = points[-1][0]
+        self._grown = {
+            "host.memory_growth_bytes_per_s": Signal(
+                growth, "B/s", f"{source}: slope (Theil-Sen) that is sure at 95 %, 0 where it flattens out"
+            ),
+            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of them that are not below the one before"),
             "host.memory_grown_bytes": Signal(points[-1][2] - points[0][2], "B", source),
             "host.private_bytes": Signal(points[-1][2], "B", source),
         }
+        return self._grown

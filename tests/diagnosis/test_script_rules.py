@@ -103,8 +103,7 @@ def test_evaluation_may_cost_more_than_a_log_record() -> None:
 
 
 GROWTH = {
-    "host__memory_slope_bytes_per_s": 20e6,
-    "host__memory_slope_low_bytes_per_s": 15e6,
+    "host__memory_growth_bytes_per_s": 20e6,
     "host__memory_grown_bytes": 300e6,
     "host__memory_rises_ratio": 1.0,
     "host__private_bytes": 900e6,
@@ -120,10 +119,10 @@ def test_memory_that_grows_with_every_step_leaks_and_says_how_long_it_lasts() ->
 @pytest.mark.parametrize(
     "changes",
     [
-        {"host__memory_slope_low_bytes_per_s": -1.0},  # up and down
+        {"host__memory_growth_bytes_per_s": 0.0},  # up and down
         {"host__memory_grown_bytes": 5e6},  # arenas that settle
         {"host__memory_rises_ratio": 0.6},  # a sawtooth
-        {"host__memory_slope_bytes_per_s": 1e4},  # lasts for days
+        {"host__memory_growth_bytes_per_s": 1e4},  # lasts for days
     ],
 )
 def test_memory_that_settles_or_lasts_does_not(changes: dict[str, float]) -> None:

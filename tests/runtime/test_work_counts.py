@@ -31,8 +31,8 @@ def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
     for second in range(60):
         jumped.add(message(float(second), memory=1e9 + (5e8 if second > 30 else 0.0)))
         grows.add(message(float(second), memory=1e9 + 1e6 * second))
-    assert jumped.signals(0.0)["host.memory_slope_low_bytes_per_s"].value == 0.0
-    assert abs(grows.signals(0.0)["host.memory_slope_bytes_per_s"].value - 1e6) < 1.0
+    assert jumped.signals(0.0)["host.memory_growth_bytes_per_s"].value == 0.0
+    assert abs(grows.signals(0.0)["host.memory_growth_bytes_per_s"].value - 1e6) < 1.0
     assert grows.signals(0.0)["host.memory_rises_ratio"].value == 1.0
 
 

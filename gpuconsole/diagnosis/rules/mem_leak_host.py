@@ -15,16 +15,16 @@ HORIZON = Threshold("horizon", 24 * 3600.0, "s", "memory that lasts for another 
 
 
 def check(case: Case) -> Finding:
-    slope, low = case.value("host.memory_slope_bytes_per_s"), case.value("host.memory_slope_low_bytes_per_s")
+    slope = case.value("host.memory_growth_bytes_per_s")
     grown, rises = case.value("host.memory_grown_bytes"), case.value("host.memory_rises_ratio")
     evidence = (
-        case.evidence("host.memory_slope_bytes_per_s"),
+        case.evidence("host.memory_growth_bytes_per_s", 0.0),
         case.evidence("host.memory_grown_bytes", GROWN.value),
         case.evidence("host.memory_rises_ratio", RISES.value),
         case.evidence("host.private_bytes"),
     )
-    if low <= 0 or grown < GROWN.value or rises < RISES.value:
-        return clear(ID, TITLE, min(0.99, max(0.0, grown / GROWN.value)) if low > 0 else 0.0, evidence)
+    if slope <= 0 or grown < GROWN.value or rises < RISES.value:
+        return clear(ID, TITLE, min(0.99, max(0.0, grown / GROWN.value)) if slope > 0 else 0.0, evidence)
     left = case.get("host.memory_available_bytes", 0.0) / slope
     if left > HORIZON.value:
         return clear(ID, TITLE, 0.5, evidence, f"at this rate memory lasts for {left / 3600:.0f} hours")
@@ -45,16 +45,15 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=(
-        "host.memory_slope_bytes_per_s",
-        "host.memory_slope_low_bytes_per_s",
+        "host.memory_growth_bytes_per_s",
         "host.memory_grown_bytes",
         "host.memory_rises_ratio",
         "host.private_bytes",
     ),
     thresholds=(GROWN, RISES, HORIZON),
     text="""Resident memory that is this process's alone (no files, nothing shared), several times a second over steady steps. The slope is
-Theil and Sen's: the median of the slopes between all pairs of readings, which single jumps do not move; a tenth of those slopes must not be below
-zero, and nearly every reading no lower than the one before. The page cache and shared batches do not count. Usual causes: losses appended with
+Theil and Sen's, from all pairs of readings, so that single jumps do not move it; its lower 95 % bound must be above zero, its second half as steep as
+the first, and nearly every reading no lower than the one before. The page cache and shared batches do not count. Usual causes: losses appended with
 their graph, lists of outputs, caches without bound. Look with tracemalloc or gc.get_objects() between two steps.""",
     check=check,
 )

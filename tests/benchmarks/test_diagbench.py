@@ -1,0 +1,101 @@
+"""The benchmark of the diagnosis: its cases are well-formed, and its figures follow from its rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.diagbench.cases import HEALTHY, TRAINING, Case
+from benchmarks.diagbench.charts import families, gains, svg
+from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
+from benchmarks.diagbench.knobs import changes_to_try
+from benchmarks.diagbench.run import Realised, Row
+from benchmarks.diagbench.score import report, wilson
+from benchmarks.diagbench.serving_cases import SERVING
+from benchmarks.diagbench.text import page
+from benchmarks.tuning.searches import first_good, random_order, tpe_order
+from benchmarks.tuning.spaces import SPACES
+from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs import check_knobs
+from gpuconsole.model.sweep import SweepPoint
+from gpuconsole.model.trial import Speedup
+from gpuconsole.runtime.catalog import find_scenario
+from gpuconsole.tuning.sweeps import points
+
+EVERY = (*TRAINING, *SERVING, *GPU, *GPU_SERVING)
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.id)
+def test_a_case_names_scenarios_knobs_and_rules_that_exist(case: Case) -> None:
+    for half in ("tuning", "reporting"):
+        for seed in range(3):
+            scenario, sets = case.drawn(half, seed)  # type: ignore[arg-type]
+            chosen = find_scenario(scenario)
+            check_knobs(dict(sets), chosen.workload.knobs, scenario)
+            assert set(case.fix) <= set(chosen.workload.knobs)
+    assert set(case.truth) <= {rule.id for rule in all_rules()}
+    assert case.drawn("reporting", 1) == case.drawn("reporting", 1)
+
+
+def test_a_third_is_healthy_and_ids_are_unique() -> None:
+    assert len({case.id for case in EVERY}) == len(EVERY)
+    assert len(HEALTHY) + sum(not case.truth for case in SERVING) >= (len(TRAINING) + len(SERVING)) / 3
+
+
+def test_the_oracle_turns_no_exercise() -> None:
+    knobs = find_scenario("data-starved").knobs_for("cpu")
+    turned = {name for changes in changes_to_try(knobs, "training.vision") for name in changes}
+    assert {"num_workers", "optim", "batch_size"} <= turned and not turned & {"storage_latency_ms", "slow_sample_ratio", "leak_mb"}
+
+
+def row(case: str, truth: tuple[str, ...], fired: tuple[str, ...], **changes: object) -> Row:
+    return Row(case, case, "reporting", 0, 0, "train-gpt", {}, truth, fired=fired, **changes)  # type: ignore[arg-type]
+
+
+TOP = Realised({"num_workers": 4}, "input.slow_storage", Interval(1.8, 2.2), Speedup(2.1, 1.9, 2.3), "win")
+
+
+def test_figures_follow_from_rows() -> None:
+    rows = [
+        row("F1", ("input.slow_storage",), ("input.slow_storage",), top=TOP, fix=("num_workers",), steady_known_s=2.0, found_s=5.0),
+        row("F2", ("input.slow_storage",), ("input.jitter",)),
+        row("F3", ("host.logging_io",), ()),
+        row("H1", (), ()),
+        row("H2", (), ("gpu.small_batch",)),
+    ]
+    found = report(rows)
+    assert (found["top1"], found["family"], found["false_positive"], found["abstained"]) == (0.3333, 0.6667, 0.5, 0.3333)
+    assert (found["gain_median_error"], found["gain_covered"], found["time_to_finding_s"]) == (0.0553, 1.0, 3.0)
+    assert found["failing"] == ["F2", "F3", "H2"]
+    whole = "\n".join((page(rows, found), families(rows), gains([rows[0], rows[0]])))
+    assert "F1" in whole and "input" in whole and svg(whole).startswith("<svg")
+
+
+def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None:
+    helps = Realised({"batch_size": 32}, speedup=Speedup(1.4, 1.3, 1.5))
+    found = report(
+        [row("H1", (), (), oracle=[helps]), row("F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[helps])]
+    )
+    assert found["disputed"].keys() == {"H1", "F1"} and found["cases"] == 0
+
+
+def test_wilson() -> None:
+    low, high = wilson(95, 100)
+    assert (round(low, 3), round(high, 3)) == (0.888, 0.978)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("scenario", SPACES)
+def test_searched_knobs_exist_and_the_start_is_on_the_grid(scenario: str) -> None:
+    chosen = find_scenario(scenario)
+    start = chosen.knobs_for("cpu")
+    for name, values in SPACES[scenario].items():
+        assert all(check_knobs({name: value}, chosen.workload.knobs, scenario) for value in values) and start[name] in values
+
+
+def test_searches_find_what_the_grid_found() -> None:
+    space = {"a": [1, 2, 3], "b": [1, 2, 3]}
+    grid = [SweepPoint(knobs, [float(int(knobs["a"]) * int(knobs["b"]))]) for knobs in points(space, {}, grid=True)]  # type: ignore[arg-type]
+    assert first_good(random_order(grid, 0), 9.0) <= 9
+    pytest.importorskip("optuna")
+    assert first_good(tpe_order(grid, space, 0), 9.0) <= 9  # type: ignore[arg-type]
