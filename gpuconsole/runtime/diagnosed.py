@@ -17,6 +17,8 @@ SETTLED_S = 1.0
 DOUBT_S = 25.0
 """After so long in steady state rules that still lack a signal are waited for no longer."""
 NOT_STEADY_S = 60.0
+SERVING_S = 10.0
+"""A model server's queue and cache take some seconds to fill: what the first of them show is not how it goes on."""
 
 
 class Shows(Protocol):
@@ -40,6 +42,8 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
         if run.state == "starting":
             waited = time.monotonic()
         stands = run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S)
+        if run.serves and run.duration_s - (run.steady_from_s or 0.0) < SERVING_S:
+            stands = False
         if run.state != "starting" and (stands or time.monotonic() - waited > NOT_STEADY_S or enough()):
             return run
 
