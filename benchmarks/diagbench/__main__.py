@@ -32,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=("tuning", "reporting"), default="reporting")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="after a rule was mended by what seeds showed, others must judge it")
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes beside every run: the contention arm")
     parser.add_argument("--device", default="cpu", help="cpu, or gpu:0 for the GPU cases")
     parser.add_argument("--only", nargs="*", help="ids or names of cases")
@@ -44,12 +45,13 @@ def main() -> int:
     chosen = [case for case in known if not args.only or case.id in args.only or case.name in args.only]
     if not chosen:
         parser.error(f"no such case; there are: {', '.join(f'{case.id} {case.name}' for case in known)}")
-    rows = read(args.rows)
+    rows, seeds = read(args.rows), range(args.first_seed, args.first_seed + args.seeds)
     done = {row.key for row in rows}
-    todo = [(case, seed) for seed in range(args.seeds) for case in chosen if (case.id, args.half, seed, args.neighbours) not in done]
+    todo = [(case, seed) for seed in seeds for case in chosen if (case.id, args.half, seed, args.neighbours) not in done]
     if not args.show:
         asyncio.run(_run(todo, rows, args))
-    mine = [row for row in rows if row.half == args.half and row.neighbours == args.neighbours and row.case in {case.id for case in chosen}]
+    ids = {case.id for case in chosen}
+    mine = [row for row in rows if (row.half, row.neighbours) == (args.half, args.neighbours) and row.case in ids and row.seed in seeds]
     figures = report(mine)
     whole = "\n\n".join(filter(None, (page(mine, figures), families(mine), gains(mine))))
     print(whole)
@@ -66,7 +68,7 @@ def main() -> int:
 
 
 async def _run(todo: list[tuple[Case, int]], rows: list[Row], args: argparse.Namespace) -> None:
-    async for row in run_all(todo, args.half, args.neighbours, args.oracle_seeds, args.device):
+    async for row in run_all(todo, args.half, args.neighbours, range(args.first_seed, args.first_seed + args.oracle_seeds), args.device):
         rows.append(row)
         print(one_line(row), flush=True)
         if args.rows:

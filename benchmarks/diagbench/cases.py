@@ -46,7 +46,7 @@ def gpt(chance: random.Random, half: Half, **knobs: object) -> Made:
         {"d_model": chance.choice((128, 160)), "n_layer": chance.choice((3, 4)), "seq_len": chance.choice((112, 128)), "batch_size": 12}
         if half == "tuning"
         else {
-            "d_model": chance.choice((192, 224, 256)),
+            "d_model": chance.choice((192, 256)),
             "n_layer": chance.choice((3, 4)),
             "seq_len": chance.choice((128, 144)),
             "batch_size": chance.choice((8, 10, 12)),
@@ -103,7 +103,7 @@ def tail(chance: random.Random, half: Half) -> Made:
 
 def checkpointed(chance: random.Random, half: Half, **knobs: object) -> Made:
     """Many parameters for the tokens of a step, so that a checkpoint weighs."""
-    sizes: Knobs = {"d_model": 320 if half == "tuning" else chance.choice((352, 384)), "n_layer": 4, "batch_size": 8, "seq_len": 64}
+    sizes: Knobs = {"d_model": 320 if half == "tuning" else chance.choice((384, 448)), "n_layer": 4, "batch_size": 8, "seq_len": 64}
     return "train-gpt", {**sizes, **knobs}  # type: ignore[dict-item]
 
 

@@ -7,7 +7,7 @@ import contextlib
 import math
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 
 import msgspec
 
@@ -190,13 +190,15 @@ def burn_gpu() -> None:
         torch.cuda.synchronize()
 
 
-async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, oracle_seeds: int, device: str) -> AsyncIterator[Row]:
+async def run_all(
+    todo: list[tuple[Case, int]], half: Half, neighbours: int, oracle_seeds: Container[int], device: str
+) -> AsyncIterator[Row]:
     """Every case with every seed, one after the other, in one console."""
     engine = Engine(interval_s=1.0, device=device, keeps="chosen")
     await engine.open()
     try:
         for case, seed in todo:
-            yield await run_case(engine, case, half, seed, neighbours, seed < oracle_seeds)
+            yield await run_case(engine, case, half, seed, neighbours, seed in oracle_seeds)
     finally:
         await engine.close()
         await asyncio.sleep(0)

@@ -121,6 +121,14 @@ def trial_text(trial: Trial, snapshot: Snapshot) -> str:
         p = trial.perplexity
         costly = ": too much to keep" if p.too_high else ""
         lines.append(f"  perplexity {p.before:.4g} -> {p.after:.4g} ({p.cost_ratio:+.1%}){costly}")
+    if trial.held_out_loss:
+        loss = trial.held_out_loss
+        costly = ": too much to keep" if loss.too_high else ""
+        lines.append(f"  held-out loss {loss.before:.4g} -> {loss.after:.4g} ({loss.cost_ratio:+.1%}){costly}")
+    if trial.resolution_ratio is not None:
+        lines.append(
+            f"  blocks of one side differ as well: after so many pairs this machine can tell {trial.resolution_ratio:.1%} from nothing"
+        )
     if trial.error:
         lines.append(f"  error: {visible(trial.error)}")
     outcome = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "not finished"}[trial.verdict]

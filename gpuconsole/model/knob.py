@@ -23,6 +23,7 @@ class Knob(msgspec.Struct, frozen=True):
     thread's own time, and must let the new loader's queue reach its steady state first.
     `serving`: a setting of a model server or of its load; what it does is felt through requests, so a trial times wall clock.
     `changes_output`: a model server answers otherwise with it, so that a trial compares perplexity too.
+    `changes_numerics`: the same step computes other figures with it, so that a trial compares the loss of held-out batches too.
     `default`: the value where a scenario gives none; a knob without one must be given.
     `changes_training`: the change alters what is learnt per step (batch size), not only how fast.
     """
@@ -39,6 +40,7 @@ class Knob(msgspec.Struct, frozen=True):
     changes_training: bool = False
     serving: bool = False
     changes_output: bool = False
+    changes_numerics: bool = False
     default: Value | None = None
     examples: tuple[Value, ...] = ()
 

@@ -14,6 +14,7 @@ LOOP = (
         "choice",
         "matrix arithmetic: fp32, TF32 matmuls, or autocast to bf16 or fp16 (with GradScaler)",
         choices=("fp32", "tf32", "bf16", "fp16"),
+        changes_numerics=True,
         default="fp32",
         examples=("fp32", "tf32", "bf16"),
     ),

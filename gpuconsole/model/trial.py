@@ -12,6 +12,9 @@ from gpuconsole.model.knobs import Knobs
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
 MOST_PERPLEXITY_COST = 0.05
 """A change that costs more than 5 % perplexity is not kept, whatever it gains."""
+MOST_LOSS_COST = 0.02
+"""A change of numerics that costs more than 2 % of held-out loss is not kept. bf16 beside fp32 costs some tenths of a percent; train-doctor
+allows 5 %."""
 TrialState = Literal["running", "done", "failed"]
 
 
@@ -39,13 +42,31 @@ class Perplexity(msgspec.Struct, frozen=True):
         return self.cost_ratio > MOST_PERPLEXITY_COST
 
 
+class HeldOutLoss(msgspec.Struct, frozen=True):
+    """Of the same held-out batches, without the change, with it. `drift`: what the job's own training moved it by between two looks without."""
+
+    before: float
+    after: float
+    drift: float = 0.0
+
+    @property
+    def cost_ratio(self) -> float:
+        """How much worse it is with the change; below 0: better."""
+        return self.after / self.before - 1
+
+    @property
+    def too_high(self) -> bool:
+        return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # also where it is no number any more
+
+
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
     `log_ratios` holds one value per pair of blocks, log(rate changed / rate baseline), on `clock`:
     `contention_free` subtracts the training thread's run-queue delay, `wall` does not. `wall_speedup` is the same trial
     on the wall clock. `null_log_ratios` compares neighbouring blocks of one and the same side: what this machine makes of no change at all.
-    `resolution_ratio`: the smallest effect that can be told from that, after as many pairs. `perplexity`: of a model server's answers, where the change alters them.
+    `resolution_ratio`: the smallest effect that can be told from that, after as many pairs. `perplexity`: of a model server's answers,
+    and `held_out_loss` of a training job's model, where the change alters them.
     """
 
     id: str
@@ -67,7 +88,9 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     changes_training: bool = False
     perplexity: Perplexity | None = None
+    held_out_loss: HeldOutLoss | None = None
 
     @property
     def worth_keeping(self) -> bool:
-        return self.verdict == "win" and not (self.perplexity is not None and self.perplexity.too_high)
+        """A win, and no worse in what it computes where that was looked at."""
+        return self.verdict == "win" and not any(one is not None and one.too_high for one in (self.perplexity, self.held_out_loss))

@@ -46,7 +46,7 @@ from gpuconsole.runtime.trials import (
     TrialLimits,
     TwoWorkers,
     run_trial,
-    with_perplexity,
+    with_quality,
 )
 from gpuconsole.runtime.tuner import TUNE_S
 from gpuconsole.runtime.tuning_session import TuningSession
@@ -406,7 +406,7 @@ class Engine(StoreReader):
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
                 sides = TwoWorkers(baseline, self._challenger)
-            trial = await with_perplexity(await run_trial(trial, run, sides, self._on_trial, limits), sides)
+            trial = await with_quality(await run_trial(trial, run, sides, self._on_trial, limits), sides)
         except (TrialFailed, WorkerGone) as error:
             trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
         return msgspec.structs.replace(trial, kept=keep and trial.worth_keeping)

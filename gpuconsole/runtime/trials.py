@@ -12,7 +12,7 @@ import msgspec
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Run, Step
-from gpuconsole.model.trial import Perplexity, Trial
+from gpuconsole.model.trial import HeldOutLoss, Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
 from gpuconsole.tuning.statistics import resolution, speedup, verdict
@@ -149,12 +149,34 @@ async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
         await worker.next_steps()
 
 
-async def with_perplexity(trial: Trial, sides: Sides) -> Trial:
-    """`trial` with what both sides make of a fixed text, where the change alters what a model server answers and it can tell."""
-    if not any(CATALOGUE[name].changes_output for name in trial.changes) or trial.state != "done":
+async def with_quality(trial: Trial, sides: Sides) -> Trial:
+    """`trial` with what both sides make of a fixed text, or of held-out batches, where the change alters what is computed and it can tell."""
+    if trial.state != "done":
         return trial
+    knobs = [CATALOGUE[name] for name in trial.changes]
+    if any(knob.changes_output for knob in knobs):
+        return await _with_perplexity(trial, sides)
+    if any(knob.changes_numerics for knob in knobs) and sides.method == "live ABBA":  # two workers have trained apart
+        return await _with_loss(trial, sides)
+    return trial
+
+
+async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
     answers = [await sides.worker(arm).probe("perplexity") for arm in (BASELINE, CHANGED)]
     values = [answer.signals["quality.perplexity"].value for answer in answers if "quality.perplexity" in answer.signals]
     if len(values) < 2:
         return msgspec.structs.replace(trial, error=f"perplexity not measured: {next((one.error for one in answers if one.error), '')}")
     return msgspec.structs.replace(trial, perplexity=Perplexity(*values))
+
+
+async def _with_loss(trial: Trial, sides: Sides) -> Trial:
+    """Without the change, with it, without it again: the few steps in between train, and that is not the change's doing."""
+    losses = []
+    for arm in (BASELINE, CHANGED, BASELINE):
+        await sides.switch_to(arm)
+        answer = await sides.worker(arm).probe("held_out_loss")
+        if "quality.held_out_loss" not in answer.signals:
+            return msgspec.structs.replace(trial, error=f"held-out loss not measured: {answer.error}")
+        losses.append(answer.signals["quality.held_out_loss"].value)
+    first, changed, second = losses
+    return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss((first + second) / 2, changed, abs(first - second)))

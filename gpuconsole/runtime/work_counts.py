@@ -77,14 +77,18 @@ class WorkCounts:
             return {}
         rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
         growth = steady_growth([t for t, _, _ in points], [value for _, _, value in points])
-        source = f"resident memory that is this process's alone, {len(points)} readings in {points[-1][0] - points[0][0]:.0f} s"
+        grown, seconds = points[-1][2] - points[0][2], points[-1][0] - points[0][0]
+        source = f"resident memory that is this process's alone, {len(points)} readings in {seconds:.0f} s"
         self._looked_t = points[-1][0]
         self._grown = {
             "host.memory_growth_bytes_per_s": Signal(
                 growth, "B/s", f"{source}: slope (Theil-Sen) that is sure at 95 %, 0 where it flattens out"
             ),
             "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of them that are not below the one before"),
-            "host.memory_grown_bytes": Signal(points[-1][2] - points[0][2], "B", source),
+            "host.memory_grown_bytes": Signal(grown, "B", source),
+            "host.memory_steady_ratio": Signal(
+                growth * seconds / grown if grown > 0 else 0.0, "ratio", f"{source}: that slope over all growth"
+            ),
             "host.private_bytes": Signal(points[-1][2], "B", source),
         }
         return self._grown

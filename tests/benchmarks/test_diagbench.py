@@ -21,6 +21,7 @@ from gpuconsole.model.sweep import SweepPoint
 from gpuconsole.model.trial import Speedup
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.tuning.sweeps import points
+from gpuconsole.workloads.training.gpt import check_width
 
 EVERY = (*TRAINING, *SERVING, *GPU, *GPU_SERVING)
 
@@ -32,6 +33,8 @@ def test_a_case_names_scenarios_knobs_and_rules_that_exist(case: Case) -> None:
             scenario, sets = case.drawn(half, seed)  # type: ignore[arg-type]
             chosen = find_scenario(scenario)
             check_knobs(dict(sets), chosen.workload.knobs, scenario)
+            if chosen.workload.name == "training.gpt":
+                check_width(int(sets.get("d_model", 64)))
             assert set(case.fix) <= set(chosen.workload.knobs)
     assert set(case.truth) <= {rule.id for rule in all_rules()}
     assert case.drawn("reporting", 1) == case.drawn("reporting", 1)

@@ -106,6 +106,7 @@ GROWTH = {
     "host__memory_growth_bytes_per_s": 20e6,
     "host__memory_grown_bytes": 300e6,
     "host__memory_rises_ratio": 1.0,
+    "host__memory_steady_ratio": 0.9,
     "host__private_bytes": 900e6,
     "host__memory_available_bytes": 10e9,
 }
@@ -120,7 +121,8 @@ def test_memory_that_grows_with_every_step_leaks_and_says_how_long_it_lasts() ->
     "changes",
     [
         {"host__memory_growth_bytes_per_s": 0.0},  # up and down
-        {"host__memory_grown_bytes": 5e6},  # arenas that settle
+        {"host__memory_grown_bytes": 5e6},  # too little to say
+        {"host__memory_steady_ratio": 0.1},  # arenas that settle: it grew early
         {"host__memory_rises_ratio": 0.6},  # a sawtooth
         {"host__memory_growth_bytes_per_s": 1e4},  # lasts for days
     ],

@@ -111,7 +111,7 @@ def test_epochs_are_counted_and_samples_handed_over_one_by_one_make_the_same_bat
 
 def test_evaluation_in_pieces_covers_the_same_samples(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path, batch_size=4, eval_batch_size=3)
-    assert [len(batch[0]) for batch in loop._eval_batches()] == [3, 1] * 4
+    assert [len(batch[0]) for batch in loop.eval_batches()] == [3, 1] * 4
 
 
 def test_matrices_do_not_go_with_replicas() -> None:
@@ -119,6 +119,12 @@ def test_matrices_do_not_go_with_replicas() -> None:
     world.size = 2
     with pytest.raises(ValueError, match="tensor_parallel goes with sharding none, zero2 or zero3, not ddp"):
         plan_for({"sharding": "ddp", "tensor_parallel": 2}, world)
+
+
+def test_a_width_that_does_not_split_into_heads_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"d_model 224 does not split into 3 heads: 192 does, or any multiple of 64"):
+        small_gpt_loop(tmp_path, d_model=224)
+    assert small_gpt_loop(tmp_path, d_model=160).task.model is not None
 
 
 def test_padding_rounds_up() -> None:

@@ -7,8 +7,9 @@ from gpuconsole.model.finding import Finding
 
 ID = "mem.leak_host"
 TITLE = "Host memory grows with every step"
-GROWN = Threshold(
-    "grown", 50e6, "B", "50 MB since it is steady: caches and arenas settle below that (TraceML: 100 MB early, 1 GB confirmed)"
+GROWN = Threshold("grown", 100e6, "B", "100 MB since it is steady: what TraceML calls early, 1 GB being confirmed")
+STEADY = Threshold(
+    "steady", 0.5, "ratio", "a slope that is sure must explain half of the growth: arenas and caches grow early and then stop"
 )
 RISES = Threshold("rises", 0.8, "ratio", "four in five readings are no lower than the one before: steady growth, no sawtooth")
 HORIZON = Threshold("horizon", 24 * 3600.0, "s", "memory that lasts for another day is no cause for alarm")
@@ -21,9 +22,11 @@ def check(case: Case) -> Finding:
         case.evidence("host.memory_growth_bytes_per_s", 0.0),
         case.evidence("host.memory_grown_bytes", GROWN.value),
         case.evidence("host.memory_rises_ratio", RISES.value),
+        case.evidence("host.memory_steady_ratio", STEADY.value),
         case.evidence("host.private_bytes"),
     )
-    if slope <= 0 or grown < GROWN.value or rises < RISES.value:
+    steady = case.value("host.memory_steady_ratio")
+    if slope <= 0 or grown < GROWN.value or rises < RISES.value or steady < STEADY.value:
         return clear(ID, TITLE, min(0.99, max(0.0, grown / GROWN.value)) if slope > 0 else 0.0, evidence)
     left = case.get("host.memory_available_bytes", 0.0) / slope
     if left > HORIZON.value:
@@ -48,12 +51,13 @@ RULE = Rule(
         "host.memory_growth_bytes_per_s",
         "host.memory_grown_bytes",
         "host.memory_rises_ratio",
+        "host.memory_steady_ratio",
         "host.private_bytes",
     ),
-    thresholds=(GROWN, RISES, HORIZON),
+    thresholds=(GROWN, RISES, STEADY, HORIZON),
     text="""Resident memory that is this process's alone (no files, nothing shared), several times a second over steady steps. The slope is
 Theil and Sen's, from all pairs of readings, so that single jumps do not move it; its lower 95 % bound must be above zero, its second half as steep as
-the first, and nearly every reading no lower than the one before. The page cache and shared batches do not count. Usual causes: losses appended with
+the first, it must explain at least half of the growth, and nearly every reading no lower than the one before. The page cache and shared batches do not count. Usual causes: losses appended with
 their graph, lists of outputs, caches without bound. Look with tracemalloc or gc.get_objects() between two steps.""",
     check=check,
 )

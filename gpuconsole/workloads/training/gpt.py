@@ -117,6 +117,13 @@ def padded(tokens: int, multiple: int) -> int:
     return math.ceil(tokens / multiple) * multiple if multiple else tokens
 
 
+def check_width(d_model: int) -> None:
+    """Raise ValueError, one line, for a width that does not split into heads."""
+    heads = max(1, d_model // HEAD_SIZE)
+    if d_model % heads:
+        raise ValueError(f"d_model {d_model} does not split into {heads} heads: {heads * HEAD_SIZE} does, or any multiple of {HEAD_SIZE}")
+
+
 class GPTTask:
     dense_kind: Kind = "matrix product"
 
@@ -125,6 +132,7 @@ class GPTTask:
         cut = int(len(text) * (1 - HELD_OUT))
         self._train, self._held_out = text[:cut], text[cut:]
         self._seed = seed
+        check_width(int(knobs["d_model"]))
         self._most_tokens = max(1024, 4 * int(knobs["seq_len"]))
         self.model: nn.Module = self._new_model(knobs).to(device)
         with torch.device("meta"):

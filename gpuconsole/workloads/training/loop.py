@@ -146,7 +146,7 @@ class TrainingLoop:
             mark(phase.CHECKPOINT)
         if due("eval_every"):
             with torch.inference_mode():
-                for batch in self._eval_batches():
+                for batch in self.eval_batches():
                     self.forward(batch)
             mark(phase.EVAL)
         return value
@@ -162,7 +162,7 @@ class TrainingLoop:
         if leak:
             self._leaked.append(torch.ones(leak, dtype=torch.uint8, device=self.device))
 
-    def _eval_batches(self) -> Iterator[Batch]:
+    def eval_batches(self) -> Iterator[Batch]:
         """EVAL_BATCHES times the held-out batch, in pieces of `eval_batch_size`."""
         rows = len(self._eval_batch[0])
         size = int(self.knobs["eval_batch_size"]) or rows

@@ -206,6 +206,13 @@ def memory_parts(loop: TrainingLoop) -> Signals:
     return signals
 
 
+def held_out_loss(loop: TrainingLoop) -> Signals:
+    """The loss of the held-out batches as the job computes it now: what a change of numerics must not make worse."""
+    with untouched(loop), torch.no_grad():
+        losses = [loop.forward(batch).item() for batch in loop.eval_batches()]
+    return {"quality.held_out_loss": Signal(statistics.fmean(losses), "", f"mean over {len(losses)} held-out batches")}
+
+
 PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
@@ -214,6 +221,7 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "op_mix": op_mix,
     "memory_parts": memory_parts,
     "heap_peaks": heap_peaks,
+    "held_out_loss": held_out_loss,
     "script_lines": script_lines,
     "swap_attention": swap_attention,
     "swap_precision": swap_precision,
