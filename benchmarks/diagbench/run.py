@@ -17,7 +17,7 @@ from gpuconsole.diagnosis.case import Case as RuleCase
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.model.exercise_knobs import EXERCISES
 from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.trial import Speedup
 from gpuconsole.runtime.diagnosed import until_diagnosed
@@ -132,7 +132,7 @@ async def _realise(engine: Engine, row: Row, run: Run, oracle: bool) -> None:
     found = _faults(run)
     if found:
         row.confidence = found[0].confidence
-        for suggestion in found[0].suggestions[:1]:
+        for suggestion in [one for one in found[0].suggestions[:1] if not _costly(one.changes, row.seed)]:
             row.top = await _try(engine, suggestion.changes, TOP, suggestion.predicted_speedup)
             row.top.rule = found[0].rule
     if "non_blocking" in run.knobs and row.signals.get("step_s", 1.0) < QUICK_STEP_S:
@@ -140,6 +140,12 @@ async def _realise(engine: Engine, row: Row, run: Run, oracle: bool) -> None:
     if oracle:
         for changes in changes_to_try(run.knobs, run.workload):
             row.oracle.append(await _try(engine, changes, EACH))
+
+
+def _costly(changes: Knobs, seed: int) -> bool:
+    """A second model server takes a minute: for every fifth seed only; and the load is the users', not the server's."""
+    of_load = {knob.name for knob in GROUPS["load"]}
+    return bool(of_load & changes.keys()) or (any(CATALOGUE[name].serving for name in changes) and seed % 5 != 0)
 
 
 async def _try(engine: Engine, changes: Knobs, limits: TrialLimits, predicted: Interval | None = None) -> Realised:

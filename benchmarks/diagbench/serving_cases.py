@@ -42,19 +42,13 @@ def long_prompts(chance: random.Random, half: Half) -> Made:
     return "serve-long", {**_sizes(chance, half), "prompt_tokens": chance.choice((768, 1024))}
 
 
-def few_clients(chance: random.Random, half: Half) -> Made:
-    return "serve-chat", {**_sizes(chance, half), "concurrency": 1}
+def one_user(chance: random.Random, half: Half) -> Made:
+    """Weights beyond the caches, read for one sequence at a time."""
+    return "decode-one", {"d_model": 1024 if half == "tuning" else chance.choice((896, 1152)), "n_layer": chance.choice((5, 6))}
 
 
 SERVING = (
-    Case(
-        "V01",
-        "serving_few_clients",
-        ("serve.client_bound", "serve.batch_too_small"),
-        few_clients,
-        ("concurrency",),
-        serving=True,
-    ),
+    Case("V01", "serving_one_user", ("serve.decode_bandwidth_bound",), one_user, ("quantization",), serving=True),
     Case("V02", "serving_few_seats", ("serve.seats_too_few",), few_seats, ("max_num_seqs",), serving=True),
     Case("V03", "serving_overload", ("serve.over_capacity",), overload, serving=True, watch_s=10.0),
     Case("V04", "serving_small_cache", ("serve.kv_full_preemption",), small_cache, ("num_gpu_blocks_override",), serving=True),

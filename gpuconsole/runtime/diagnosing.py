@@ -18,8 +18,8 @@ from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
-BETWEEN_PROBES_S = 0.5
-"""While probes are still due: ordinary steps in between, and what is known by then is shown."""
+SOON_S = 0.5
+"""While probes are still due, ordinary steps in between; and where a finding only waits for its second look."""
 WINDOW_S = 30.0
 FIRST_PROBES = ("cached_batch", "memory_parts")
 """Run once on every steady run: what a step costs without its input, and where memory goes, are worth knowing whatever the rules ask."""
@@ -48,7 +48,7 @@ class Diagnosing:
 
     async def forever(self) -> None:
         while True:
-            await asyncio.sleep(BETWEEN_PROBES_S if self._more_due else EVERY_S)
+            await asyncio.sleep(SOON_S if self._more_due or self._steadied.waiting else EVERY_S)
             if self._busy.locked():
                 continue
             record, worker = self._store.record, self._worker()

@@ -78,7 +78,7 @@ class WorkCounts:
         rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
         growth = steady_growth([t for t, _, _ in points], [value for _, _, value in points])
         grown, seconds = points[-1][2] - points[0][2], points[-1][0] - points[0][0]
-        source = f"resident memory that is this process's alone, {len(points)} readings in {seconds:.0f} s"
+        source = f"resident memory that is this process's alone and not free in its heap, {len(points)} readings in {seconds:.0f} s"
         self._looked_t = points[-1][0]
         self._grown = {
             "host.memory_growth_bytes_per_s": Signal(

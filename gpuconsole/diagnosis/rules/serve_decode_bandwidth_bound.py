@@ -33,7 +33,8 @@ def check(case: Case) -> Finding:
         if more >= serve_batch_too_small.GAIN.value:
             return clear(ID, TITLE, 0.5, evidence, "more sequences would share a reading of the weights: serve.batch_too_small")
     kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
-    gain = (weights + kv) / (weights * BITS[kind] + kv)
+    left = (weights * BITS[kind] + kv) / (weights + kv)
+    gain = 1 / (1 - min(1.0, reached) * (1 - left))  # what is not reading stays as long as it is
     return fires(
         ID,
         TITLE,
@@ -70,7 +71,7 @@ RULE = Rule(
 A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several tokens per
 reading, or more sequences in the batch, which share one reading: with several users those are tried first (probe P12). The bandwidth is
 what the server measured at its start with many matrices of the model's largest shape times a vector; weights that fit into caches can be
-read faster than that.""",
+read faster than that. Predicted: 1 / (1 - r (1 - b)), r the share of the bandwidth that is reached, b the bytes left over those now.""",
     check=check,
     serving=True,
 )

@@ -218,7 +218,9 @@ class VllmServer(ModelServer):
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options)]
         self._progress("vLLM: importing")
-        environment = {**vllm_environment(self._knobs), **({"CUDA_VISIBLE_DEVICES": self._uuid} if self._uuid else {})}
+        environment = vllm_environment(self._knobs)
+        if self._uuid and int(self._knobs["tensor_parallel_size"]) == 1:
+            environment["CUDA_VISIBLE_DEVICES"] = self._uuid
         with tempfile.NamedTemporaryFile() as limits:  # it may go once both sides have mapped it
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
                 limits.write(bytes(LIMITS.size))

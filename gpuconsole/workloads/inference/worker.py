@@ -258,7 +258,7 @@ async def serve(channel: ChildChannel) -> int:
     start = await commands.get()
     if not isinstance(start, Start):
         return 0
-    if start.uuid:
+    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM takes the first ones that it sees
         os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
     key_name = start.options.get("api_key_env", "")
     async with await connect(os.environ.get(key_name) if key_name else None) as session:

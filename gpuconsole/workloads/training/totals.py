@@ -6,8 +6,10 @@ import gc
 from typing import Any
 
 import psutil
+import torch
 
 from gpuconsole.workloads.clock import now
+from gpuconsole.workloads.memory_stats import allocator_stats
 
 
 class Totals:
@@ -25,16 +27,18 @@ class Totals:
         gc.callbacks.remove(self._collected)
 
     def read(self, restarts: tuple[int, float], steps: int) -> dict[str, float]:
-        """`gc.pause_s`: seconds in Python's garbage collector. `host.private_bytes`: resident memory that no file backs and nobody shares.
+        """`gc.pause_s`: seconds in Python's garbage collector. `host.private_bytes`: resident memory that no file backs and nobody shares, less
+        what the C library holds free: a leak first eats that, and what settles only enlarges it.
 
         `loader.restart_s`: seconds from an epoch's end to the next one's first batch. `comm.exchanges`: passes in which gradients travelled.
         """
-        memory = self._process.memory_info()
+        memory, heap = self._process.memory_info(), allocator_stats(torch.device("cpu"))
+        free = heap.get("heap_reserved_bytes", 0.0) - heap.get("heap_allocated_bytes", 0.0)
         return {
             "work.steps": float(steps),
             "gc.collections": float(self._collections),
             "gc.pause_s": self._pause_s,
-            "host.private_bytes": float(memory.rss - memory.shared),
+            "host.private_bytes": max(0.0, memory.rss - memory.shared - free),
             "loader.restarts": float(restarts[0]),
             "loader.restart_s": restarts[1],
             "comm.exchanges": float(self.exchanges),
