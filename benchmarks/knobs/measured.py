@@ -12,6 +12,7 @@ import psutil
 from benchmarks.headless import last_line, options, run_command
 from benchmarks.knobs.rows import Row
 from gpuconsole.model.finding import Interval
+from gpuconsole.model.knob import NO_EFFECT
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot, decode
@@ -22,7 +23,6 @@ from gpuconsole.wire.recording import read_recording
 MEMORY_S = 8.0
 """Memory by part is measured once a run is steady."""
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "heap_reserved")
-NO_EFFECT = "no effect: "
 BAD_USAGE = 2
 
 

@@ -10,6 +10,8 @@ import msgspec
 
 Value = bool | int | float | str
 Knobs = dict[str, Value]
+NO_EFFECT = "no effect: "
+"""How a worker's notes name knobs that do nothing there; the reason is the note."""
 
 
 class KnobError(ValueError):

@@ -11,6 +11,7 @@ from gpuconsole.diagnosis.efficiency import NO_POWER, NO_PRICE, cost_per_million
 from gpuconsole.diagnosis.serving_account import add_served_work
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.knob import NO_EFFECT
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.serving import Objective, served_precision
 from gpuconsole.runtime.compile_counts import CompileCounts
@@ -71,9 +72,8 @@ class RunRecord:
         """Facts about the workload; those of a trial's other side are not this run's."""
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
-            prefix = "no effect: "
             self.run.unavailable |= {
-                f"knob.{name.removeprefix(prefix)}": why for name, why in event.notes.items() if name.startswith(prefix)
+                f"knob.{name.removeprefix(NO_EFFECT)}": why for name, why in event.notes.items() if name.startswith(NO_EFFECT)
             }
         if self.run.state == "starting":
             self.run.state = "running"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gpuconsole.model.device import Device
+from gpuconsole.model.knob import NO_EFFECT
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Step
 from gpuconsole.model.scenario import Scenario
@@ -20,8 +21,6 @@ from gpuconsole.tuning.blocks import BlockPlan, rate
 from gpuconsole.tuning.sweeps import rounds, settle
 
 START_S = 300.0
-NO_EFFECT = "no effect: "
-"""How a worker's notes name knobs that do nothing there."""
 MOST_WORKERS = 8
 """Settings that need a worker of their own keep it for the whole sweep: so many fit beside each other."""
 

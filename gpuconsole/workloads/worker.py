@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole import __version__
+from gpuconsole.model.knob import NO_EFFECT
 from gpuconsole.model.knobs import CATALOGUE, show
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import (
@@ -235,7 +236,7 @@ class Worker:
 
         notes = {"peak": f"{self._loop.knobs.get('precision', 'fp32')} {self._loop.task.dense_kind}"}
         for name, why in without_effect(self._loop.knobs, self._loop.device).items():
-            notes[f"no effect: {name}"] = why
+            notes[NO_EFFECT + name] = why
             if self._loop.knobs[name] != CATALOGUE[name].default and name not in self._told:
                 self._told.add(name)
                 self._channel.send(Note(now(), f"{name} {show(self._loop.knobs[name])} has no effect: {why}"))

@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 
 from gpuconsole import __version__
+from gpuconsole.model.knob import NO_EFFECT
 from gpuconsole.model.knobs import CATALOGUE, Knobs, show
 from gpuconsole.model.recorded import parse_recorded, shared_ratio
 from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS, RECORDED_SHARED
@@ -140,7 +141,7 @@ class ServingWorker:
             if knobs[name] != CATALOGUE[name].default and name not in self._told and not isinstance(server, RemoteServer):
                 self._told.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
-        notes = {**FORMULAS, **{f"no effect: {name}": why for name, why in idle.items()}}
+        notes = {**FORMULAS, **{NO_EFFECT + name: why for name, why in idle.items()}}
         self._channel.send(Started(now(), knobs, {**server.facts, **self._recorded}, notes))
 
     async def _watch(self, server: ModelServer) -> None:
