@@ -8,12 +8,15 @@ from gpuconsole.tui.paint import format
 from gpuconsole.tui.paint.cells import Row, line, row_width, spread
 from gpuconsole.tui.paint.facts import shorter
 
+ROOM = 90
 WORDS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
 
 
 def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
     """The change, how far the trial is, and both intervals on one scale."""
     blocks = f"{trial.blocks} blocks  {format.clock(trial.elapsed_s)}"
+    if trial.resolution_ratio is not None and width >= ROOM:
+        blocks = f"can tell {format.percent(trial.resolution_ratio).strip()} from nothing   {blocks}"
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - 8)
     head = spread(width, [("trial ", "accent"), (change, "title")], [("  ", ""), (blocks, "")])
     rows = [head]
