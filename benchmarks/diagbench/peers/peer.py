@@ -1,0 +1,81 @@
+"""What an adapter provides, and what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.diagbench.cases import TRAINING, Half
+from benchmarks.diagbench.peers.verdict import HEALTHY, Meaning, Said
+
+LEFT_OUT = tuple(case.id for case in TRAINING if case.family == "comm")
+"""Jobs of several processes: each tool has its own way to start those, and the plain script has none."""
+CASES = tuple(case for case in TRAINING if case.id not in LEFT_OUT)
+
+SCRIPT = '''"""A case of the benchmark as a script of its own."""
+
+from benchmarks.diagbench.peers.plain import main as train
+
+
+def main():
+    train({arguments!r})
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a case under a tool. `folder` is empty, and the working directory of every command."""
+
+    python: str
+    folder: Path
+    case: str
+    half: Half
+    seed: int
+    seconds: float
+    """How long the tool is to watch, from the first step on."""
+    limit_s: float
+    """After so long all is ended."""
+
+    def script(self, hook: str = "none", seconds: float | None = None, steps: int = 0) -> str:
+        """Write the case as a script and return its path. It lies outside of this package: beside the adapters it would import them
+        instead of the tools whose names they have."""
+        arguments = ["--case", self.case, "--half", self.half, "--seed", str(self.seed), "--hook", hook]
+        arguments += ["--seconds", str(self.seconds if seconds is None else seconds), "--steps", str(steps)]
+        path = self.folder / "train.py"
+        path.write_text(SCRIPT.format(arguments=arguments), encoding="utf-8")
+        return str(path)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A tool: how it is called, where it leaves its verdict, and what its words mean.
+
+    `commands` are run one after the other; the last one's output is in `output.txt`. `read` gets the job's folder and gives the findings,
+    the tool's first one first; it raises OSError, ValueError or KeyError where there is no verdict.
+    """
+
+    name: str
+    package: str
+    tested: str
+    """The version that the mapping was made from."""
+    needs: str
+    """What must be installed beside torch, numpy, pillow and msgspec."""
+    meanings: Mapping[str, Meaning]
+    commands: Callable[[Job], list[list[str]]]
+    read: Callable[[Path], list[Said]]
+
+    def families(self) -> frozenset[str]:
+        """The families that it has words for on a CPU."""
+        return frozenset(family for one in self._on_a_cpu() for family in one.families) - {HEALTHY}
+
+    def causes(self) -> frozenset[str]:
+        """The causes that it has words for on a CPU."""
+        return frozenset(cause for one in self._on_a_cpu() for cause in one.causes)
+
+    def _on_a_cpu(self) -> list[Meaning]:
+        return [meaning for meaning in self.meanings.values() if not meaning.gpu_only]

@@ -1,0 +1,40 @@
+"""slowai: `slowai diagnose FILE --json` imports a script and calls its `main()` twice, the second time under torch.profiler.
+
+Few steps: what the profiler records of twelve seconds takes it minutes to add up. It leaves no file; the JSON is on its output.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.diagbench.peers.peer import Job, Peer
+from benchmarks.diagbench.peers.verdict import CANNOT_TELL, FINE, Said, names
+
+MOST_STEPS = 60
+
+MEANINGS = {
+    "compute": FINE,  # mathematics fills the time
+    # many short operations: it advises larger batches, torch.compile or CUDA graphs
+    "overhead": names("gpu.small_batch"),
+    "memory": names("gpu.elementwise_membw"),
+    "unknown": CANNOT_TELL,
+}
+
+
+def commands(job: Job) -> list[list[str]]:
+    return [[job.python, "-m", "slowai", "diagnose", job.script(steps=MOST_STEPS), "--json"]]
+
+
+def read(folder: Path) -> list[Said]:
+    return findings((folder / "output.txt").read_text(encoding="utf-8"))
+
+
+def findings(output: str) -> list[Said]:
+    """The JSON object that the output ends with: what the script and the profiler print comes first."""
+    start = 0 if output.startswith("{") else output.index("\n{") + 1
+    diagnosis = json.loads(output[start:])
+    return [Said(diagnosis["regime"], f"{diagnosis['confidence']:.2f}")]
+
+
+PEER = Peer("slowai", "slowai", "0.10.0", "nothing", MEANINGS, commands, read)
