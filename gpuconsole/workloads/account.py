@@ -22,6 +22,8 @@ DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, O
 SAMPLE_EVERY = 16
 """Run-queue time is read on one step in this many, on average: at every mark of every step it cost +378 µs a step.
 The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them."""
+SAMPLE_SPAN_S = 0.1
+"""Of slow steps more are sampled, one in this many seconds or each: 0.4 % of their time at most, and no job goes half a minute unseen."""
 
 
 Moment: TypeAlias = "float | torch.cuda.Event"
@@ -83,6 +85,9 @@ class StepAccount:
         self.mark(OTHER)
         runq = tuple(self._runq) if self._sampled else None
         wall = self._last - self._start
+        if self._sampled:
+            every = max(1, min(SAMPLE_EVERY, round(SAMPLE_SPAN_S / max(wall, 1e-6))))
+            self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
         self._steps.append(Step(self._index, self._last, wall, samples, tokens, tuple(self._phases), runq, loss, arm, kind))
         self.overhead_s += self._marks * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
         self._index += 1
@@ -100,8 +105,6 @@ class StepAccount:
     def _begin_sampling(self) -> None:
         due = self.sample_all or self._index >= self._next_sample
         self._sampled = due and self.times.available
-        if due:
-            self._next_sample = self._index + self._chance.randint(1, 2 * SAMPLE_EVERY - 1)
         if self._sampled:
             self._last_runq = self.times.runq_s()
 

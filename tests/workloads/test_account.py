@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from gpuconsole.model.run import PHASES
+from gpuconsole.workloads.account import StepAccount
+from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.task import Batch
@@ -49,3 +51,13 @@ def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: di
     ours = sum(step.phases[PHASES.index("data_wait")] for step in steps) / sum(step.wall_s for step in steps)
     assert ours == pytest.approx(timed.seconds / wall, abs=0.03)
     assert sum(step.wall_s for step in steps) == pytest.approx(wall, rel=0.01)
+
+
+def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
+    slow, quick = StepAccount(ThreadTimes()), StepAccount(ThreadTimes())
+    for account, seconds, steps in ((slow, 0.11, 5), (quick, 0.0, 400)):
+        for _ in range(steps):
+            time.sleep(seconds)
+            account.end(1, 0, None, 0, 0)
+    assert all(step.runq is not None for step in slow.take())
+    assert 10 <= sum(step.runq is not None for step in quick.take()) <= 60
