@@ -59,10 +59,3 @@ def test_a_console_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         wait_until(lambda: all(gone(child.pid) for child in everyone), 10, "all processes end")
     finally:
         console.kill()
-
-
-def test_knobs_that_do_not_go_together_are_refused_in_one_line(tmp_path: Path) -> None:
-    console = start("tensor-parallel", "--duration", "5", "--set", "precision=fp16", errors=tmp_path / "errors")
-    out, _ = console.communicate(timeout=60)
-    assert console.returncode == 1
-    assert "precision fp16 does not go with tensor_parallel" in json.loads(out)["runs"][0]["error"]

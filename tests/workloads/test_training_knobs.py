@@ -119,6 +119,8 @@ def test_matrices_do_not_go_with_replicas() -> None:
     world.size = 2
     with pytest.raises(ValueError, match="tensor_parallel goes with sharding none, zero2 or zero3, not ddp"):
         plan_for({"sharding": "ddp", "tensor_parallel": 2}, world)
+    with pytest.raises(ValueError, match="precision fp16 does not go with tensor_parallel"):
+        plan_for({"sharding": "none", "tensor_parallel": 2, "precision": "fp16"}, world)
 
 
 def test_a_width_that_does_not_split_into_heads_is_refused_in_one_line(tmp_path: Path) -> None:
