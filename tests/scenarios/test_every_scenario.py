@@ -29,7 +29,6 @@ ELSEWHERE = {
     "ddp-small-batch": "cli/test_ranks.py",
     "dynamic-shapes": "workloads/test_further_workloads.py",
     "serve-chat": "cli/test_serving.py",
-    "tensor-parallel": "cli/test_ranks.py",
     "tiny-batch": "cli/test_headless.py",
     "train-gpt": "cli/test_headless.py",
     "vision-healthy": "cli/test_headless.py",
