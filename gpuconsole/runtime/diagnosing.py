@@ -21,6 +21,8 @@ EVERY_S = 1.0
 SOON_S = 0.5
 """While probes are still due, ordinary steps in between; and where a finding only waits for its second look."""
 WINDOW_S = 30.0
+DECISIVE = ("side_work_off", "loader_alone", "script_lines", "exposed_communication")
+"""Asked for only where a phase already takes too much: they settle what the account has shown, and go before all others."""
 FIRST_PROBES = ("cached_batch", "memory_parts")
 """Run once on every steady run: what a step costs without its input, and where memory goes, are worth knowing whatever the rules ask."""
 
@@ -67,7 +69,8 @@ class Diagnosing:
         self._tell(record, findings)  # what fires needs no probe to be shown, only to be predicted
         if record.steady_t is not None and not self._steadied.waiting:
             due = self._due(findings)
-            for probe in [one for one in due if one in FIRST_PROBES] or due[:1]:
+            first = [one for one in due if one in FIRST_PROBES]
+            for probe in due[:1] if due and due[0] in DECISIVE else first or due[:1]:
                 await self._run_probe(probe, worker)
                 if self._store.record is not record:
                     return
@@ -84,7 +87,9 @@ class Diagnosing:
     def _due(self, findings: list[Finding]) -> list[str]:
         record = self._store.record
         first = () if record is None or record.run.serves else FIRST_PROBES
-        return [probe for probe in (*first, *wanted_probes(findings)) if probe not in self._probed]
+        wanted = wanted_probes(findings)
+        order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
+        return [probe for probe in order if probe not in self._probed]
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._store.memory_used(record.run.device)
