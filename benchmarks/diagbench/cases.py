@@ -115,6 +115,11 @@ def chatty(chance: random.Random, half: Half) -> Made:
     return "chatty-logging", {**sizes, "batch_size": chance.choice((2, 4)), "seq_len": 64, "log_every": 1, "log_gradients": True}
 
 
+def many_lengths(chance: random.Random, half: Half) -> Made:
+    longest = chance.choice((96, 112)) if half == "tuning" else chance.choice((128, 144, 160))
+    return "dynamic-shapes", {"seq_len": longest, "batch_size": chance.choice((4, 6, 8))}
+
+
 def saturated(chance: random.Random, half: Half) -> Made:
     """A model that is done long before its one core of loading is."""
     sizes: Knobs = {"width": 16, "batch_size": 32} if half == "tuning" else {"width": chance.choice((12, 20)), "batch_size": 24}
@@ -245,7 +250,7 @@ FAULTY = (
         "C24",
         "recompiles",
         ("host.recompile_graphbreak",),
-        lambda chance, half: ("dynamic-shapes", {}),
+        many_lengths,
         ("pad_to_multiple_of", "compile_dynamic"),
     ),
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from benchmarks.diagbench.run import Realised, Row
-from benchmarks.diagbench.score import is_hit, wilson
+from benchmarks.diagbench.score import is_right, wilson
 from gpuconsole.tui.paint.charts import empty_figure
 
 WIDTH, HEIGHT, SCALE = 100, 24, 40
@@ -21,7 +21,7 @@ def families(rows: Sequence[Row]) -> str:
     found: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         family = row.truth[0].partition(".")[0] if row.truth else "healthy"
-        found[family].append(is_hit(row) if row.truth else not row.fired)
+        found[family].append(is_right(row))
     lines = ["right by family, with Wilson's 95 % interval"]
     for family, right in sorted(found.items()):
         low, high = wilson(sum(right), len(right))

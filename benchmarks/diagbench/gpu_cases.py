@@ -1,6 +1,6 @@
 """The GPU cases, for a machine that has one: at GPU scale, with the same rules and the same scoring.
 
-Not built: those whose cause has no knob here (G05 and G13 have no rule yet, G09 needs a branch in every layer, G18 needs rights over
+Not built: those whose cause has no knob here (G05 and G13 have no rule yet, G03 is G06, G09 needs a branch in every layer, G18 needs rights over
 clocks), and those that need two GPUs (G20).
 """
 
@@ -29,7 +29,6 @@ def pictures(chance: random.Random, half: Half, **knobs: object) -> Made:
 GPU = (
     Case("G01", "gpt_tuned", (), either(gpt, gpt, torch_compile=fixed("default"))),
     Case("G02", "decoy_item_each_step", (), either(gpt, gpt, log_every=fixed(1), torch_compile=fixed("default"))),
-    Case("G03", "busy_with_tiny_kernels", ("host.launch_bound", "gpu.small_batch"), tiny, ("batch_size", "torch_compile")),
     Case("G04", "fp32", ("gpu.fp32_no_tensor_core",), either(gpt, gpt, precision=fixed("fp32")), ("precision",)),
     Case("G06", "eager_batch_of_one", ("host.launch_bound", "gpu.small_batch"), tiny, ("torch_compile", "batch_size")),
     Case(

@@ -25,7 +25,7 @@ from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.trials import TrialLimits
 
-INJECTED = {knob.name for knob in EXERCISES}
+INJECTED = {knob.name for knob in EXERCISES} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
 QUICK_STEP_S = 0.15
 """Null trials of slower steps would take most of a minute each."""
 TOP = TrialLimits(cap_s=8.0, loader_cap_s=12.0, serving_cap_s=40.0)
@@ -124,7 +124,9 @@ def _watch(row: Row, view: View) -> None:
     now = round(run.duration_s, 2)
     if row.steady_known_s is None:
         row.steady_from_s, row.steady_known_s = round(run.steady_from_s, 2), now
-    if row.found_s is None and row.truth and (faults(run)[:1] or ("",))[0] in row.truth:
+    if (faults(run)[:1] or ("",))[0] not in row.truth:
+        row.found_s = None  # it counts from when it came to stay
+    elif row.found_s is None:
         row.found_s = now
 
 

@@ -32,8 +32,10 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
     faulty, healthy = [row for row in kept if row.truth], [row for row in kept if not row.truth]
     hits = sum(map(is_hit, faulty))
     family = sum(bool(row.fired) and row.fired[0].partition(".")[0] in {one.partition(".")[0] for one in row.truth} for row in faulty)
-    wrong = sum(bool(row.fired) for row in healthy)
-    times = [row.found_s - row.steady_known_s for row in faulty if row.found_s is not None and row.steady_known_s is not None]
+    wrong = sum(not is_clean(row) for row in healthy)
+    found = [row for row in faulty if is_hit(row) and row.found_s is not None]
+    times = [row.found_s - row.steady_known_s for row in found if row.found_s is not None and row.steady_known_s is not None]
+    whole_times = [row.found_s - row.steady_from_s for row in found if row.found_s is not None and row.steady_from_s is not None]
     gains = [row.top for row in kept if row.top and row.top.predicted and row.top.speedup and not row.top.error]
     errors = [error for one in gains if (error := relative_error(one)) is not None]
     low, high = wilson(hits, len(faulty))
@@ -51,6 +53,7 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
         "gains": len(gains),
         "top_realises": top_realises(kept),
         "time_to_finding_s": round(statistics.median(times), 2) if times else None,
+        "time_from_first_steady_step_s": round(statistics.median(whole_times), 2) if whole_times else None,
         "faulty_runs": len(faulty),
         "healthy_runs": len(healthy),
         "cases": len({row.case for row in kept}),
@@ -59,12 +62,21 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
         "null_false_wins": sum(row.null is not None and row.null.verdict == "win" for row in rows),
         "not_blind": sorted({row.case for row in rows if not row.blind}),
         "disputed": disputed,
-        "failing": sorted({row.case for row in kept if (is_hit(row) if row.truth else not row.fired) is False}),
+        "failing": sorted({row.case for row in kept if not is_right(row)}),
     }
 
 
 def is_hit(row: Row) -> bool:
     return bool(row.fired) and row.fired[0] in row.truth
+
+
+def is_clean(row: Row) -> bool:
+    """A healthy run that was looked at, and nothing was said of it: one that failed, or never became steady, proves nothing."""
+    return not row.fired and not row.error and row.steady_from_s is not None
+
+
+def is_right(row: Row) -> bool:
+    return is_hit(row) if row.truth else is_clean(row)
 
 
 def covered(one: Realised) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.diagbench.run import Realised, Row
-from benchmarks.diagbench.score import best, is_hit
+from benchmarks.diagbench.score import best, is_right
 
 
 def one_line(row: Row) -> str:
     """How one run went."""
-    right = is_hit(row) if row.truth else not row.fired
+    right = is_right(row)
     found = f"{row.found_s - row.steady_known_s:4.1f} s" if row.found_s is not None and row.steady_known_s is not None else "     -"
     words = row.error or ",".join(row.fired) or "nothing"
     if row.notes:
@@ -38,10 +38,8 @@ def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
         by_case[f"{row.case:<4} {row.name}"].append(row)
     lines = [f"{'case':<36} {'right':>6}  said instead"]
     for case, runs in by_case.items():
-        right = sum(is_hit(row) if row.truth else not row.fired for row in runs)
-        others = [
-            ",".join(row.fired[:2]) or row.error or "nothing" for row in runs if (is_hit(row) if row.truth else not row.fired) is False
-        ]
+        right = sum(map(is_right, runs))
+        others = [",".join(row.fired[:2]) or row.error or "nothing" for row in runs if not is_right(row)]
         lines.append(f"{case:<36} {right:>3}/{len(runs):<3} {' | '.join(others)}")
     lines += ["", *(f"{name:<22} {value}" for name, value in figures.items())]
     return "\n".join(lines)

@@ -15,7 +15,6 @@ from gpuconsole.cli.nodes import add_node_options
 from gpuconsole.cli.serving import add_serving_options, check_server
 from gpuconsole.export.files import write_whole
 from gpuconsole.model.certificate import Attempt, Certificate, CertificateError, decode, encode
-from gpuconsole.model.knob import show
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.model.trial import Trial
@@ -113,22 +112,27 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
         await engine.open()
         await engine.start(args.scenario, knobs)
         tell(f"{args.scenario}: looking for what limits it")
-        certificate, failed = await _tune(engine, args, heard, resumed, interrupted)
+        certificate, failed = await _tune(engine, args, knobs, heard, resumed, interrupted)
         await engine.end_run("finished")
     finally:
         if args.snapshot is not None:
             with contextlib.suppress(FrontError):
                 engine.export(args.snapshot)
         await engine.close()
-    print(to_json(certificate) if args.json else "\n".join(lines(certificate, args.knobs)))
+    print(to_json(certificate) if args.json else "\n".join(lines(certificate)))
     return 1 if failed else 0
 
 
 async def _tune(
-    engine: Engine, args: argparse.Namespace, heard: Callable[[Certificate], None], resumed: Certificate | None, interrupted: asyncio.Event
+    engine: Engine,
+    args: argparse.Namespace,
+    knobs: Knobs,
+    heard: Callable[[Certificate], None],
+    resumed: Certificate | None,
+    interrupted: asyncio.Event,
 ) -> tuple[Certificate, bool]:
     """To its end, or until someone interrupts or the run fails (then True): what has been proven by then stands."""
-    options = {"allow_training_changes": args.allow_training_changes, "on_change": heard, "resumed": resumed}
+    options = {"given": knobs, "allow_training_changes": args.allow_training_changes, "on_change": heard, "resumed": resumed}
     tuner = Tuner(engine, args.scenario, args.budget, **options)
     tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
     await asyncio.wait([tuning, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -164,17 +168,15 @@ def _measured(trial: Trial) -> str:
     return f"{trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}]" if trial.speedup else "n/a"
 
 
-def lines(certificate: Certificate, given: list[str]) -> list[str]:
-    """The whole session: what was tried, what came of it, and how to have it. `given`: the knobs of the command line, as typed."""
+def lines(certificate: Certificate) -> list[str]:
+    """The whole session: what was tried, what came of it, and how to have it."""
     told = [f"tuned {certificate.scenario} on {certificate.device} in {certificate.elapsed_s:.0f} s: {certificate.stopped}"]
     told += [attempt_line(number, one) for number, one in enumerate(certificate.attempts, 1)]
     if not certificate.changed:
         return [visible(one) for one in (*told, "nothing was kept: it stays as it is")]
     total = gain(certificate)
     told.append(f"in all  {total}" if total else "in all  not measured in one trial")
-    kept = {word.partition("=")[0]: word for word in given} | {name: f"{name}={show(value)}" for name, value in certificate.changed.items()}
-    flags = " ".join(f"--set {word}" for word in kept.values())
-    told.append(f"flags   gpuconsole run {certificate.scenario} {flags}")
+    told.append(f"flags   gpuconsole run {certificate.scenario} {certificate.flags}")
     told += [f"code    {code}" for code in dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept and one.code)]
     return [visible(one) for one in told]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs import Knobs, show
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Speedup, Trial
 
@@ -26,7 +26,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Certificate(msgspec.Struct, kw_only=True):
-    """`start` and `end` are the knobs before and after. `proof` is one trial of all that was kept against the start, both in turn:
+    """`start` and `end` are the knobs before and after; `given`: those that the scenario was started with beside its own. `proof` is one trial of all that was kept against the start, both in turn:
     its change goes from `end` back to `start`, so what was gained is one over its speedup. None where nothing was kept, or no time was
     left for it.
     """
@@ -39,6 +39,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     device: str
     start: Knobs
     end: Knobs
+    given: Knobs = {}
     attempts: list[Attempt] = []
     proof: Trial | None = None
     stopped: str = ""
@@ -52,6 +53,11 @@ class Certificate(msgspec.Struct, kw_only=True):
             back = self.proof.speedup
             return Speedup(1 / back.estimate, 1 / back.high, 1 / back.low)
         return kept[0].speedup if len(kept) == 1 and self.proof is None else None
+
+    @property
+    def flags(self) -> str:
+        """What starts the scenario as it ended."""
+        return " ".join(f"--set {name}={show(value)}" for name, value in {**self.given, **self.changed}.items())
 
     @property
     def changed(self) -> Knobs:

@@ -66,7 +66,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     `contention_free` subtracts the training thread's run-queue delay, `wall` does not. `wall_speedup` is the same trial
     on the wall clock. `null_log_ratios` compares neighbouring blocks of one and the same side: what this machine makes of no change at all.
     `resolution_ratio`: the smallest effect that can be told from that, after as many pairs. `perplexity`: of a model server's answers,
-    and `held_out_loss` of a training job's model, where the change alters them.
+    and `held_out_loss` of a training job's model, where the change alters them; not `checked`: that loss could not be had.
     """
 
     id: str
@@ -89,8 +89,13 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     changes_training: bool = False
     perplexity: Perplexity | None = None
     held_out_loss: HeldOutLoss | None = None
+    checked: bool = True
 
     @property
     def worth_keeping(self) -> bool:
         """A win, and no worse in what it computes where that was looked at."""
-        return self.verdict == "win" and not any(one is not None and one.too_high for one in (self.perplexity, self.held_out_loss))
+        return (
+            self.verdict == "win"
+            and self.checked
+            and not any(one is not None and one.too_high for one in (self.perplexity, self.held_out_loss))
+        )

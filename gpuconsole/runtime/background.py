@@ -38,3 +38,15 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._cancelled:
             self._emit(Note(time.monotonic(), f"internal error: {task.exception()!r}", "error"))
+
+
+async def wait_out(task: asyncio.Task[None]) -> bool:
+    """Until `task` is done, however often the caller is cancelled meanwhile; returns whether it was. What the task raises is raised."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    return cancelled

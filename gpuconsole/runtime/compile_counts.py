@@ -23,18 +23,30 @@ class CompileCounts:
         self._passed_s = 0.0
         self._steps = 0
         self._breaks = 0.0
+        self._given_up = 0.0
+        self._not_ours: float | None = None
 
     def add(self, event: Steps) -> None:
         if "compile.graphs" not in event.counters:
             return
+        given_up = event.counters["compile.given_up"]
+        if self._not_ours is None:
+            self._not_ours = given_up  # what is left uncompiled from the first step on is as it must be
         ordinary = bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
         if ordinary and self._before is not None:
             before = self._before.counters
             self._gained.update({name: value - before[name] for name, value in event.counters.items() if name in before})
             self._passed_s += event.t - self._before.t
             self._steps += len(event.steps)
+        if not ordinary:
+            self._not_ours += given_up - self._given_up if self._given_up else 0.0
+        self._given_up = given_up
         self._before = event if ordinary else None
         self._breaks = event.counters["compile.graph_breaks"]
+
+    def carry_on(self, before: CompileCounts) -> None:
+        """The same process goes on under other knobs: what it has given up stays given up."""
+        self._given_up, self._not_ours = before._given_up, before._not_ours
 
     def signals(self) -> dict[str, Signal]:
         if not self._steps:
@@ -46,6 +58,6 @@ class CompileCounts:
             "compile.time_ratio": Signal(
                 min(1.0, gained["compile.total_s"] / max(self._passed_s, 1e-9)), "ratio", f"{SOURCE}, over wall time"
             ),
-            "compile.given_up": Signal(gained["compile.given_up"], "", f"{SOURCE}: frames left uncompiled"),
+            "compile.given_up": Signal(self._given_up - (self._not_ours or 0.0), "", f"{SOURCE}: frames left uncompiled"),
             "compile.graph_breaks": Signal(self._breaks, "", "torch._dynamo's counters"),
         }

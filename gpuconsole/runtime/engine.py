@@ -23,12 +23,12 @@ from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime import catalog
-from gpuconsole.runtime.background import Background
+from gpuconsole.runtime.background import Background, wait_out
 from gpuconsole.runtime.changes import check_hot, checked, is_cold
 from gpuconsole.runtime.comparing import Comparing, Keeps
 from gpuconsole.runtime.diagnosing import Diagnosing
 from gpuconsole.runtime.environment import DeviceChoiceError, choose_device, fingerprint, watch_self
-from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.runtime.front import Busy, FrontError, View
 from gpuconsole.runtime.profiling import take_window
 from gpuconsole.runtime.ranks import Launch
 from gpuconsole.runtime.recorder import Recorder
@@ -37,32 +37,13 @@ from gpuconsole.runtime.sampling import Sampling
 from gpuconsole.runtime.serving import ServingChoice
 from gpuconsole.runtime.signalling import send_signal
 from gpuconsole.runtime.store import Store
-from gpuconsole.runtime.trials import (
-    START_S,
-    USUAL,
-    OneWorker,
-    Sides,
-    TrialFailed,
-    TrialLimits,
-    TwoWorkers,
-    run_trial,
-    with_quality,
-)
+from gpuconsole.runtime.trials import START_S, USUAL, OneWorker, Sides, TrialFailed, TrialLimits, TwoWorkers, run_trial, with_quality
 from gpuconsole.runtime.tuner import TUNE_S
 from gpuconsole.runtime.tuning_session import TuningSession
 from gpuconsole.runtime.viewing import StoreReader, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle, death, sweep_scratch
 from gpuconsole.runtime.workers import Workers, nobody
-from gpuconsole.wire.events import (
-    AnyEvent,
-    Devices,
-    EnvironmentKnown,
-    Hello,
-    Note,
-    RunClosed,
-    RunOpened,
-    TrialUpdate,
-)
+from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note, RunClosed, RunOpened, TrialUpdate
 
 DEVICES_S = 3.0
 
@@ -105,6 +86,7 @@ class Engine(StoreReader):
         self._diagnosing = Diagnosing(self.store, self._emit, lambda: self._worker, self._busy)
         self.comparing = Comparing(self.store, self._emit, keeps)
         self._kept: list[tuple[Knobs, Knobs]] = []
+        self._given: Knobs = {}
         self._closing = False
         self._tuning = TuningSession(self, self._emit)
         self.profile_dir: Path | None = None
@@ -191,8 +173,10 @@ class Engine(StoreReader):
         device = self.device()
         knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
         self._serving.check_torch(chosen, knobs)
+        await self._tuning.finish()
         async with self._lifecycle:
             await self._end_run("stopped")
+            self._given = overrides
             await self._start(chosen, knobs, device)
 
     async def _start(self, chosen: Scenario, knobs: Knobs, device: Device) -> None:
@@ -213,6 +197,7 @@ class Engine(StoreReader):
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
         """End the run that runs, if any, as `state`; a trial on it is broken off."""
+        await self._tuning.finish()
         async with self._lifecycle:
             await self._end_run(state, error)
         await self.comparing.settled()
@@ -229,6 +214,7 @@ class Engine(StoreReader):
             self._close_run(state, error)
 
     async def set_knobs(self, changes: Knobs) -> None:
+        self._tuning.check_free()
         record, worker = self._running()
         changes = checked(changes, record.run)
         check_hot(changes, record.run, "needs a restart of the worker: try it as a trial")
@@ -247,6 +233,7 @@ class Engine(StoreReader):
         self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
     ) -> Trial:
         """As the Front says. Without `keep` it is only measured: the run goes on as it was."""
+        self._tuning.check_free()
         record, _ = self._running()
         changes = checked(changes, record.run)
         if is_cold(changes, record.run) and self._workers.nodes.nnodes > 1:
@@ -258,7 +245,9 @@ class Engine(StoreReader):
 
     async def tune(self, budget_s: float = TUNE_S) -> Certificate:
         record, _ = self._running()
-        return await self._tuning.run(record.run.scenario, budget_s)
+        if self._trying:
+            raise Busy("a trial, a change or a profile is under way: let it end first")
+        return await self._tuning.run(record.run.scenario, self._given, budget_s)
 
     def end_tuning(self) -> None:
         self._tuning.end()
@@ -270,6 +259,7 @@ class Engine(StoreReader):
                 return await take_window(worker, record.run.scenario, steps, self.profile_dir)
 
     async def revert(self) -> None:
+        self._tuning.check_free()
         record, worker = self._running()
         if not self._kept:
             raise FrontError("nothing to revert: no change was kept")
@@ -337,7 +327,7 @@ class Engine(StoreReader):
     async def _exclusive(self) -> AsyncIterator[None]:
         """Probes, trials, changes and profiles exclude each other. Raises FrontError for a worker's end in the midst of it."""
         if self._trying:
-            raise FrontError("a trial, a change or a profile is under way")
+            raise Busy("a trial, a change or a profile is under way")
         self._trying = True
         try:
             async with self._busy:
@@ -389,10 +379,10 @@ class Engine(StoreReader):
         finally:
             self._trial = None
             challenger, self._challenger = self._challenger, None
-            await self._settle(trial, record, baseline, challenger)
+            broken_off = await wait_out(asyncio.create_task(self._settle(trial, record, baseline, challenger)))
             self._trial_over.set()
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if broken_off or (task is not None and task.cancelling()):
             raise asyncio.CancelledError
         return trial
 
@@ -406,7 +396,8 @@ class Engine(StoreReader):
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
                 sides = TwoWorkers(baseline, self._challenger)
-            trial = await with_quality(await run_trial(trial, run, sides, self._on_trial, limits), sides)
+            trial = await run_trial(trial, run, sides, self._on_trial, limits)
+            trial = await with_quality(trial, sides)
         except (TrialFailed, WorkerGone) as error:
             trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
         return msgspec.structs.replace(trial, kept=keep and trial.worth_keeping)

@@ -28,6 +28,10 @@ class FrontError(RuntimeError):
     """An action that cannot be done now; the message is one line for the person at the screen."""
 
 
+class Busy(FrontError):
+    """Something else is under way that excludes it; a moment later it may be had."""
+
+
 class View(msgspec.Struct, frozen=True):
     """Everything a screen shows, at one moment.
 

@@ -66,6 +66,7 @@ class RunRecord:
         """A kept change: the same worker goes on under new knobs."""
         self.run.facts, self.notes = before.facts, before.notes
         self.ranks.carry_on(before.ranks)
+        self._compiled.carry_on(before._compiled)
         self.run.state = "running"
 
     def started(self, event: Started) -> None:
@@ -272,7 +273,7 @@ class RunRecord:
             found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
             if on_cpu:
                 found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
-        return found | self._work.signals(steps[0].t) | self.ranks.signals() | self.probe_signals
+        return found | self._work.signals(steps[0].t, self.steady_t) | self.ranks.signals() | self.probe_signals
 
     def _waits(self, steps: list[Step]) -> dict[str, Signal]:
         """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""

@@ -176,7 +176,7 @@ async def _with_loss(trial: Trial, sides: Sides) -> Trial:
         await sides.switch_to(arm)
         answer = await sides.worker(arm).probe("held_out_loss")
         if "quality.held_out_loss" not in answer.signals:
-            return msgspec.structs.replace(trial, error=f"held-out loss not measured: {answer.error}")
+            return msgspec.structs.replace(trial, error=f"held-out loss not measured: {answer.error}", checked=False)
         losses.append(answer.signals["quality.held_out_loss"].value)
     first, changed, second = losses
     return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss((first + second) / 2, changed, abs(first - second)))

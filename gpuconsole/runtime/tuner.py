@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import time
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.diagnosed import until_diagnosed
-from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.runtime.front import Busy, FrontError, View
 from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, trial_s
 
+BUSY_S = 1.0
 TUNE_S = 300.0
 """Seconds of a session, where nobody says how many: five to fifteen trials."""
 
@@ -43,11 +45,12 @@ class Tuner:
         scenario: str,
         budget_s: float,
         *,
+        given: Knobs | None = None,
         allow_training_changes: bool = False,
         on_change: Callable[[Certificate], None] = lambda certificate: None,
         resumed: Certificate | None = None,
     ) -> None:
-        """`scenario` as it was asked for: a name or a path. `on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again."""
+        """`scenario` as it was asked for: a name or a path, with the knobs `given`. `on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again."""
         self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
         self._on_change = on_change
         self._begun = time.monotonic()
@@ -64,6 +67,7 @@ class Tuner:
                 device=run.device,
                 start=dict(run.knobs),
                 end=dict(run.knobs),
+                given=given or {},
             )
         )
         self._earlier_s = self.certificate.elapsed_s
@@ -72,6 +76,8 @@ class Tuner:
         """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
         while True:
             run = await until_diagnosed(self._engine, lambda: self._left_s() <= HOT_S)  # no time for a trial anyway
+            if not self.certificate.end.keys() <= run.knobs.keys():
+                raise FrontError(f"{run.scenario} runs now")
             found = candidates(run.findings, run.knobs, self._tried(), self._allow)
             if not found and self._left_s() > HOT_S:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
@@ -85,6 +91,9 @@ class Tuner:
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:
             trial = await self._engine.try_change(chosen.changes, chosen.suggestion.predicted_speedup)
+        except Busy:  # by somebody at the keys: it will end
+            await asyncio.sleep(BUSY_S)
+            return
         except FrontError as refused:  # this change cannot be had here; another may
             now = self._engine.view().run
             if now is None or now.state != "running":

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpuconsole.model.certificate import Certificate, Tuning
+from gpuconsole.model.knobs import Knobs
 from gpuconsole.runtime.front import FrontError
 from gpuconsole.runtime.tuner import Tuner, Tunes
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
@@ -21,11 +22,10 @@ class TuningSession:
         self._engine, self._emit = engine, emit
         self._task: asyncio.Task[Certificate] | None = None
 
-    async def run(self, scenario: str, budget_s: float) -> Certificate:
-        """What was proven; also where it was ended by hand. Raises FrontError."""
-        if self._task is not None:
-            raise FrontError("a tuning session is under way")
-        tuner = Tuner(self._engine, scenario, budget_s, on_change=lambda certificate: self._tell(certificate, budget_s, True))
+    async def run(self, scenario: str, given: Knobs, budget_s: float) -> Certificate:
+        """What was proven; also where it was ended by hand. `given`: with which knobs the run was started. Raises FrontError."""
+        self.check_free()
+        tuner = Tuner(self._engine, scenario, budget_s, given=given, on_change=lambda certificate: self._tell(certificate, budget_s, True))
         self._tell(tuner.certificate, budget_s, True)
         self._task = task = asyncio.create_task(tuner.run())
         try:
@@ -45,7 +45,19 @@ class TuningSession:
         """Raises FrontError where there is none."""
         if self._task is None:
             raise FrontError("no tuning session is under way")
-        self._task.cancel()
+        if not self._task.cancelling():
+            self._task.cancel()
+
+    async def finish(self) -> None:
+        """End it, if there is one, before its run does."""
+        if self._task is not None:
+            self.end()
+            await asyncio.wait([self._task])
+
+    def check_free(self) -> None:
+        """Raises FrontError where a session is under way, unless it is the session that asks: what it proves must be what is in force."""
+        if self._task is not None and asyncio.current_task() is not self._task:
+            raise FrontError("a tuning session is under way: x on its screen (t) ends it")
 
     def close(self) -> None:
         if self._task is not None:

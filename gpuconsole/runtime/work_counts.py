@@ -42,10 +42,13 @@ class WorkCounts:
             gained = {name: value - self._before.counters[name] for name, value in event.counters.items() if name in self._before.counters}
             self._gained.append((self._before.t, event.t - self._before.t, gained))
         self._before = event
+        if len(self._memory) == MEMORY_POINTS:  # every second one will do for what is long ago
+            self._memory = deque(itertools.islice(self._memory, 0, None, 2), maxlen=MEMORY_POINTS)
         self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
 
-    def signals(self, since: float) -> dict[str, Signal]:
-        return self._of_time(since) | self._of_memory(since)
+    def signals(self, since: float, steady: float | None = None) -> dict[str, Signal]:
+        """Of time since the moment `since`, of memory since `steady`, where that is another."""
+        return self._of_time(since) | self._of_memory(since if steady is None else steady)
 
     def _of_time(self, since: float) -> dict[str, Signal]:
         stretches = [(seconds, gains) for begun, seconds, gains in self._gained if begun >= since]
@@ -65,6 +68,7 @@ class WorkCounts:
                 "ratio",
                 f"from an epoch's end to the next one's first batch, {gained['loader.restarts']:.0f} epochs {over}",
             ),
+            "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
             "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients travelled, {over}"),
         }
 

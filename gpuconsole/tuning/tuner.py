@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gpuconsole.diagnosis.case import TRIAL_ERROR
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
 from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
 
@@ -58,9 +59,10 @@ def candidates(
 
 
 def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]:
-    """Expected and greatest gain of throughput."""
+    """Expected and greatest gain of throughput, as the model has it: without the room that is left for the error of a trial."""
     if predicted is not None:
-        return predicted.middle - 1, predicted.high - 1
+        model = Interval(predicted.low, max(predicted.low, predicted.high / (1 + TRIAL_ERROR)))
+        return model.middle - 1, model.high - 1
     at_stake = min(0.95, finding.recoverable_ratio)
     most = at_stake / (1 - at_stake)
     return UNPREDICTED * most, most

@@ -9,6 +9,7 @@ synchronisation: the stream's own timeline then shows each phase as it was expos
 from __future__ import annotations
 
 import random
+import statistics
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,6 +48,7 @@ class StepAccount:
         self._last_runq = 0.0
         self._chance = random.Random(0)
         self._next_sample = 0
+        self._walls: deque[float] = deque(maxlen=31)
         self.sample_all = False
         self._marks = 0
         self._mark_cost_s = 0.0
@@ -85,8 +87,10 @@ class StepAccount:
         self.mark(OTHER)
         runq = tuple(self._runq) if self._sampled else None
         wall = self._last - self._start
+        self._walls.append(wall)
         if self._sampled:
-            every = max(1, min(SAMPLE_EVERY, round(SAMPLE_SPAN_S / max(wall, 1e-6))))
+            usual = statistics.median(self._walls)  # not this step's own: in a burst of contention more would be sampled than outside
+            every = max(1, min(SAMPLE_EVERY, round(SAMPLE_SPAN_S / max(usual, 1e-6))))
             self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
         self._steps.append(Step(self._index, self._last, wall, samples, tokens, tuple(self._phases), runq, loss, arm, kind))
         self.overhead_s += self._marks * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)

@@ -93,6 +93,7 @@ class Worker:
         self._flush()
 
     def _serve(self, command: AnyCommand) -> None:
+        self._loop.account.finish()  # so that no step from before it is told after it
         self._flush()
         if isinstance(command, Stop):
             self._stopping = True

@@ -63,10 +63,11 @@ def test_figures_follow_from_rows() -> None:
         row("F1", ("input.slow_storage",), ("input.slow_storage",), top=TOP, fix=("num_workers",), steady_known_s=2.0, found_s=5.0),
         row("F2", ("input.slow_storage",), ("input.jitter",)),
         row("F3", ("host.logging_io",), ()),
-        row("H1", (), ()),
-        row("H2", (), ("gpu.small_batch",)),
+        row("H1", (), (), steady_from_s=0.5),
+        row("H2", (), ("gpu.small_batch",), steady_from_s=0.5),
     ]
     found = report(rows)
+    assert report([row("H3", (), ())])["false_positive"] == 1.0, "a run that never was steady proves nothing"
     assert (found["top1"], found["family"], found["false_positive"], found["abstained"]) == (0.3333, 0.6667, 0.5, 0.3333)
     assert (found["gain_median_error"], found["gain_covered"], found["time_to_finding_s"]) == (0.0553, 1.0, 3.0)
     assert found["failing"] == ["F2", "F3", "H2"]
@@ -77,7 +78,10 @@ def test_figures_follow_from_rows() -> None:
 def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None:
     helps = Realised({"batch_size": 32}, speedup=Speedup(1.4, 1.3, 1.5))
     found = report(
-        [row("H1", (), (), oracle=[helps]), row("F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[helps])]
+        [
+            row("H1", (), (), oracle=[helps], steady_from_s=0.5),
+            row("F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[helps]),
+        ]
     )
     assert found["disputed"].keys() == {"H1", "F1"} and found["cases"] == 0
 

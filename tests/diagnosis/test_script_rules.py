@@ -26,7 +26,13 @@ FAST = loader(rate=1000.0, plus_1=1900.0, cpu=0.6)
 
 def test_restarts_that_are_most_of_the_wait_are_the_cause_and_no_other_rule_claims_them() -> None:
     found = case(
-        knobs=WORKERS, data_wait_ratio=0.3, loader__restart_ratio=0.25, data_wait_excess_ratio=0.29, data_wait_typical_ratio=0.0, **FAST
+        knobs=WORKERS,
+        data_wait_ratio=0.3,
+        loader__restart_ratio=0.25,
+        loader__restarts=4.0,
+        data_wait_excess_ratio=0.29,
+        data_wait_typical_ratio=0.0,
+        **FAST,
     )
     finding = input_epoch_restart.RULE.check(found)
     assert finding.state == "fires" and finding.suggestions[0].changes == {"persistent_workers": True}

@@ -15,6 +15,7 @@ SATURATED = Threshold(
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
 PREDICTION_ERROR = 0.35
 RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch's end and the next one's first batch")
+RESTARTS = Threshold("restarts", 2, "", "one restart says nothing of how often they come")
 EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one add up to 8 % of step time (loadtune: p90 of 1.5 medians)")
 TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
 RECEIVES = Threshold("receives", 0.5, "ratio", "the receiving thread is on a core for half of the time that it waits for batches")
@@ -26,7 +27,7 @@ def cause(case: Case) -> Cause:
     """Why the step waits for data. Needs probe P6 once the wait is large enough; raises Missing until it has run."""
     wait, workers = case.value("data_wait_ratio"), int(case.knobs.get("num_workers", 0))
     restart = case.get("loader.restart_ratio", 0.0) if workers else 0.0
-    if restart >= RESTART.value and restart >= wait / 2:
+    if restart >= RESTART.value and restart >= wait / 2 and case.get("loader.restarts", 0.0) >= RESTARTS.value:
         return "epoch_restart"
     if wait < min(WAIT.value, EXCESS.value if workers else 1.0):
         return "none"

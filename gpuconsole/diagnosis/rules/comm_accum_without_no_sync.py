@@ -46,8 +46,6 @@ def check(case: Case) -> Finding:
 
 def superfluous_ratio(case: Case) -> float:
     """Share of a step in exchanges beyond the first, at what one adds to a pass (probe P7)."""
-    if not case.knobs.get("sync_each_batch"):
-        return 0.0
     return min(0.9, (case.value("comm.exchanges_per_step") - 1) * case.value("comm.exposed_s") / _comm.step_s(case))
 
 

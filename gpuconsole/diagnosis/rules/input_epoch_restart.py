@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.finding import Evidence, Finding, Interval
 
 ID = "input.epoch_restart"
 TITLE = "Every epoch starts the loader anew"
@@ -15,7 +15,9 @@ def check(case: Case) -> Finding:
     if not int(case.knobs.get("num_workers", 0)):
         return clear(ID, TITLE, 0.0, summary="no loader processes that could be started anew")
     limit = _input.RESTART.value
-    evidence = (case.evidence("loader.restart_ratio", limit), case.evidence("data_wait_ratio"))
+    evidence: tuple[Evidence, ...] = (case.evidence("loader.restart_ratio", limit), case.evidence("data_wait_ratio"))
+    if "loader.restarts" in case.signals:
+        evidence += (case.evidence("loader.restarts", _input.RESTARTS.value),)
     if _input.cause(case) != "epoch_restart":
         return clear(ID, TITLE, min(0.99, ratio / limit), evidence)
     keep = not case.knobs.get("persistent_workers", True)
@@ -42,8 +44,8 @@ def check(case: Case) -> Finding:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("loader.restart_ratio", "data_wait_ratio"),
-    thresholds=(_input.RESTART,),
+    signals=("loader.restart_ratio", "data_wait_ratio", "loader.restarts"),
+    thresholds=(_input.RESTART, _input.RESTARTS),
     text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
 batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
 when that is most of the wait for data. Short epochs make it worse; a sampler without end does away with it.

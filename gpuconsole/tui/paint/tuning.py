@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
-from gpuconsole.model.knobs import describe_changes, show
+from gpuconsole.model.knobs import describe_changes
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import format
@@ -102,8 +102,7 @@ def _outcome(made: Certificate, width: int) -> list[Row]:
         rows.append(
             line(width, ("In all  ", "dim"), (f"{format.speedup(gain.estimate).strip()} ({interval})", "good"), (" against the start", ""))
         )
-    flags = " ".join(f"--set {name}={show(value)}" for name, value in made.changed.items())
-    rows += [blank(width), heading("To have it again", width), *paragraph(f"gpuconsole run {made.scenario} {flags}", width, "", 2)]
+    rows += [blank(width), heading("To have it again", width), *paragraph(f"gpuconsole run {made.scenario} {made.flags}", width, "", 2)]
     code = dict.fromkeys(row for one in _kept(made) for row in one.code.splitlines())
     if code:
         rows += [blank(width), heading("In your own code", width), *(line(width, (f"  {row}", "")) for row in code)]
