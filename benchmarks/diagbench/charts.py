@@ -40,7 +40,8 @@ def gains(rows: Sequence[Row]) -> str:
         return ""
     figure = empty_figure(WIDTH, HEIGHT)
     across, upwards = [math.log2(_promised(one)) for one in tops], [math.log2(one.speedup.estimate) for one in tops if one.speedup]
-    low, high = min(0.0, *across, *upwards), max(*across, *upwards) * 1.05
+    low, high = -0.5, max(*across, *upwards) * 1.05
+    upwards = [max(low, one) for one in upwards]  # what went far wrong lies on the edge
     figure.draw(figure.signal([low, high], [low, high]).lines())
     figure.draw(figure.signal(across, upwards))
     ticks = [n / 2 for n in range(math.ceil(2 * low), math.floor(2 * high) + 1)]

@@ -103,7 +103,7 @@ def test_contention_by_others_informs_and_by_own_threads_suggests() -> None:
     assert others.state == "fires"
     assert others.note
     own = next(f for f in evaluate(case(runq_ratio=0.4, threads=8.0)) if f.rule == "host.cpu_contention")
-    assert own.suggestions[0].changes == {"num_threads": 2}
+    assert own.suggestions[0].changes == {"num_threads": 1}
 
 
 def test_memory_and_steadiness() -> None:

@@ -25,7 +25,9 @@ def check(case: Case) -> Finding:
         if own
         else "other processes on this machine use the cores; all timings here are less certain"
     )
-    fewer = max(1, int(cores) - workers)
+    fewer = max(
+        1, int(cores) - max(1, workers)
+    )  # one core for everybody else: threads that wait for each other by spinning collapse without
     fix = (
         suggest(
             case,
