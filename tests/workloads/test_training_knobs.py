@@ -89,14 +89,14 @@ def test_percentiles_are_the_same_either_way(tmp_path: Path) -> None:
 
 
 def test_what_a_script_does_between_phases_is_counted(tmp_path: Path) -> None:
-    loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=4.0, gradient_percentiles="python")
+    loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=16.0, gradient_percentiles="python")
     before = loop.counters()
-    for _ in range(20):
+    for _ in range(3):
         loop.step()
     after = loop.counters()
-    assert after["gc.collections"] - before["gc.collections"] >= 20 and after["gc.pause_s"] > before["gc.pause_s"]
-    assert after["host.private_bytes"] - before["host.private_bytes"] > 40e6
-    assert after["work.steps"] == 20
+    assert after["gc.collections"] - before["gc.collections"] >= 3 and after["gc.pause_s"] > before["gc.pause_s"]
+    assert after["host.private_bytes"] - before["host.private_bytes"] > 30e6
+    assert after["work.steps"] == 3
     loop.close()
 
 
