@@ -23,8 +23,8 @@ DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, O
 SAMPLE_EVERY = 16
 """Run-queue time is read on one step in this many, on average: at every mark of every step it cost +378 µs a step.
 The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them."""
-SAMPLE_SPAN_S = 0.1
-"""Of slow steps more are sampled, one in this many seconds or each: 0.4 % of their time at most, and no job goes half a minute unseen."""
+SAMPLE_SPAN_S = 0.16
+"""Of slow steps more are sampled, one in this many seconds or each: 0.3 % of their time at most, and no job goes half a minute unseen."""
 
 
 Moment: TypeAlias = "float | torch.cuda.Event"
