@@ -25,6 +25,13 @@ class UsageError(Exception):
     """Bad usage: one line on stderr, exit code 2."""
 
 
+def add_headless_options(parser: argparse.ArgumentParser, snapshot: str, as_json: str) -> None:
+    """Of commands that have no screen: what they write, in the words of each."""
+    parser.add_argument("--headless", action="store_true", help="what it does anyway: progress on stderr, the result on stdout")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help=snapshot)
+    parser.add_argument("--json", action="store_true", help=as_json)
+
+
 def add_console_options(parser: argparse.ArgumentParser) -> None:
     """Options of everything that opens the screen or watches devices. Defaults are left to `fill_defaults`, so that
     they may stand before or after the command."""

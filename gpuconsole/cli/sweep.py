@@ -11,7 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.cli.common import UsageError, add_console_options, assignments, live_engine, scenario, to_json, writable
+from gpuconsole.cli.common import (
+    UsageError,
+    add_console_options,
+    add_headless_options,
+    assignments,
+    live_engine,
+    scenario,
+    to_json,
+    writable,
+)
 from gpuconsole.cli.nodes import add_node_options
 from gpuconsole.cli.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.export.files import write_whole
@@ -51,9 +60,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--grid", action="store_true", help="every combination, in place of one knob at a time")
     parser.add_argument("--repeat", type=int, default=10, metavar="N", help="blocks of every setting (default 10)")
     parser.add_argument("--stop-settled", action="store_true", help="measure no further what is clearly not the best")
-    parser.add_argument("--headless", action="store_true", help="what it does anyway: progress on stderr, the result on stdout")
-    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the sweep, with its environment, as a snapshot")
-    parser.add_argument("--json", action="store_true", help="the sweep on stdout and nothing else there")
+    add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
     add_node_options(parser)
     add_serving_options(parser)
     add_console_options(parser)

@@ -10,7 +10,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError, add_console_options, assignments, live_engine, scenario, seconds, to_json, writable
+from gpuconsole.cli.common import (
+    UsageError,
+    add_console_options,
+    add_headless_options,
+    assignments,
+    live_engine,
+    scenario,
+    seconds,
+    to_json,
+    writable,
+)
 from gpuconsole.cli.nodes import add_node_options
 from gpuconsole.cli.serving import add_serving_options, check_server
 from gpuconsole.export.files import write_whole
@@ -57,9 +67,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, anew after every trial")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="a certificate: its attempts are not made again, and it is written on")
-    parser.add_argument("--headless", action="store_true", help="what it does anyway: progress on stderr, the result on stdout")
-    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
-    parser.add_argument("--json", action="store_true", help="the certificate on stdout and nothing else there")
+    add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
     add_node_options(parser)
     add_serving_options(parser)
     add_console_options(parser)

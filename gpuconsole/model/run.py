@@ -15,6 +15,9 @@ from gpuconsole.model.profile import ProfileReport
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
 """The exclusive parts of a step; they sum to its wall time."""
 
+COUNTS, SETTLING, PROBE = 0, 1, 2
+"""Kinds of a step: it counts, it follows a change or a pause, it belongs to a probe."""
+
 RunState = Literal["starting", "running", "finished", "stopped", "failed"]
 
 
@@ -22,7 +25,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One training step as the worker measured it. All times in seconds.
 
     `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read on one step in 16.
-    `kind`: 0 counts, 1 settling after a change, 2 belongs to a probe.
+    `kind`: COUNTS, SETTLING or PROBE.
 
     Of a serving run: one tick of the load generator's clock, in which `samples` requests were answered and `tokens` generated; no phases.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from gpuconsole.model.finding import Signal
+from gpuconsole.runtime.work_counts import is_ordinary
 from gpuconsole.wire.events import Steps
 
-PROBE = 2
 SOURCE = "torch._dynamo's counters, since the first step"
 
 
@@ -32,7 +32,7 @@ class CompileCounts:
         given_up = event.counters["compile.given_up"]
         if self._not_ours is None:
             self._not_ours = given_up  # what is left uncompiled from the first step on is as it must be
-        ordinary = bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
+        ordinary = is_ordinary(event)
         if ordinary and self._before is not None:
             before = self._before.counters
             self._gained.update({name: value - before[name] for name, value in event.counters.items() if name in before})

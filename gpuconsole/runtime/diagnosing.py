@@ -64,9 +64,7 @@ class Diagnosing:
         A finding that waits for its second look is not kept waiting by a probe.
         """
         record.refresh_summary(self._store.devices, LIVE_STEPS)
-        case = self._case(record)
-        findings = evaluate(case)
-        self._tell(record, findings)  # what fires needs no probe to be shown, only to be predicted
+        findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
         if record.steady_t is not None and not self._steadied.waiting:
             due = self._due(findings)
             first = [one for one in due if one in FIRST_PROBES]
@@ -75,14 +73,15 @@ class Diagnosing:
                 if self._store.record is not record:
                     return
             if due:
-                findings = evaluate(self._case(record))
-                self._tell(record, findings)
+                findings = self._judge(record)
         self._more_due = bool(self._due(findings)) and record.steady_t is not None
 
-    def _tell(self, record: RunRecord, findings: list[Finding]) -> None:
-        """One more look at `findings`: those that stand are shown."""
-        shown = self._steadied.update(findings)
-        self._emit(Found(time.monotonic(), record.run.id, shown, self._case(record).signals))
+    def _judge(self, record: RunRecord) -> list[Finding]:
+        """What the rules say now. Those findings that stand are shown, with the very signals that they were made from."""
+        case = self._case(record)
+        findings = evaluate(case)
+        self._emit(Found(time.monotonic(), record.run.id, self._steadied.update(findings), case.signals))
+        return findings
 
     def _due(self, findings: list[Finding]) -> list[str]:
         record = self._store.record

@@ -39,7 +39,7 @@ class View(msgspec.Struct, frozen=True):
     current run uses (or would). `stage` says what a run is doing before its first step; `probing` names the probe under way.
     `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock, and `sampled` says when each of
     `latest` was taken; `substitutes` names the source of a value that did not come from the catalogued one. `processes_missing` gives, for devices that do not tell their processes, the reason.
-    `heard` says when anything last came of each device. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
+    `heard` says when anything last came of each device. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `tuning_at`: when `tuning` was last told. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
     """
 
     now: float
@@ -71,6 +71,7 @@ class View(msgspec.Struct, frozen=True):
     links: tuple[Link, ...] = ()
     sources: dict[str, SourceState] = {}
     tuning: Tuning | None = None
+    tuning_at: float = 0.0
 
     @property
     def run(self) -> Run | None:

@@ -8,13 +8,12 @@ from collections import deque
 
 from gpuconsole.diagnosis.account import distribution, wall_shares
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.run import PHASES, Rank, Step
+from gpuconsole.model.run import COUNTS, PHASES, Rank, Step
 from gpuconsole.wire.events import RankJoined, Steps
 
 KEPT_STEPS = 2000
 LEAST_STEPS = 3
 SAMPLED_STEPS = 30
-COUNTS = 0
 COMM = PHASES.index("comm")
 
 

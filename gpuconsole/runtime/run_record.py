@@ -12,7 +12,7 @@ from gpuconsole.diagnosis.serving_account import add_served_work
 from gpuconsole.model.device import Device
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knob import NO_EFFECT
-from gpuconsole.model.run import PHASES, Run, Step
+from gpuconsole.model.run import COUNTS, PHASES, Run, Step
 from gpuconsole.model.serving import Objective, served_precision
 from gpuconsole.runtime.compile_counts import CompileCounts
 from gpuconsole.runtime.rank_steps import Ranks
@@ -24,7 +24,6 @@ MAX_STEPS = 20_000
 """Steps kept per run: a finished run's summary is over its last 20 000 steady ones."""
 LIVE_STEPS = 1500
 """Steps that a live summary looks at. All 20 000 would cost 28 ms at every look, and a console must be cheap to watch."""
-COUNTS = 0
 DATA_WAIT = PHASES.index("data_wait")
 LOOK_EVERY_S = 0.5
 

@@ -83,6 +83,7 @@ class Store:
         self.records: list[RunRecord] = []
         self.trials: dict[str, Trial] = {}
         self.tuning: Tuning | None = None
+        self.tuning_at = 0.0
         self._trials_begun: dict[str, float] = {}
         self.notes: deque[str] = deque(maxlen=NOTES)
         self.stage = ""
@@ -165,7 +166,7 @@ class Store:
             case SourceState():
                 self.sources[event.source] = event
             case TuningUpdate():
-                self.tuning = event.tuning
+                self.tuning, self.tuning_at = event.tuning, self.session_time(event.t)
             case TrialUpdate():
                 self.trials[event.trial.id] = event.trial
                 begun = self._trials_begun.setdefault(event.trial.id, event.t)

@@ -62,6 +62,7 @@ def make_view(
         runs=tuple(msgspec.structs.replace(record.run) for record in store.records),
         trials=tuple(store.trials.values()),
         tuning=store.tuning,
+        tuning_at=store.tuning_at,
         state=record.run.state if record else "",
         stage=stage,
         probing=probing,

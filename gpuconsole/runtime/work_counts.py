@@ -8,15 +8,20 @@ from collections import Counter, deque
 
 from gpuconsole.diagnosis.trend import LEAST_POINTS, steady_growth
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import PROBE
 from gpuconsole.wire.events import Steps
 
-PROBE = 2
 WINDOW = 150
 """Messages looked at: half a minute of them."""
 MEMORY_POINTS = 400
 LEAST_STEPS = 50
 LOOK_EVERY_S = 3.0
 """All pairs of readings cost some milliseconds."""
+
+
+def is_ordinary(event: Steps) -> bool:
+    """Whether a message tells of the job's own steps, and of no probe's or trial's."""
+    return bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
 
 
 class WorkCounts:
@@ -35,7 +40,7 @@ class WorkCounts:
     def add(self, event: Steps) -> None:
         if "work.steps" not in event.counters:
             return
-        if not event.steps or any(step.arm or step.kind == PROBE for step in event.steps):
+        if not is_ordinary(event):
             self._before = None
             return
         if self._before is not None:

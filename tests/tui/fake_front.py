@@ -189,7 +189,7 @@ def tuned_view(under_way: bool) -> View:
         stopped="" if under_way else "nothing that is left promises 5 %",
         proof=None if under_way else Trial("5", "3", {}, "done", Speedup(0.55, 0.52, 0.58), None, 16, verdict="worse"),
     )  # fmt: skip
-    return gpu_view(tuning=Tuning(made, 300.0, under_way), probing="batch_elasticity" if under_way else "")
+    return gpu_view(tuning=Tuning(made, 300.0, under_way), tuning_at=100.0, probing="batch_elasticity" if under_way else "")
 
 
 class FakeFront:

@@ -26,15 +26,16 @@ def paint_tuning(view: View, width: int) -> list[Row]:
     if tuning is None:
         return paragraph(INTRODUCTION if view.run is not None else "Nothing is running. Press s on the main screen.", width)
     made = tuning.certificate
-    rows = [*_head(tuning, width), blank(width), *_tree(made, width)]
+    elapsed_s = made.elapsed_s + (max(0.0, view.now - view.tuning_at) if tuning.under_way else 0.0)
+    rows = [*_head(tuning, elapsed_s, width), blank(width), *_tree(made, width)]
     if tuning.under_way:
         return [*rows, *_now(view, len(_kept(made)), width)]
     return [*rows, blank(width), *_outcome(made, width)]
 
 
-def _head(tuning: Tuning, width: int) -> list[Row]:
+def _head(tuning: Tuning, elapsed_s: float, width: int) -> list[Row]:
     made = tuning.certificate
-    clock = f"{made.elapsed_s:.0f} of {tuning.budget_s:.0f} s"
+    clock = f"{elapsed_s:.0f} of {tuning.budget_s:.0f} s"
     names = spread(width, [(f"{made.scenario} on {made.device}", "heading")], [(clock, "dim")])
     return [names, _columns("start", "", FIGURES, width, "dim")]
 

@@ -8,13 +8,12 @@ from typing import Protocol
 import torch
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.run import COUNTS, SETTLING
 from gpuconsole.workloads import account as phase
 from gpuconsole.workloads.account import CudaStepAccount, StepAccount
 from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import memory, settings
-
-COUNTS, SETTLING = 0, 1
 
 
 class Work(Protocol):

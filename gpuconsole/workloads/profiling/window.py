@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.run import PROBE
 from gpuconsole.wire.events import Profile, Profiled
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.profiling.recorder import Recorder, synchronize
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 ANALYSIS_S = 120.0
 """Longer than the largest trace has taken; an analysis that has not ended by then is ended."""
-PROBE = 2
-"""The kind of a step that does not count (model/run.py)."""
 
 
 class Profiling:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.run import COUNTS, PROBE, SETTLING
 from gpuconsole.workloads import account as phase
 from gpuconsole.workloads.account import CudaStepAccount, Moment, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
@@ -28,7 +29,6 @@ from gpuconsole.workloads.training.totals import Totals
 from gpuconsole.workloads.world import World
 
 EVAL_BATCHES = 4
-COUNTS, SETTLING, PROBE = 0, 1, 2
 
 
 class TrainingLoop:

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import FrameType
 
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import PROBE
 from gpuconsole.workloads.training import loop as loop_module
-from gpuconsole.workloads.training.loop import PROBE, TrainingLoop
+from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import ProbeError, Signals, rounds
 from gpuconsole.workloads.training.totals import Totals
 
