@@ -3,7 +3,8 @@
     python -m benchmarks.diagbench [--half reporting] [--seeds 5] [--neighbours 1] [--only C07 V02 ...] [--oracle-seeds 1] [--rows FILE]
 
 Each case runs with sizes drawn anew for each seed; its diagnosis is compared with the cause that was put in, its first suggestion is
-tried, and, for the first --oracle-seeds seeds, every knob is, so that labels are checked too. Rows are kept in FILE as they come: the same
+tried (for the first --trial-seeds seeds), a change without effect is (--null-trials times), and, for the first --oracle-seeds seeds, every
+knob is, so that labels are checked too. Rows are kept in FILE as they come: the same
 command goes on where it was broken off. With --keep the report goes to benchmarks/results.
 """
 
@@ -19,7 +20,7 @@ import msgspec
 from benchmarks.diagbench.cases import TRAINING, Case
 from benchmarks.diagbench.charts import families, gains, svg
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
-from benchmarks.diagbench.run import Row, run_all
+from benchmarks.diagbench.run import Row, Trials, run_all
 from benchmarks.diagbench.score import report
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import one_line, page
@@ -37,6 +38,8 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu, or gpu:0 for the GPU cases")
     parser.add_argument("--only", nargs="*", help="ids or names of cases")
     parser.add_argument("--oracle-seeds", type=int, default=0, help="for so many seeds of each case try every knob")
+    parser.add_argument("--trial-seeds", type=int, help="for so many seeds of each case try the first suggestion; else for all")
+    parser.add_argument("--null-trials", type=int, default=1, help="A/A trials in each run whose steps are quick enough")
     parser.add_argument("--rows", type=Path, help="JSON lines: rows that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     parser.add_argument("--show", action="store_true", help="run nothing, report what the rows say")
@@ -68,7 +71,10 @@ def main() -> int:
 
 
 async def _run(todo: list[tuple[Case, int]], rows: list[Row], args: argparse.Namespace) -> None:
-    async for row in run_all(todo, args.half, args.neighbours, range(args.first_seed, args.first_seed + args.oracle_seeds), args.device):
+    first = args.first_seed
+    tried = range(first, first + (args.seeds if args.trial_seeds is None else args.trial_seeds))
+    trials = Trials(tried, range(first, first + args.oracle_seeds), args.null_trials)
+    async for row in run_all(todo, args.half, args.neighbours, trials, args.device):
         rows.append(row)
         print(one_line(row), flush=True)
         if args.rows:

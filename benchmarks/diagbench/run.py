@@ -64,8 +64,8 @@ class Row(msgspec.Struct, omit_defaults=True):
     found_s: float | None = None
     stood_s: float | None = None
     top: Realised | None = None
-    null: Realised | None = None
-    """A change of a knob that has no effect on a CPU, put on trial like any other."""
+    nulls: list[Realised] = []
+    """Changes of a knob that has no effect on a CPU, put on trial like any other."""
     oracle: list[Realised] = []
     error: str = ""
     elapsed_s: float = 0.0
@@ -78,7 +78,18 @@ class Row(msgspec.Struct, omit_defaults=True):
         return self.case, self.half, self.seed, self.neighbours
 
 
-async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, oracle: bool) -> Row:
+class Trials(msgspec.Struct, frozen=True):
+    """What is put on trial once a run is diagnosed."""
+
+    top: Container[int]
+    """For these seeds the first suggestion."""
+    oracle: Container[int]
+    """For these seeds every knob."""
+    nulls: int
+    """So many changes without effect in each run of quick steps."""
+
+
+async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, trials: Trials) -> Row:
     """The row. What goes wrong in it is told in `error`."""
     scenario, sets = case.drawn(half, seed)
     row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix)
@@ -93,7 +104,7 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
             row.fired, row.notes = faults(run), tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
             row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
             row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
-            await _realise(engine, row, run, oracle)
+            await _realise(engine, row, run, trials)
         except FrontError as error:
             row.error = str(error)
         with contextlib.suppress(FrontError):
@@ -130,16 +141,18 @@ def _watch(row: Row, view: View) -> None:
         row.found_s = now
 
 
-async def _realise(engine: Engine, row: Row, run: Run, oracle: bool) -> None:
+async def _realise(engine: Engine, row: Row, run: Run, trials: Trials) -> None:
     found = _faults(run)
     if found:
         row.confidence = found[0].confidence
-        for suggestion in [one for one in found[0].suggestions[:1] if not _costly(one.changes, row.seed)]:
+        tried = found[0].suggestions[:1] if row.seed in trials.top else ()
+        for suggestion in [one for one in tried if not _costly(one.changes, row.seed)]:
             row.top = await _try(engine, suggestion.changes, TOP, suggestion.predicted_speedup)
             row.top.rule = found[0].rule
     if "non_blocking" in run.knobs and row.signals.get("step_s", 1.0) < QUICK_STEP_S:
-        row.null = await _try(engine, {"non_blocking": not run.knobs["non_blocking"]}, EACH)
-    if oracle:
+        for _ in range(trials.nulls):
+            row.nulls.append(await _try(engine, {"non_blocking": not run.knobs["non_blocking"]}, EACH))
+    if row.seed in trials.oracle:
         for changes in changes_to_try(run.knobs, run.workload):
             row.oracle.append(await _try(engine, changes, EACH))
 
@@ -198,15 +211,13 @@ def burn_gpu() -> None:
         torch.cuda.synchronize()
 
 
-async def run_all(
-    todo: list[tuple[Case, int]], half: Half, neighbours: int, oracle_seeds: Container[int], device: str
-) -> AsyncIterator[Row]:
+async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, trials: Trials, device: str) -> AsyncIterator[Row]:
     """Every case with every seed, one after the other, in one console."""
     engine = Engine(interval_s=1.0, device=device, keeps="chosen")
     await engine.open()
     try:
         for case, seed in todo:
-            yield await run_case(engine, case, half, seed, neighbours, seed in oracle_seeds)
+            yield await run_case(engine, case, half, seed, neighbours, trials)
     finally:
         await engine.close()
         await asyncio.sleep(0)

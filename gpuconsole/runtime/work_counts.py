@@ -47,6 +47,8 @@ class WorkCounts:
             gained = {name: value - self._before.counters[name] for name, value in event.counters.items() if name in self._before.counters}
             self._gained.append((self._before.t, event.t - self._before.t, gained))
         self._before = event
+        if "host.private_bytes" not in event.counters:  # it is not read for every message
+            return
         if len(self._memory) == MEMORY_POINTS:  # every second one will do for what is long ago
             self._memory = deque(itertools.islice(self._memory, 0, None, 2), maxlen=MEMORY_POINTS)
         self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))

@@ -8,6 +8,7 @@ synchronisation: the stream's own timeline then shows each phase as it was expos
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections import deque
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
     import torch
 
 DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(len(PHASES))
-SAMPLE_EVERY = 16
-"""Run-queue time is read on one step in this many, on average: at every mark of every step it cost +378 µs a step.
-The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them."""
 SAMPLE_SPAN_S = 0.16
-"""Of slow steps more are sampled, one in this many seconds or each: 0.3 % of their time at most, and no job goes half a minute unseen."""
+"""Run-queue time is read on one step in this many seconds, on average: at every mark of every step it cost +378 µs a step.
+The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them."""
 
 
 Moment: TypeAlias = "float | torch.cuda.Event"
 """Seconds on the host clock, or a place in the CUDA stream."""
+
+
+_Raw: TypeAlias = "tuple[int, float, list[int], list[float], list[float], int, int, float | None, int, int]"
+"""A step as it is noted while training goes on: index, start, of each mark the phase that ended and when, run-queue seconds at the start
+and at each mark (empty where they were not read), samples, tokens, loss, arm, kind. Flat, and made into a Step only when many are handed
+over at once: between two steps nothing of ours is in a cache, and what the garbage collector has to look at brings it on."""
 
 
 class StepAccount:
@@ -40,20 +45,18 @@ class StepAccount:
     def __init__(self, times: ThreadTimes) -> None:
         self.times = times
         self.overhead_s = 0.0
-        self._steps: list[Step] = []
+        self.sample_all = False
         self._index = 0
-        self._phases = [0.0] * len(PHASES)
-        self._runq = [0.0] * len(PHASES)
+        self._raw: list[_Raw] = []
+        self._ended: list[int] = []
+        self._times: list[float] = []
+        self._runq: list[float] = []
         self._sampled = False
-        self._last_runq = 0.0
         self._chance = random.Random(0)
         self._next_sample = 0
-        self._walls: deque[float] = deque(maxlen=31)
-        self.sample_all = False
-        self._marks = 0
-        self._mark_cost_s = 0.0
-        self._sampled_mark_cost_s = 0.0
-        self._calibrate()
+        self._usual_s = SAMPLE_SPAN_S
+        self._mark_cost_s = self._cost_of_marks(sampled=False)
+        self._sampled_mark_cost_s = self._cost_of_marks(sampled=True)
         self.restart()
 
     @property
@@ -63,9 +66,7 @@ class StepAccount:
 
     def restart(self) -> None:
         """Begin a new timeline here: what went before (a probe, a pause, a switch) belongs to no step."""
-        self._clear()
-        self._start = self._last = now()
-        self._begin_sampling()
+        self._begin(now())
 
     def moment(self) -> Moment:
         """This moment, for a mark that is made later."""
@@ -73,86 +74,76 @@ class StepAccount:
 
     def mark(self, phase: int, at: Moment | None = None) -> None:
         """The time since the last mark was spent in `phase`; up to the earlier moment `at`, where given."""
-        t = at if isinstance(at, float) else now()
-        self._phases[phase] += t - self._last
-        self._last = t
-        self._marks += 1
+        self._ended.append(phase)
+        self._times.append(at if isinstance(at, float) else now())
         if self._sampled:
-            runq = self.times.runq_s()
-            self._runq[phase] += runq - self._last_runq
-            self._last_runq = runq
+            self._runq.append(self.times.runq_s())
 
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
         """The step is over."""
-        self.mark(OTHER)
-        runq = tuple(self._runq) if self._sampled else None
-        wall = self._last - self._start
-        self._walls.append(wall)
+        t = now()
+        self._ended.append(OTHER)
+        self._times.append(t)
         if self._sampled:
-            usual = statistics.median(self._walls)  # not this step's own: in a burst of contention more would be sampled than outside
-            every = max(1, min(SAMPLE_EVERY, round(SAMPLE_SPAN_S / max(usual, 1e-6))))
+            self._runq.append(self.times.runq_s())
+            every = max(1, round(SAMPLE_SPAN_S / max(self._usual_s, 1e-6)))
             self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
-        self._steps.append(Step(self._index, self._last, wall, samples, tokens, tuple(self._phases), runq, loss, arm, kind))
-        self.overhead_s += self._marks * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
+        self._raw.append((self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
         self._index += 1
-        self._clear()
-        self._start = self._last
-        self._begin_sampling()
+        self._begin(t)
 
     def take(self) -> list[Step]:
-        steps, self._steps = self._steps, []
+        steps = [self._step(raw) for raw in self._raw]
+        self._raw.clear()
+        if steps:  # the usual step, not the last one: in a burst of contention more would be sampled than outside
+            self._usual_s = statistics.median(step.wall_s for step in steps)
         return steps
 
     def finish(self) -> None:
         """Wait for figures that are still under way (CUDA only)."""
 
-    def _begin_sampling(self) -> None:
-        due = self.sample_all or self._index >= self._next_sample
-        self._sampled = due and self.times.available
+    def _begin(self, start: float) -> None:
+        self._start = start
+        self._ended, self._times, self._runq = [], [], []
+        self._sampled = (self.sample_all or self._index >= self._next_sample) and self.times.available
         if self._sampled:
-            self._last_runq = self.times.runq_s()
+            self._runq.append(self.times.runq_s())
 
-    def _clear(self) -> None:
-        self._phases = [0.0] * len(PHASES)
-        self._runq = [0.0] * len(PHASES)
-        self._marks = 0
+    def _step(self, raw: _Raw) -> Step:
+        index, start, ended, times, runq, samples, tokens, loss, arm, kind = raw
+        phases, last = [0.0] * len(PHASES), start
+        for phase, t in zip(ended, times, strict=True):
+            phases[phase] += t - last
+            last = t
+        waited = None
+        if runq:
+            waits = [0.0] * len(PHASES)
+            for phase, before, after in zip(ended, runq, runq[1:], strict=False):
+                waits[phase] += after - before
+            waited = tuple(waits)
+        self.overhead_s += len(ended) * (self._sampled_mark_cost_s if runq else self._mark_cost_s)
+        return Step(index, last, last - start, samples, tokens, tuple(phases), waited, loss, arm, kind)
 
-    def _calibrate(self) -> None:
-        """What one mark costs, plain and sampled: the mean of 200, on this thread, now."""
-        self._last = now()
-        for sampled in (False, True):
-            self._sampled, self._last_runq = sampled, 0.0
-            start = now()
-            for _ in range(200):
-                self.mark(OTHER)
-            cost = (now() - start) / 200
-            if sampled:
-                self._sampled_mark_cost_s = cost
-            else:
-                self._mark_cost_s = cost
-        self._sampled = False
-
-
-class _Pending:
-    """A step whose CUDA events have not all been reached yet."""
-
-    __slots__ = ("events", "step")
-
-    def __init__(self, step: Step, events: list[tuple[int, torch.cuda.Event]]) -> None:
-        self.step = step
-        self.events = events
+    def _cost_of_marks(self, sampled: bool) -> float:
+        """What one mark costs: the mean of 200, on this thread, now."""
+        self._sampled = sampled
+        start = now()
+        for _ in range(200):
+            StepAccount.mark(self, OTHER)
+        return (now() - start) / 200
 
 
 class CudaStepAccount(StepAccount):
-    """Times steps on the CUDA stream's timeline. `events[0]` of a step is the last one of the step before."""
+    """Times steps on the CUDA stream's timeline. The first event of a step is the last one of the step before."""
 
     def __init__(self, times: ThreadTimes) -> None:
         import torch
 
         self._event_type = torch.cuda.Event
         self._free: list[torch.cuda.Event] = []
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[Step, list[tuple[int, torch.cuda.Event]]]] = deque()
         self._events: list[tuple[int, torch.cuda.Event]] = []
+        self._resolved: list[Step] = []
         super().__init__(times)
 
     def restart(self) -> None:
@@ -169,27 +160,35 @@ class CudaStepAccount(StepAccount):
 
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
         super().end(samples, tokens, loss, arm, kind)
-        self._pending.append(_Pending(self._steps.pop(), self._events))
+        self._events.append((OTHER, self._record()))
+        self._pending.append((self._step(self._raw.pop()), self._events))
         self._events = [self._events[-1]]
-        while self._pending and self._pending[0].events[-1][1].query():
-            self._resolve(self._pending.popleft())
+        while self._pending and self._pending[0][1][-1][1].query():
+            self._resolve()
+
+    def take(self) -> list[Step]:
+        steps, self._resolved = self._resolved, []
+        if steps:
+            self._usual_s = statistics.median(step.wall_s for step in steps)
+        return steps
 
     def finish(self) -> None:
         while self._pending:
-            self._pending[0].events[-1][1].synchronize()
-            self._resolve(self._pending.popleft())
+            self._pending[0][1][-1][1].synchronize()
+            self._resolve()
 
     def _record(self) -> torch.cuda.Event:
         event = self._free.pop() if self._free else self._event_type(enable_timing=True)
         event.record()
         return event
 
-    def _resolve(self, pending: _Pending) -> None:
+    def _resolve(self) -> None:
+        """Put the stream's times into the oldest step, all of whose events have been reached."""
+        step, events = self._pending.popleft()
         phases = [0.0] * len(PHASES)
-        for (_, before), (phase, after) in zip(pending.events, pending.events[1:], strict=False):
+        for (_, before), (phase, after) in itertools.pairwise(events):
             phases[phase] += before.elapsed_time(after) * 1e-3
-        step = pending.step
-        self._steps.append(
+        self._resolved.append(
             Step(step.index, step.t, sum(phases), step.samples, step.tokens, tuple(phases), step.runq, step.loss, step.arm, step.kind)
         )
-        self._free.extend(event for _, event in pending.events[:-1])
+        self._free.extend(event for _, event in events[:-1])

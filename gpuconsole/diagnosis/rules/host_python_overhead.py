@@ -55,7 +55,7 @@ def _by_tensors(case: Case, share: float) -> Suggestion | None:
     return suggest(
         case,
         {"gradient_percentiles": "torch"},
-        Interval(1 / (1 - 0.6 * share), 1 / (1 - min(0.95, share))),
+        _interval(share, share),
         "the same figures by tensor operations, without a Python object per value",
         "torch.quantile(values, quantiles)   # not sorted(values.tolist())",
     )

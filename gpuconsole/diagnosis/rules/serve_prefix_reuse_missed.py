@@ -12,7 +12,9 @@ SHARED = Threshold("shared", 0.2, "ratio", "a fifth of each prompt is the same i
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "a tenth: what a probe of 2.5 s a side resolves on a quiet machine")
 GAIN = Threshold("gain", 1.05, "x", "5 %: less is not worth a change")
 PREDICTION_ERROR = 0.25
-"""Reused keys and values are still copied and attended to: the probe's gain is the most that there is."""
+MOST_PASSES = 3
+"""Where a server gathers the pages of a sequence before it attends, they are read, written and read again; a paged kernel reads them once."""
+ATTENDED = ("server.requests_per_s", "client.prompt_tokens", "client.output_tokens", "server.kv_bytes_per_token", "server.peak_bytes_per_s")
 FOUND = Threshold("found", 0.5, "of the shared", "less than half of what could be found is found (DIAGNOSIS I13; vllm-doctor .5)")
 
 
@@ -40,10 +42,12 @@ def check(case: Case) -> Finding:
     if "probe.prefix_cut_gain" in case.signals:
         gain = case.value("probe.prefix_cut_gain")
         evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
+        evidence += tuple(case.evidence(name) for name in ATTENDED if name in case.signals)
         told += f"; without that part they are served {gain:.2f}x as fast"
         if gain < GAIN.value:
             return clear(ID, TITLE, gain / GAIN.value * 0.5, evidence, "without what they share the prompts are served no faster")
-        recoverable, predicted, wants = 1 - 1 / gain, speedup_interval(gain, PREDICTION_ERROR), ()
+        predicted = _predicted(case, shared, gain)
+        recoverable, wants = 1 - 1 / predicted.middle, ()
     else:
         recoverable, predicted, wants = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
     return fires(
@@ -67,6 +71,27 @@ def check(case: Case) -> Finding:
     )
 
 
+def _predicted(case: Case, shared: float, gain: float) -> Interval:
+    """What the probe's gain leaves when what is shared need not be computed, and yet every token that is generated attends to it.
+
+    A request takes T/gain without that part; with it in the cache, its keys and values are still read for each output token:
+    prompt tokens x shared x output tokens x bytes of a token's keys and values / peak bandwidth, once or MOST_PASSES times.
+    """
+    needed = (
+        "server.requests_per_s",
+        "client.prompt_tokens",
+        "client.output_tokens",
+        "server.kv_bytes_per_token",
+        "server.peak_bytes_per_s",
+    )
+    if any(case.get(name, 0.0) <= 0 for name in needed):
+        return speedup_interval(gain, PREDICTION_ERROR)
+    rate, prompt, output, token_bytes, peak = (case.value(name) for name in needed)
+    request_s, reading_s = 1 / rate, shared * prompt * output * token_bytes / peak
+    least, most = (request_s / (request_s / gain + passes * reading_s) for passes in (MOST_PASSES, 1))
+    return Interval(max(1.0, least), max(1.0, most))
+
+
 def _at_stake(case: Case, shared: float) -> float:
     """Until it is measured: what is shared of the prefill, where the server tells how long that takes."""
     prefill, decode = case.get("server.prefill_s", 0.0), case.get("server.decode_s", 0.0)
@@ -83,7 +108,8 @@ prefix cache. Where little is found of much that is shared, caching is off, the 
 prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
 A server that tells no hits is asked in another way (probe P13): the same prompts, each with a beginning of its own, which no cache can know;
 if they are served as fast, nothing was reused. The same probe sends the prompts without the part that they share: so much faster the server
-would be if it had that part already, which is the prediction.""",
+would be if that part did not exist. Reused, it is still attended to by every token that is generated: the prediction takes that off, by
+the bytes of its keys and values over the bandwidth.""",
     check=check,
     serving=True,
 )
