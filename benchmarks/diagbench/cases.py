@@ -95,10 +95,10 @@ def epochs(chance: random.Random, half: Half) -> Made:
 
 
 def tail(chance: random.Random, half: Half) -> Made:
-    """A loader that is fast enough on average, and one batch in six that holds a sample which takes half a second."""
+    """A loader that is fast enough on average, and one batch in eight that holds a sample which takes 0.4 s."""
     sizes: Knobs = {"width": 64 if half == "tuning" else chance.choice((60, 72)), "batch_size": 16, "image_size": 64}
-    latency_ms = round(chance.uniform(2.0, 4.0), 1)
-    return "vision-healthy", {**sizes, "num_workers": 1, "prefetch_factor": 1, "slow_sample_ratio": 0.012, "storage_latency_ms": latency_ms}
+    latency_ms = round(chance.uniform(3.5, 4.5), 1)
+    return "vision-healthy", {**sizes, "num_workers": 1, "prefetch_factor": 1, "slow_sample_ratio": 0.008, "storage_latency_ms": latency_ms}
 
 
 def checkpointed(chance: random.Random, half: Half, **knobs: object) -> Made:

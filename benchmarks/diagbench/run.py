@@ -28,7 +28,7 @@ from gpuconsole.runtime.trials import TrialLimits
 INJECTED = {knob.name for knob in EXERCISES} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
 QUICK_STEP_S = 0.15
 """Null trials of slower steps would take most of a minute each."""
-TOP = TrialLimits(cap_s=8.0, loader_cap_s=12.0, serving_cap_s=40.0)
+TOP = TrialLimits(cap_s=16.0, loader_cap_s=20.0, serving_cap_s=40.0)
 EACH = TrialLimits(cap_s=4.0, loader_cap_s=8.0, serving_cap_s=25.0)
 
 

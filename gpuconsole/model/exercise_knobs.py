@@ -29,7 +29,7 @@ EXERCISES = (
     Knob(
         "slow_sample_ratio",
         "float",
-        "exercise: share of the samples whose read waits 40 times storage_latency_ms",
+        "exercise: share of the samples whose read waits 100 times storage_latency_ms",
         low=0,
         high=1,
         loader=True,

@@ -64,7 +64,15 @@ def test_few_long_waits_of_a_fast_loader_are_jitter() -> None:
     ],
 )
 def test_a_loader_that_is_too_slow_is_no_jitter(changes: dict[str, float]) -> None:
-    assert input_jitter.RULE.check(case(knobs=WORKERS, data_wait_ratio=0.2, **{**FAST, **changes})).state == "clear"
+    several = {**WORKERS, "num_workers": 2}
+    assert input_jitter.RULE.check(case(knobs=several, data_wait_ratio=0.2, **{**FAST, **changes})).state == "clear"
+
+
+def test_one_worker_hands_out_no_bursts() -> None:
+    """Whatever the loader's own rate was in a short look: if the median step does not wait, single samples are slow."""
+    waits = {"data_wait_ratio": 0.2, "data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.2, "samples_per_step": 16.0, "step_s": 0.2}
+    finding = input_jitter.RULE.check(case(knobs={**WORKERS, "num_workers": 1}, **waits))
+    assert finding.state == "fires" and finding.suggestions[0].changes == {"prefetch_factor": 8}
 
 
 def test_without_workers_there_is_no_queue() -> None:

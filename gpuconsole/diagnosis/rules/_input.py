@@ -46,10 +46,15 @@ def cause(case: Case) -> Cause:
 
 
 def _is_jitter(case: Case) -> bool:
-    """Few long waits, of a loader that is fast enough on average."""
+    """Few long waits, of a loader that is fast enough on average.
+
+    One worker that is not lets every step wait. Several may hand out their batches in bursts: then the loader's own rate tells.
+    """
     if case.get("data_wait_excess_ratio", 0.0) < EXCESS.value or case.value("data_wait_typical_ratio") >= TYPICAL.value:
         return False
-    return case.value("probe.loader_samples_per_s") > 1.1 * case.value("samples_per_step") / compute_s(case)
+    return int(case.knobs["num_workers"]) == 1 or case.value("probe.loader_samples_per_s") > 1.1 * case.value(
+        "samples_per_step"
+    ) / compute_s(case)
 
 
 def loading_cpu_ratio(case: Case) -> float:

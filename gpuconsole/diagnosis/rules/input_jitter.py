@@ -20,7 +20,11 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, min(0.99, excess / limit), (case.evidence("data_wait_excess_ratio", limit),))
     deeper = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER
     workers = int(case.knobs["num_workers"]) + 1
-    least, most = 1 / (1 - 0.3 * excess), 1 / (1 - min(0.9, excess))
+    most = 1 / (1 - min(0.9, excess))
+    if "probe.loader_samples_per_s" in case.signals:  # no queue makes the loader faster than it is on average
+        load_s = case.value("samples_per_step") / case.value("probe.loader_samples_per_s")
+        most = max(1.0, min(most, case.value("step_s") / load_s))
+    predicted = Interval(1 + 0.3 * (most - 1), most)
     return fires(
         ID,
         TITLE,
@@ -30,7 +34,7 @@ def check(case: Case) -> Finding:
         evidence=(
             case.evidence("data_wait_excess_ratio", limit),
             case.evidence("data_wait_typical_ratio", _input.TYPICAL.value),
-            case.evidence("probe.loader_samples_per_s"),
+            *(case.evidence(name) for name in ("probe.loader_samples_per_s",) if name in case.signals),
             case.evidence("samples_per_step"),
             case.evidence("step_s"),
         ),
@@ -38,14 +42,14 @@ def check(case: Case) -> Finding:
             suggest(
                 case,
                 {"prefetch_factor": deeper},
-                Interval(least, most),
+                predicted,
                 "a deeper queue outlasts a slow sample",
                 f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter",
             ),
             suggest(
                 case,
                 {"num_workers": workers},
-                Interval(least, most),
+                predicted,
                 "another process goes on while one waits",
                 _input.worker_code(workers),
             ),
@@ -60,8 +64,9 @@ RULE = Rule(
     signals=("data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_samples_per_s", "samples_per_step", "step_s"),
     thresholds=(_input.EXCESS, _input.TYPICAL),
     text="""The typical step finds its batch ready, and yet waits add up: excess is the sum of what each wait is longer than the
-median one. The loader alone (probe P6) delivers more than the model eats, so capacity is not what is missing: a few samples take many
-times longer than the others (a cold cache, a large file, a slow server), and the queue runs dry while one of them is read.
-Confounder: a loader that is too slow on average hands out batches in bursts; P6 tells it apart.""",
+median one. So capacity is not what is missing: a few samples take many times longer than the others (a cold cache, a large file, a slow
+server), and the queue runs dry while one of them is read.
+Confounder: several workers that are too slow on average hand out batches in bursts; the loader alone (probe P6) tells it apart, by
+delivering more than the model eats. One worker that is too slow lets every step wait.""",
     check=check,
 )

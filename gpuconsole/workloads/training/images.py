@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 CLASSES = ("astronaut", "coffee", "hubble_deep_field", "rocket")
 VARIANTS = 24
-TIMES_SLOWER = 40
+TIMES_SLOWER = 100
 """A sample in the tail of a storage's latencies, over an ordinary one."""
 EPOCH = 4096
 """Samples in an epoch; the photographs repeat within it, each time augmented anew."""
@@ -50,7 +50,7 @@ def prepare_images() -> Path:
 class Photographs(Dataset[tuple[torch.Tensor, int]]):
     """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label says which picture.
 
-    `storage_latency_s` is slept before each read, as remote storage would make it, and 40 times that before a share
+    `storage_latency_s` is slept before each read, as remote storage would make it, and 100 times that before a share
     `slow_ratio` of them; `transform_cost` is how often the blur is applied. The randomness depends on the index alone,
     so no other generator is touched.
     """
