@@ -18,13 +18,14 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagbench.cases import TRAINING, Case
-from benchmarks.diagbench.charts import families, gains, svg
+from benchmarks.diagbench.charts import families, gains
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
 from benchmarks.diagbench.run import Row, Trials, run_all
 from benchmarks.diagbench.score import report
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import one_line, page
 from benchmarks.machine import keep
+from benchmarks.pictures import svg
 
 ALL = TRAINING + SERVING
 
@@ -65,7 +66,7 @@ def main() -> int:
             + (f"-neighbours-{args.neighbours}" if args.neighbours else "")
         )
         kept = keep(name, {"report": figures, "rows": msgspec.to_builtins(mine)})
-        kept.with_suffix(".svg").write_text(svg(whole), encoding="utf-8")
+        kept.with_suffix(".svg").write_text(svg(whole, "DiagBench"), encoding="utf-8")
         print(f"kept in {kept}, with a picture beside it")
     return 0
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-
-from rich.console import Console
 
 from benchmarks.diagbench.run import Realised, Row
 from benchmarks.diagbench.score import is_right, wilson
@@ -50,13 +47,6 @@ def gains(rows: Sequence[Row]) -> str:
         figure.ruler(axis).ticks(ticks, [f"{2**tick:.2f}x" for tick in ticks])
     drawn: str = figure.build().string(colorless=True)
     return f"measured (upwards) against promised (across), {len(tops)} first suggestions\n{drawn.rstrip()}"
-
-
-def svg(text: str) -> str:
-    """`text` as a picture."""
-    console = Console(record=True, width=max(map(len, text.splitlines())), file=io.StringIO(), color_system=None)
-    console.print(text, markup=False, highlight=False)
-    return console.export_svg(title="DiagBench")
 
 
 def _promised(one: Realised) -> float:

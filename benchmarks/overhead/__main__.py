@@ -5,6 +5,10 @@
 Bare: the loop with an account that does nothing and nothing sent. Under the console: the real step account, the real flush
 over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
 (quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
+
+Blocks of one and the same loop differ by some percent on a shared machine. So the console's own work is also timed where it happens: the
+account's calls and the flush between real steps, with nothing of theirs in a cache, less what the same clock reads around calls that do
+nothing. What that does to the steps themselves (cache lines that they lose) only the blocks show.
 """
 
 from __future__ import annotations
@@ -26,19 +30,21 @@ from benchmarks.machine import keep
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import Start
-from gpuconsole.workloads.account import StepAccount
+from gpuconsole.workloads.account import Moment, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.worker import Worker
 
-TARGET_US, TARGET_RATIO = 60.0, 0.99
+TARGET_RATIO = 0.995
+"""At steps of 6 ms: 30 µs."""
+OWN_BLOCKS = 40
 
 
 class NoAccount(StepAccount):
     """Keeps the step counter that the loop needs, and nothing else."""
 
-    def mark(self, phase: int) -> None:
+    def mark(self, phase: int, at: Moment | None = None) -> None:
         pass
 
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
@@ -62,6 +68,52 @@ def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float,
     if worker is not None:
         worker._flush()
     return (time.thread_time() - cpu) / steps, steps / (time.perf_counter() - start)
+
+
+class Timed(StepAccount):
+    """Passes each call on to another account, and adds up how long that takes."""
+
+    def __init__(self, inner: StepAccount) -> None:
+        self._inner = inner
+        self.seconds = 0.0
+
+    @property
+    def index(self) -> int:
+        return self._inner.index
+
+    def mark(self, phase: int, at: Moment | None = None) -> None:
+        start = time.perf_counter()
+        self._inner.mark(phase, at)
+        self.seconds += time.perf_counter() - start
+
+    def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
+        start = time.perf_counter()
+        self._inner.end(samples, tokens, loss, arm, kind)
+        self.seconds += time.perf_counter() - start
+
+
+def own_us(loop: TrainingLoop, worker: Worker, account: StepAccount, nothing: StepAccount, steps: int) -> tuple[float, float, float]:
+    """Microseconds a step of the console's own work between real steps: the account's share, the flush's, and a whole bare step."""
+    shares: dict[bool, list[float]] = {False: [], True: []}
+    flushes, bare = [], []
+    for number in range(2 * OWN_BLOCKS):
+        console = number % 2 == 1
+        timed = Timed(account if console else nothing)
+        loop.account = timed
+        account.restart()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loop.step()
+        shares[console].append(timed.seconds / steps)
+        if console:
+            loop.account = account
+            start = time.perf_counter()
+            worker._flush()
+            flushes.append((time.perf_counter() - start) / steps)
+        else:
+            bare.append((time.perf_counter() - start - timed.seconds) / steps)
+    accounted = statistics.fmean(shares[True]) - statistics.fmean(shares[False])
+    return accounted * 1e6, statistics.fmean(flushes) * 1e6, statistics.median(bare) * 1e6
 
 
 def main() -> int:
@@ -89,18 +141,24 @@ def main() -> int:
                 costs.append((measured[True][0] - measured[False][0]) * 1e6)
                 ratios.append(measured[True][1] / measured[False][1])
                 bare_steps.append(1e3 / measured[False][1])
+        own = own_us(loop, worker, accounts[True], accounts[False], args.block_steps)
         loop.close()
     listener.kill()
     cost, ratio = interval(costs), interval(ratios)
     print(
         f"bare step                  {statistics.median(bare_steps):7.2f} ms   (median of {args.pairs} pairs of {args.block_steps}-step blocks)"
     )
-    print(f"CPU of the training thread {cost[0]:+7.1f} µs/step  [{cost[1]:+.1f}, {cost[2]:+.1f}]   target <= {TARGET_US:.0f}")
+    share = 1 - (own[0] + own[1]) / (own[2] + own[0] + own[1])
+    print(
+        f"own work, timed in place   {own[0] + own[1]:7.1f} µs/step  (account {own[0]:.1f}, flush {own[1]:.1f}): {share:.4f} of bare steps/s"
+    )
+    print(f"CPU of the training thread {cost[0]:+7.1f} µs/step  [{cost[1]:+.1f}, {cost[2]:+.1f}]")
     print(f"steps/s, console / bare    {ratio[0]:7.4f}          [{ratio[1]:.4f}, {ratio[2]:.4f}]   target >= {TARGET_RATIO}")
     if args.keep:
         result = {"bare_step_ms": statistics.median(bare_steps), "cpu_us_per_step": cost, "steps_ratio": ratio, "pairs": args.pairs}
+        result |= {"own_us_per_step": own[0] + own[1], "own_account_us": own[0], "own_flush_us": own[1], "own_ratio": share}
         print(f"kept in {keep('overhead', result)}")
-    return 0 if cost[0] <= TARGET_US and ratio[0] >= TARGET_RATIO else 1
+    return 0 if min(share, ratio[0]) >= TARGET_RATIO else 1
 
 
 if __name__ == "__main__":

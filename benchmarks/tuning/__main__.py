@@ -1,6 +1,6 @@
 """How soon does `gpuconsole tune` have what exhaustive search finds?
 
-    python -m benchmarks.tuning [--only SCENARIO ...] [--repeats 3] [--budget 200] [--keep]
+    python -m benchmarks.tuning [--only SCENARIO ...] [--repeats 3] [--budget 200] [--rows FILE] [--keep]
 
 For each scenario: every point of a grid is measured in turn; random search and Optuna's TPE (pip install optuna) are replayed on those
 figures; the tuner runs live. Then what the tuner ended with and the grid's best run in turn, block by block. An evaluation of grid, random
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import keep
-from benchmarks.tuning.searches import GOOD, first_good, random_order, tpe_order
+from benchmarks.pictures import svg
+from benchmarks.tuning.curves import curve
+from benchmarks.tuning.searches import GOOD, best_so_far, first_good, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
@@ -70,61 +74,76 @@ async def compare(scenario: str, space: Space, repeats: int, budget_s: float) ->
     duel, _ = await measured(scenario, [theirs, {name: certificate.end[name] for name in names}], EVALUATION_BLOCKS)
     theirs_rate, our_rate = (point.mean or 0.0 for point in duel.points)
     reached = our_rate / theirs_rate
-    searches = {
-        "random": [first_good(random_order(sweep.points, seed), best) for seed in range(SEEDS)],
-        "tpe": [first_good(tpe_order(sweep.points, space, seed), best) for seed in range(SEEDS)],
+    orders = {
+        "grid": [[point.mean or 0.0 for point in sweep.points]],
+        "random": [random_order(sweep.points, seed) for seed in range(SEEDS)],
+        "tpe": [tpe_order(sweep.points, space, seed) for seed in range(SEEDS)],
     }
+    soon = {name: statistics.median(first_good(order, best) for order in found) for name, found in orders.items()}
+    curves = {name: [(n * evaluation_s, share) for n, share in enumerate(best_so_far(found, best), 1)] for name, found in orders.items()}
+    curves["tune"] = tuner_curve(certificate, reached)
     return {
         "points": len(grid),
         "block_s": round(block_s, 3),
         "grid_s": round(len(grid) * evaluation_s, 1),
         "grid_best": sweep.best.knobs,
-        "random_s": round(statistics.median(searches["random"]) * evaluation_s, 1),
-        "tpe_s": round(statistics.median(searches["tpe"]) * evaluation_s, 1),
-        "tune_s": good_after(certificate, reached),
+        "random_s": round(soon["random"] * evaluation_s, 1),
+        "tpe_s": round(soon["tpe"] * evaluation_s, 1),
+        "tune_s": next((t for t, share in curves["tune"] if share >= GOOD), None),
         "tune_end_s": certificate.elapsed_s,
         "tune_end": {name: certificate.end[name] for name in certificate.changed},
         "reached": round(reached, 3),
-        "curve": [(one.at_s, one.trial.speedup.estimate if one.trial.speedup else None, one.trial.kept) for one in certificate.attempts],
+        "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept) for one in certificate.attempts],
+        "curves": {name: [(round(t, 1), round(share, 4)) for t, share in curve] for name, curve in curves.items()},
         "rates": [(point.knobs, point.rates) for point in sweep.points],
     }
 
 
-def good_after(certificate: Certificate, reached: float) -> float | None:
-    """When the tuner held 95 % of the grid's best: what the changes kept later gained is taken off what it ended with."""
-    if reached < GOOD:
-        return None
+def tuner_curve(certificate: Certificate, reached: float) -> list[tuple[float, float]]:
+    """(seconds, share of the grid's best) at the start and after each change that was kept: back from what it ended with."""
     kept = [one for one in certificate.attempts if one.trial.kept and one.trial.speedup]
-    share, when = reached, 0.0
+    curve, share = [], reached
     for one in reversed(kept):
         assert one.trial.speedup is not None
-        before = share / one.trial.speedup.estimate
-        if before < GOOD:
-            when = one.at_s
-            break
-        share = before
-    return when
+        curve.append((one.at_s, share))
+        share /= one.trial.speedup.estimate
+    return [(0.0, share), *reversed(curve)]
 
 
-async def _main(args: argparse.Namespace) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for name in args.only or SPACES:
-        found = results[name] = await compare(name, SPACES[name], args.repeats, args.budget)
-        times = f"grid {found['grid_s']} s, random {found['random_s']} s, TPE {found['tpe_s']} s, tune {found['tune_s']} s"
-        print(f"{name:<18} {times}; reached {found['reached']:.1%} of the grid's best with {found['tune_end']}", flush=True)
-    return results
+def one_line(name: str, found: dict[str, Any]) -> str:
+    times = f"grid {found['grid_s']} s, random {found['random_s']} s, TPE {found['tpe_s']} s, tune {found['tune_s']} s"
+    return f"{name:<18} {times}; reached {found['reached']:.1%} of the grid's best with {found['tune_end']}"
+
+
+def read(path: Path | None) -> dict[str, Any]:
+    """The scenarios that are done, by name."""
+    if path is None or not path.exists():
+        return {}
+    return dict(json.loads(line) for line in path.read_text().splitlines())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=SPACES)
+    parser.add_argument("--only", nargs="*", choices=SPACES, default=list(SPACES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=200.0, help="seconds that the tuner may take")
-    parser.add_argument("--keep", action="store_true", help="write the result under benchmarks/results")
+    parser.add_argument("--rows", type=Path, help="JSON lines: scenarios that are there are not run again")
+    parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     args = parser.parse_args()
-    results = asyncio.run(_main(args))
+    results = read(args.rows)
+    for name in args.only:
+        if name not in results:
+            results[name] = asyncio.run(compare(name, SPACES[name], args.repeats, args.budget))
+            if args.rows:
+                with args.rows.open("a") as file:
+                    file.write(json.dumps([name, results[name]]) + "\n")
+            print(one_line(name, results[name]), flush=True)
+    page = "\n\n".join(["\n".join(one_line(name, found) for name, found in results.items()), *map(curve, results, results.values())])
+    print(page)
     if args.keep:
-        print(f"kept in {keep('tuning', {'evaluation_blocks': EVALUATION_BLOCKS, 'results': results})}")
+        kept = keep("tuning", {"evaluation_blocks": EVALUATION_BLOCKS, "results": results})
+        kept.with_suffix(".svg").write_text(svg(page, "gpuconsole tune"), encoding="utf-8")
+        print(f"kept in {kept}, with a picture beside it")
     return 0
 
 

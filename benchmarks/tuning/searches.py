@@ -5,7 +5,9 @@ They are replayed on the grid's own figures, each evaluation at the cost that th
 
 from __future__ import annotations
 
+import itertools
 import random
+import statistics
 from collections.abc import Sequence
 
 from benchmarks.tuning.spaces import Space
@@ -18,6 +20,12 @@ GOOD = 0.95
 def first_good(rates: Sequence[float], best: float) -> int:
     """How many evaluations it took; one more than there were where none was good."""
     return next((number for number, rate in enumerate(rates, 1) if rate >= GOOD * best), len(rates) + 1)
+
+
+def best_so_far(orders: Sequence[Sequence[float]], best: float) -> list[float]:
+    """After each evaluation the best rate that was seen by then, as a share of `best`: the median of the `orders`."""
+    seen = [itertools.accumulate(order, max) for order in orders]
+    return [statistics.median(rates) / best for rates in zip(*seen, strict=False)]
 
 
 def random_order(points: Sequence[SweepPoint], seed: int) -> list[float]:

@@ -12,15 +12,11 @@ from benchmarks.diagbench.run import Realised, Row
 from benchmarks.diagbench.score import report, wilson
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import page
-from benchmarks.tuning.searches import first_good, random_order, tpe_order
-from benchmarks.tuning.spaces import SPACES
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import check_knobs
-from gpuconsole.model.sweep import SweepPoint
 from gpuconsole.model.trial import Speedup
 from gpuconsole.runtime.catalog import find_scenario
-from gpuconsole.tuning.sweeps import points
 from gpuconsole.workloads.training.gpt import check_width
 
 EVERY = (*TRAINING, *SERVING, *GPU, *GPU_SERVING)
@@ -90,19 +86,3 @@ def test_wilson() -> None:
     low, high = wilson(95, 100)
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)
     assert wilson(0, 0) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("scenario", SPACES)
-def test_searched_knobs_exist_and_the_start_is_on_the_grid(scenario: str) -> None:
-    chosen = find_scenario(scenario)
-    start = chosen.knobs_for("cpu")
-    for name, values in SPACES[scenario].items():
-        assert all(check_knobs({name: value}, chosen.workload.knobs, scenario) for value in values) and start[name] in values
-
-
-def test_searches_find_what_the_grid_found() -> None:
-    space = {"a": [1, 2, 3], "b": [1, 2, 3]}
-    grid = [SweepPoint(knobs, [float(int(knobs["a"]) * int(knobs["b"]))]) for knobs in points(space, {}, grid=True)]  # type: ignore[arg-type]
-    assert first_good(random_order(grid, 0), 9.0) <= 9
-    pytest.importorskip("optuna")
-    assert first_good(tpe_order(grid, space, 0), 9.0) <= 9  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""Searches against the tuner: replayed on a grid of made-up figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.tuning.__main__ import tuner_curve
+from benchmarks.tuning.curves import curve
+from benchmarks.tuning.searches import best_so_far, first_good, random_order, tpe_order
+from benchmarks.tuning.spaces import SPACES
+from gpuconsole.model.certificate import Attempt, Certificate
+from gpuconsole.model.knobs import check_knobs
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.sweep import SweepPoint
+from gpuconsole.model.trial import Speedup, Trial
+from gpuconsole.runtime.catalog import find_scenario
+from gpuconsole.tuning.sweeps import points
+
+
+@pytest.mark.parametrize("scenario", SPACES)
+def test_searched_knobs_exist_and_the_start_is_on_the_grid(scenario: str) -> None:
+    chosen = find_scenario(scenario)
+    start = chosen.knobs_for("cpu")
+    for name, values in SPACES[scenario].items():
+        assert all(check_knobs({name: value}, chosen.workload.knobs, scenario) for value in values) and start[name] in values
+
+
+def test_searches_find_what_the_grid_found() -> None:
+    space = {"a": [1, 2, 3], "b": [1, 2, 3]}
+    grid = [SweepPoint(knobs, [float(int(knobs["a"]) * int(knobs["b"]))]) for knobs in points(space, {}, grid=True)]  # type: ignore[arg-type]
+    assert first_good(random_order(grid, 0), 9.0) <= 9
+    pytest.importorskip("optuna")
+    assert first_good(tpe_order(grid, space, 0), 9.0) <= 9  # type: ignore[arg-type]
+
+
+def test_what_is_held_never_falls() -> None:
+    assert best_so_far([[1.0, 4.0, 2.0], [3.0, 1.0, 4.0]], 4.0) == [0.5, 0.875, 1.0]
+
+
+def attempt(at_s: float, gain: float, kept: bool) -> Attempt:
+    trial = Trial("1", "1", {"batch_size": 2}, state="done", speedup=Speedup(gain, gain, gain), verdict="win", kept=kept)
+    return Attempt("gpu.small_batch", {"batch_size": 1}, trial, at_s=at_s)
+
+
+def test_the_tuners_curve_goes_back_from_what_it_ended_with() -> None:
+    attempts = [attempt(10.0, 2.0, True), attempt(20.0, 1.5, False), attempt(30.0, 1.25, True)]
+    made = Certificate(
+        created="", gpuconsole="", environment=Environment(), scenario="train-gpt", device="cpu", start={}, end={}, attempts=attempts
+    )
+    found = tuner_curve(made, 1.0)
+    assert found == [(0.0, pytest.approx(0.4)), (10.0, pytest.approx(0.8)), (30.0, 1.0)]
+    shares = {name: [(50.0 * n, share) for n, share in enumerate((0.5, 0.9, 1.0), 1)] for name in ("grid", "random", "tpe")}
+    drawn = curve("train-gpt", {"curves": {**shares, "tune": found}})
+    assert "●" in drawn and "64 s" in drawn
