@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import multiprocessing
+import os
+import shlex
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 
 import msgspec
 
@@ -94,7 +98,7 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
     scenario, sets = case.drawn(half, seed)
     row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix)
     begun = time.monotonic()
-    with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, burn_gpu):
+    with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, BURN_GPU):
         try:
             await engine.start(scenario, sets)
             run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
@@ -181,34 +185,37 @@ def relative_error(realised: Realised) -> float | None:
     return abs(math.log(realised.predicted.middle / realised.speedup.estimate))
 
 
+BURN = """
+import time
+until = time.monotonic() + 900
+while time.monotonic() < until:
+    sum(range(100_000))
+"""
+"""One busy core; not for ever, should nobody be left to end it."""
+
+
 @contextlib.contextmanager
-def burning(count: int, how: Callable[[], None] | None = None) -> Iterator[None]:
-    """So many busy processes beside the block."""
-    burners = [multiprocessing.get_context("spawn").Process(target=how or burn, daemon=True) for _ in range(count)]
-    for burner in burners:
-        burner.start()
+def burning(count: int, program: str = BURN) -> Iterator[None]:
+    """So many busy processes beside the block, and no children of this one: to the console they are other people's."""
+    burners = []
+    for _ in range(count):
+        start = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} > /dev/null 2>&1 & echo $!"
+        burners.append(int(subprocess.run(["sh", "-c", start], stdout=subprocess.PIPE, check=True, text=True).stdout))
     try:
         yield
     finally:
         for burner in burners:
-            burner.kill()
-            burner.join()
+            os.kill(burner, signal.SIGKILL)
 
 
-def burn() -> None:
-    """One busy core."""
-    while True:
-        sum(range(100_000))
-
-
-def burn_gpu() -> None:
-    """Another process that multiplies matrices on the first GPU."""
-    import torch
-
-    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    while True:
-        matrix @ matrix
-        torch.cuda.synchronize()
+BURN_GPU = """
+import torch
+matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+while True:
+    matrix @ matrix
+    torch.cuda.synchronize()
+"""
+"""Another process that multiplies matrices on the first GPU."""
 
 
 async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, trials: Trials, device: str) -> AsyncIterator[Row]:

@@ -103,7 +103,9 @@ class Comparing:
             await asyncio.sleep(EVERY_S)
             record = self._store.record
             if record is not None and record.closed_t is None and record.steady_t is not None:
-                await self._others.setdefault(record.run.id, OthersLoad()).look()
+                others = self._others.setdefault(record.run.id, OthersLoad())
+                await others.look()
+                record.others_ratio = others.ratio
                 if record.closed_t is None:
                     self._look(record, live=True)
 

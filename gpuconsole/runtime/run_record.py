@@ -47,6 +47,8 @@ class RunRecord:
         self.objective: Objective | None = None
         self._compiled = CompileCounts()
         self._work = WorkCounts()
+        self.others_ratio: float | None = None
+        """Share of the host's cores that other programs keep busy, where it is known."""
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0
@@ -257,6 +259,10 @@ class RunRecord:
         found["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
         found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
         threads = self.facts.get("threads", 1.0) if on_cpu else 1.0
+        if self.others_ratio is not None:
+            found["host.others_cpu_ratio"] = Signal(
+                self.others_ratio, "ratio", "/proc: cores that are busy, less this console and its children"
+            )
         found["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
         found["is_gpu"] = Signal(float(self.run.device != "cpu"), "", "device")
         if self.run.summary.mfu_ratio is not None:

@@ -100,6 +100,16 @@ def fix_mmap_threshold(kilobytes: int) -> bool:
     return bool(kilobytes and library is not None and library.mallopt(M_MMAP_THRESHOLD, kilobytes * KB))
 
 
+def settle_heap() -> None:
+    """Bring glibc's own adjusting to its end: free one mapped block of (nearly) the largest size that it learns from.
+
+    Else the first larger batch, a probe's or a trial's, does it midway: from then on glibc keeps twice as much of what is freed, steps fault
+    in some thousand pages less each, and the job is a few percent faster for having been looked at.
+    """
+    if _glibc() is not None:
+        torch.empty(LARGEST_MMAP_THRESHOLD_KB * KB - 64 * KB, dtype=torch.uint8)
+
+
 def keep_freed_memory(megabytes: int, mmap_threshold_kb: int = 0) -> bool:
     """Let glibc keep up to that much freed memory at the heap's end, so that the next step's tensors find pages that are there already.
     0 leaves glibc alone. Returns whether glibc took it.

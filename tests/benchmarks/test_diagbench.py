@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.diagbench.cases import HEALTHY, TRAINING, Case
-from benchmarks.diagbench.charts import families, gains, svg
+from benchmarks.diagbench.charts import families, gains
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
 from benchmarks.diagbench.knobs import changes_to_try
 from benchmarks.diagbench.run import Realised, Row
 from benchmarks.diagbench.score import report, wilson
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import page
+from benchmarks.pictures import svg
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs import check_knobs
@@ -68,7 +69,7 @@ def test_figures_follow_from_rows() -> None:
     assert (found["gain_median_error"], found["gain_covered"], found["time_to_finding_s"]) == (0.0553, 1.0, 3.0)
     assert found["failing"] == ["F2", "F3", "H2"]
     whole = "\n".join((page(rows, found), families(rows), gains([rows[0], rows[0]])))
-    assert "F1" in whole and "input" in whole and svg(whole).startswith("<svg")
+    assert "F1" in whole and "input" in whole and svg(whole, "DiagBench").startswith("<svg")
 
 
 def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None:

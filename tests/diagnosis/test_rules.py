@@ -102,8 +102,13 @@ def test_contention_by_others_informs_and_by_own_threads_suggests() -> None:
     others = next(f for f in evaluate(case(runq_ratio=0.4)) if f.rule == "host.cpu_contention")
     assert others.state == "fires"
     assert others.note
-    own = next(f for f in evaluate(case(runq_ratio=0.4, threads=8.0)) if f.rule == "host.cpu_contention")
-    assert own.suggestions[0].changes == {"num_threads": 1}
+
+
+@pytest.mark.parametrize(("busy", "threads"), [(0.02, 2), (0.2, 1)])
+def test_threads_are_as_many_as_cores_are_left_by_others(busy: float, threads: int) -> None:
+    found = case(runq_ratio=0.4, threads=8.0, host__others_cpu_ratio=busy)
+    own = next(f for f in evaluate(found) if f.rule == "host.cpu_contention")
+    assert own.suggestions[0].changes == {"num_threads": threads}
 
 
 def test_memory_and_steadiness() -> None:

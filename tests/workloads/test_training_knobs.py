@@ -298,6 +298,37 @@ def test_memory_that_is_kept_needs_no_new_pages_in_the_next_step() -> None:
     assert kept < anew / 10  # a few tensors may find no room where they were
 
 
+LARGER_BATCH = """
+import resource, sys, torch
+from pathlib import Path
+from gpuconsole.workloads.training import memory, probes, vision
+from gpuconsole.workloads.training.loop import TrainingLoop
+from tests.workloads.running import knobs_of
+torch.set_num_threads(1)
+knobs = knobs_of("vision-healthy", width=40, image_size=56, batch_size=16, num_workers=0)
+memory.set_up_allocator(knobs)
+loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(sys.argv[1]))
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(6):
+        loop.step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 6
+faults(), faults(), faults()
+before = faults()
+probes.BUDGET_S = 0.1
+probes.batch_elasticity(loop)
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(not allocator_stats(CPU), reason="needs glibc")
+def test_a_job_is_no_faster_for_a_probes_larger_batches(tmp_path: Path) -> None:
+    """They teach glibc to keep more of what is freed: it must have learnt that before."""
+    done = subprocess.run([sys.executable, "-c", LARGER_BATCH, str(tmp_path)], capture_output=True, check=True, text=True)
+    before, after = map(int, done.stdout.split())
+    assert abs(before - after) < 500  # pages a step; some thousands of them where glibc still learns
+
+
 # --- the rest -----------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
 from gpuconsole.model.finding import Finding, Interval
 
@@ -10,6 +12,8 @@ TITLE = "The training thread waits for a core"
 DELAY = Threshold(
     "run_queue", 0.15, "ratio", "15 % of step time on the run queue; below that the verdicts here stay right without correction"
 )
+
+NOISE = Threshold("noise", 0.1, "cores", "other programs that use less of a core than a tenth leave it to this job")
 
 
 def check(case: Case) -> Finding:
@@ -25,9 +29,8 @@ def check(case: Case) -> Finding:
         if own
         else "other processes on this machine use the cores; all timings here are less certain"
     )
-    fewer = max(
-        1, int(cores) - max(1, workers)
-    )  # one core for everybody else: threads that wait for each other by spinning collapse without
+    foreign = math.ceil(max(0.0, case.get("host.others_cpu_ratio", 0.0) * cores - NOISE.value))
+    fewer = max(1, int(cores) - workers - foreign)  # threads that wait for each other by spinning collapse where one has no core
     fix = (
         suggest(
             case,
@@ -45,7 +48,11 @@ def check(case: Case) -> Finding:
         f"{delay:.0%} of step time is spent waiting for a core: {who}",
         recoverable=delay if fix else 0.0,
         confidence="medium",
-        evidence=(case.evidence("runq_ratio", DELAY.value), case.evidence("cores"), case.evidence("threads")),
+        evidence=tuple(
+            case.evidence(name, threshold)
+            for name, threshold in (("runq_ratio", DELAY.value), ("cores", None), ("threads", None), ("host.others_cpu_ratio", None))
+            if name in case.signals
+        ),
         suggestions=some(fix),
         level=level,
         note=fix is None,
@@ -56,10 +63,10 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("runq_ratio", "cores", "threads"),
-    thresholds=(DELAY,),
+    thresholds=(DELAY, NOISE),
     text="""The kernel counts how long a thread was runnable without running (/proc/thread-self/schedstat). When that is 15 % of
-step time or more, either the job itself has more runnable threads than cores (then fewer threads help), or others
-use them (then nothing in this job helps, and every timing is less certain). All other rules work on
+step time or more, either the job itself has more runnable threads than cores (then fewer threads help: as many as there are cores, less what
+workers and other programs use), or others use them (then nothing in this job helps, and every timing is less certain). All other rules work on
 time from which this delay has been taken off.""",
     check=check,
 )
