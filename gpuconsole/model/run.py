@@ -24,7 +24,7 @@ RunState = Literal["starting", "running", "finished", "stopped", "failed"]
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One training step as the worker measured it. All times in seconds.
 
-    `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read on one step in 16.
+    `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read now and then (workloads.account).
     `kind`: COUNTS, SETTLING or PROBE.
 
     Of a serving run: one tick of the load generator's clock, in which `samples` requests were answered and `tokens` generated; no phases.

@@ -232,3 +232,23 @@ def test_of_a_server_that_tells_no_hits_the_prompts_with_beginnings_of_their_own
     for salt, state in ((1.02, "fires"), (1.9, "clear")):
         found = serve_prefix_reuse_missed.check(Case(KNOBS, {**told, "probe.prefix_salt_ratio": Signal(salt, "x", "test")}, True))
         assert found.state == state
+
+
+@pytest.mark.parametrize("output", [1.0, 64.0])
+def test_a_prefix_that_is_reused_is_attended_to_by_every_token(output: float) -> None:
+    """A request takes 50 ms, 25 without what it shares: 0.8 of 512 tokens of 8 kB each, read at 10 GB/s for every token that is generated."""
+    signals = {
+        "client.shared_prefix_ratio": 0.8,
+        "probe.prefix_cut_gain": 2.0,
+        "server.requests_per_s": 20.0,
+        "client.prompt_tokens": 512.0,
+        "client.output_tokens": output,
+        "server.kv_bytes_per_token": 8000.0,
+        "server.peak_bytes_per_s": 1e10,
+    }
+    found = serve_prefix_reuse_missed.check(case(signals, {"enable_prefix_caching": False}))
+    predicted = found.suggestions[0].predicted_speedup
+    assert predicted is not None
+    reading_s = 0.8 * 512 * output * 8000 / 1e10
+    assert predicted.high == pytest.approx(0.05 / (0.025 + reading_s) * 1.06, rel=1e-6)
+    assert predicted.low == pytest.approx(max(1.0, 0.05 / (0.025 + 3 * reading_s) * 0.94), rel=1e-6)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
 from gpuconsole.diagnosis.rules import gpu_dense_embedding_grad, gpu_optimizer_unfused
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Interval
 
 ID = "gpu.small_batch"
 TITLE = "The batch is too small for the device"
@@ -12,6 +12,8 @@ COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch at 3.1x the time or le
 GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time a change of batch size is not worth what it does to training")
 MEMORY = Threshold("memory_used", 0.60, "ratio", "room for the larger batch (loadtune: 60 %)")
 PER_STEP = ("optimizer",)
+ERROR = 0.2
+"""Of the predicted gain, relative: what two looks with probe P2 differ by."""
 
 
 def check(case: Case) -> Finding:
@@ -39,7 +41,7 @@ def check(case: Case) -> Finding:
             suggest(
                 case,
                 {"batch_size": batch},
-                speedup_interval(gain, 0.25),
+                Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
                 "samples/s rise; this changes training: scale the learning rate, or check the loss per sample",
                 f"DataLoader(dataset, batch_size={batch}, ...)",
             )
@@ -50,17 +52,17 @@ def check(case: Case) -> Finding:
     )
 
 
-def predicted(case: Case) -> float:
+def predicted(case: Case, rest_per_step: bool = False) -> float:
     """Samples/s at k times the batch over samples/s now.
 
-    Forward and backward scale as probe P2 measured, the optimizer costs the same per step, and everything else is charged
-    per sample as before: its milliseconds belong to other rules.
+    Forward and backward scale as probe P2 measured, the optimizer costs the same per step. Everything else is charged per sample as
+    before, since its milliseconds belong to other rules; or per step (`rest_per_step`), which is the most that can be gained.
     """
     factor = case.value("probe.batch_factor")
     compute = case.value("forward_ratio") + case.value("backward_ratio")
     fixed = sum(case.value(f"{phase}_ratio") for phase in PER_STEP)
-    rest = 1 - compute - fixed
-    return factor / (compute * factor * case.value("probe.batch_cost_ratio") + fixed + rest * factor)
+    rest = (1 - compute - fixed) * (1 if rest_per_step else factor)
+    return factor / (compute * factor * case.value("probe.batch_cost_ratio") + fixed + rest)
 
 
 RULE = Rule(

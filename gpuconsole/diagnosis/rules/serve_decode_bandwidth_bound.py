@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
 from gpuconsole.diagnosis.rules import _serving, serve_batch_too_small
-from gpuconsole.model.finding import Evidence, Finding
+from gpuconsole.model.finding import Evidence, Finding, Interval
 
 ID = "serve.decode_bandwidth_bound"
 TITLE = "Every token waits for the weights to be read"
@@ -12,7 +12,8 @@ REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memor
 DOMINATE = Threshold("dominate", 8.0, "ratio", "weights 8 times the keys and values: fewer bytes per weight are what counts")
 BITS = {"int8": 1 / 4, "fp8": 1 / 2}
 """Weight bytes with quantization over those without: int8 of float32 in the embedded server, fp8 of bfloat16 in vLLM."""
-PREDICTION_ERROR = 0.5
+MOST_READING = 0.9
+"""Of a token's time: sampling, HTTP and the gaps between kernels take the rest."""
 
 
 def check(case: Case) -> Finding:
@@ -34,7 +35,7 @@ def check(case: Case) -> Finding:
             return clear(ID, TITLE, 0.5, evidence, "more sequences would share a reading of the weights: serve.batch_too_small")
     kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
     left = (weights * BITS[kind] + kv) / (weights + kv)
-    gain = 1 / (1 - min(1.0, reached) * (1 - left))  # what is not reading stays as long as it is
+    gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
     return fires(
         ID,
         TITLE,
@@ -47,7 +48,7 @@ def check(case: Case) -> Finding:
             suggest(
                 case,
                 {"quantization": kind},
-                speedup_interval(gain, PREDICTION_ERROR),
+                Interval(gain, most),
                 f"{BITS[kind]:.0%} of the bytes per weight; the trial compares perplexity too",
                 f"vllm serve ... --quantization {kind}",
             )
@@ -71,7 +72,8 @@ RULE = Rule(
 A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several tokens per
 reading, or more sequences in the batch, which share one reading: with several users those are tried first (probe P12). The bandwidth is
 what the server measured at its start with many matrices of the model's largest shape times a vector; weights that fit into caches can be
-read faster than that. Predicted: 1 / (1 - r (1 - b)), r the share of the bandwidth that is reached, b the bytes left over those now.""",
+read faster than that. Predicted: 1 / (1 - r (1 - b)), b the bytes left over those now, r the share of a token's time that is reading: the
+share of the bandwidth that is reached, if all of it could be had, or up to nine tenths, if this is all that such reading gets.""",
     check=check,
     serving=True,
 )
