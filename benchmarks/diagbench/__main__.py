@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.diagbench.beside import beside, peers
 from benchmarks.diagbench.cases import TRAINING, Case
 from benchmarks.diagbench.charts import families, gains
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
@@ -57,7 +58,8 @@ def main() -> int:
     ids = {case.id for case in chosen}
     mine = [row for row in rows if (row.half, row.neighbours) == (args.half, args.neighbours) and row.case in ids and row.seed in seeds]
     figures = report(mine)
-    whole = "\n\n".join(filter(None, (page(mine, figures), families(mine), gains(mine))))
+    table = beside(mine, peers(args.half)) if args.device == "cpu" else ""
+    whole = "\n\n".join(filter(None, (page(mine, figures), table, families(mine), gains(mine))))
     print(whole)
     if args.keep:
         name = (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from benchmarks.diagbench.beside import beside, peers
 from benchmarks.diagbench.cases import HEALTHY, TRAINING, Case
 from benchmarks.diagbench.charts import families, gains
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
@@ -87,3 +91,27 @@ def test_wilson() -> None:
     low, high = wilson(95, 100)
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)
     assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_peers_stand_in_the_same_table_on_the_cases_that_they_ran(tmp_path: Path) -> None:
+    figures = {
+        "tool": "other",
+        "versions": ["1.0"],
+        "faulty_runs": 2,
+        "cause_right": 1,
+        "cause_runs": 1,
+        "family_right": 1,
+        "family_runs": 2,
+    }
+    figures |= {"misled": 1, "false_positive": 0.5, "healthy_runs": 2, "seconds_median": 12.0}
+    kept = {"report": figures, "rows": [{"case": "F1"}, {"case": "H1"}]}
+    (tmp_path / "diagbench-peers-other-reporting-2026-01-01.json").write_text(json.dumps(kept))
+    ours = [
+        row("F1", ("input.slow_storage",), ("input.slow_storage",)),
+        row("H1", (), (), steady_from_s=0.5, stood_s=9.0),
+        row("F2", ("input.jitter",), ()),
+    ]
+    table = beside(ours, peers("reporting", tmp_path)).splitlines()
+    assert table[2].split() == ["gpuconsole", "1/1", "100%", "1/1", "100%", "0/1", "0/1", "9"]
+    assert table[3].split() == ["other", "1.0", "1/1", "50%", "1/2", "50%", "1/2", "1/2", "12"]
+    assert beside(ours, peers("tuning", tmp_path)) == ""

@@ -1,0 +1,78 @@
+"""Our figures beside the peers', on the cases that those ran."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.diagbench.run import Row
+from benchmarks.diagbench.score import is_clean, is_hit
+from benchmarks.machine import RESULTS
+
+HEADINGS = ("tool", "cause right", "of all", "family right", "of all", "misled", "false alarms", "s a run")
+WIDTHS = (22, 14, 8, 14, 8, 8, 14, 8)
+
+
+def peers(half: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The newest kept result of each tool."""
+    newest = {path.name.rsplit(f"-{half}-", 1)[0]: path for path in sorted(folder.glob(f"diagbench-peers-*-{half}-*.json"))}
+    return [json.loads(path.read_text()) for path in newest.values()]
+
+
+def beside(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> str:
+    """A table, a line per tool; empty where no peer has been run. A tool that has no word for a cause is not asked for it."""
+    if not found:
+        return ""
+    cases = {row["case"] for result in found for row in result["rows"]}
+    lines = [_line(HEADINGS), _line(_ours([row for row in rows if row.case in cases]))]
+    lines += [_line(_theirs(result["report"])) for result in found]
+    return "\n".join([f"beside the peers, on the {len(cases)} cases that run as a plain script in one process", *lines])
+
+
+def _ours(rows: Sequence[Row]) -> tuple[str, ...]:
+    faulty, healthy = [row for row in rows if row.truth], [row for row in rows if not row.truth]
+    hits = sum(map(is_hit, faulty))
+    family = sum(bool(row.fired) and _family(row.fired[0]) in set(map(_family, row.truth)) for row in faulty)
+    misled = sum(bool(row.fired) and _family(row.fired[0]) not in set(map(_family, row.truth)) for row in faulty)
+    alarms = sum(not is_clean(row) for row in healthy)
+    n = len(faulty)
+    seconds = statistics.median(row.stood_s for row in rows if row.stood_s is not None) if rows else 0.0
+    return (
+        "gpuconsole",
+        f"{hits}/{n}",
+        _percent(hits, n),
+        f"{family}/{n}",
+        _percent(family, n),
+        f"{misled}/{n}",
+        f"{alarms}/{len(healthy)}",
+        f"{seconds:.0f}",
+    )
+
+
+def _theirs(report: dict[str, Any]) -> tuple[str, ...]:
+    n = report["faulty_runs"]
+    return (
+        f"{report['tool']} {', '.join(report['versions'])}",
+        f"{report['cause_right']}/{report['cause_runs']}",
+        _percent(report["cause_right"], n),
+        f"{report['family_right']}/{report['family_runs']}",
+        _percent(report["family_right"], n),
+        f"{report['misled']}/{n}",
+        f"{round((report['false_positive'] or 0.0) * report['healthy_runs'])}/{report['healthy_runs']}",
+        f"{report['seconds_median']:.0f}",
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "n/a"
+
+
+def _family(rule: str) -> str:
+    return rule.partition(".")[0]
