@@ -14,6 +14,7 @@ from gpuconsole.wire.events import RankJoined, Steps
 KEPT_STEPS = 2000
 LEAST_STEPS = 3
 SAMPLED_STEPS = 30
+RECENT_STEPS = 200
 COMM = PHASES.index("comm")
 
 
@@ -62,11 +63,22 @@ class Ranks:
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
         source = f"step account of {len(busy)} processes: time without communication and run-queue delay, its median over the others'"
-        return {
+        return self._least_communication() | {
             "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step account"),
             "world_size": Signal(float(len(busy)), "", "processes that have joined"),
         }
+
+    def _least_communication(self) -> dict[str, Signal]:
+        """Of each step the communication of the process that communicated least: it came last, so it waited for nobody."""
+        recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
+        common = set.intersection(*(set(steps) for steps in recent))
+        if len(common) < LEAST_STEPS:
+            return {}
+        least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
+        wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
+        source = f"step account of {len(recent)} processes, n={len(common)}: of each step the process that communicated least"
+        return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
 
     def _sampled(self, rank: int) -> list[Step]:
         """The last steps on which run-queue delay was read, as soon as there are enough of them."""

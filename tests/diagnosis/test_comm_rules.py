@@ -50,6 +50,13 @@ def test_hidden_communication_is_no_finding() -> None:
     assert comm_exposed.check(case({**STEP, "comm.exposed_s": 0.005})).state == "clear"
 
 
+def test_what_the_last_process_spends_in_ordinary_steps_counts_where_it_is_more_than_in_the_probe() -> None:
+    found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.005, "ranks.least_comm_ratio": 0.2}))
+    assert found.state == "fires" and found.recoverable_ratio == pytest.approx(0.2 * 3 / 4)
+    four = case({**STEP, "comm.exposed_s": 0.005, "ranks.least_comm_ratio": 0.2, "comm.exchanges_per_step": 4.0})
+    assert comm_exposed.check(four).state == "clear"  # of one exchange; that there are four is another rule's
+
+
 def test_split_matrices_should_become_replicas() -> None:
     found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.04}, {"sharding": "none", "tensor_parallel": 2}))
     assert found.suggestions[0].changes == {"tensor_parallel": 1, "sharding": "ddp"}

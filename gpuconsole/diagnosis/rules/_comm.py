@@ -24,7 +24,8 @@ def step_s(case: Case) -> float:
 
 
 def exposed_ratio(case: Case) -> float:
-    """Share of a step that is communication nothing hides: probe P7's difference of a pass, for all passes of a step.
+    """Share of a step that is communication nothing hides: probe P7's difference of a pass, for all passes of a step; or what the process
+    that comes last spends on it in ordinary steps, if that is more, for in those the processes share cores and links with all else.
 
     Gradients travel in the last pass only, what else travels in every pass. What better buckets would save is not counted: it belongs
     to comm.small_buckets.
@@ -48,7 +49,8 @@ def share_of_gradients(case: Case) -> float:
 
 def _exposed_of_a_pass(case: Case) -> float:
     lost = lost_to_small_buckets(case) if buckets_can_be_small(case) else 0.0
-    return (1 - lost) * case.value("comm.exposed_s") / step_s(case)
+    in_steps = case.get("ranks.least_comm_ratio", 0.0) / max(1.0, case.get("comm.exchanges_per_step", 1.0))
+    return (1 - lost) * max(case.value("comm.exposed_s") / step_s(case), in_steps)
 
 
 def buckets_can_be_small(case: Case) -> bool:

@@ -23,6 +23,7 @@ def check(case: Case) -> Finding:
         case.evidence("comm.pass_s"),
         case.evidence("comm.pass_alone_s"),
         case.evidence("step_s"),
+        *(case.evidence(name, limit) for name in ("ranks.least_comm_ratio",) if name in case.signals),
     )
     if ratio < limit:
         return clear(ID, TITLE, ratio / limit, evidence)
@@ -91,11 +92,12 @@ def predicted(case: Case, rarer: int) -> float:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "step_s", "optimizer_ratio"),
+    signals=("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "step_s", "optimizer_ratio", "ranks.least_comm_ratio"),
     thresholds=(_comm.EXPOSED,),
     text="""Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
 shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
-without it is communication that overlaps with nothing. Waiting for a slow process is not counted here: see comm.straggler.
+without it is communication that overlaps with nothing. In ordinary steps the process that communicates least came last and waited for
+nobody: what it spends counts where it is more. Waiting for a slow process is not counted here: see comm.straggler.
 Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k), O the optimizer's time, E that of the gradients:
 all of it with ddp and zero1, a half with zero2 and a third with zero3, whose other transfers gather parameters in every pass.""",
     check=check,
