@@ -35,7 +35,7 @@ def check(case: Case) -> Finding:
         suggest(
             case,
             {"num_threads": fewer},
-            Interval(1 / (1 - delay / 2), 1 / (1 - min(0.9, 2 * delay))),  # at a barrier all threads wait for the one without a core
+            Interval(1 / (1 - 0.8 * delay), 1 / (1 - min(0.9, 1.4 * delay))),  # at a barrier all threads wait for the one without a core
             "as many threads as cores are left",
             f"torch.set_num_threads({fewer})",
         )
