@@ -58,7 +58,7 @@ def main() -> int:
     ids = {case.id for case in chosen}
     mine = [row for row in rows if (row.half, row.neighbours) == (args.half, args.neighbours) and row.case in ids and row.seed in seeds]
     figures = report(mine)
-    table = beside(mine, peers(args.half)) if args.device == "cpu" else ""
+    table = beside(mine, peers(args.half)) if args.device == "cpu" and not args.only and not args.neighbours else ""
     whole = "\n\n".join(filter(None, (page(mine, figures), table, families(mine), gains(mine))))
     print(whole)
     if args.keep:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Container, Iterator
 
 import msgspec
+import psutil
 
 from benchmarks.diagbench.cases import Case, Half
 from benchmarks.diagbench.knobs import changes_to_try
@@ -47,7 +46,7 @@ class Realised(msgspec.Struct, omit_defaults=True):
     error: str = ""
 
 
-class Row(msgspec.Struct, omit_defaults=True):
+class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """One run of a case. Times are seconds since its first step."""
 
     case: str
@@ -98,23 +97,30 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
     scenario, sets = case.drawn(half, seed)
     row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix)
     begun = time.monotonic()
-    with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, BURN_GPU):
-        try:
-            await engine.start(scenario, sets)
-            run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
-            while row.steady_from_s is not None and run.duration_s - row.steady_from_s < case.watch_s:
-                run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
-            row.stood_s = round(run.duration_s, 2)
-            row.fired, row.notes = faults(run), tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
-            row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
-            row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
-            await _realise(engine, row, run, trials)
-        except FrontError as error:
-            row.error = str(error)
-        with contextlib.suppress(FrontError):
-            await engine.stop()
+    try:
+        with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, BURN_GPU):
+            try:
+                await engine.start(scenario, sets)
+                await _diagnose(engine, row, case.watch_s)
+                await _realise(engine, row, trials)
+            finally:
+                with contextlib.suppress(FrontError):
+                    await engine.stop()
+    except FrontError as error:
+        row.error = str(error)
     row.elapsed_s = round(time.monotonic() - begun, 1)
     return row
+
+
+async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
+    """What is said of the run once the diagnosis stands, `watch_s` after it became steady at the earliest."""
+    run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
+    while row.steady_from_s is not None and run.duration_s - row.steady_from_s < watch_s:
+        run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
+    row.stood_s = round(run.duration_s, 2)
+    row.fired, row.notes = faults(run), tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
+    row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
+    row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
 
 
 def _fired(run: Run, knobs: Knobs) -> set[str]:
@@ -145,7 +151,9 @@ def _watch(row: Row, view: View) -> None:
         row.found_s = now
 
 
-async def _realise(engine: Engine, row: Row, run: Run, trials: Trials) -> None:
+async def _realise(engine: Engine, row: Row, trials: Trials) -> None:
+    run = engine.view().run
+    assert run is not None
     found = _faults(run)
     if found:
         row.confidence = found[0].confidence
@@ -185,37 +193,44 @@ def relative_error(realised: Realised) -> float | None:
     return abs(math.log(realised.predicted.middle / realised.speedup.estimate))
 
 
-BURN = """
+UNTIL = """
 import time
-until = time.monotonic() + 900
+until = time.monotonic() + 1800
+"""
+"""Not for ever, should nobody be left to end it."""
+BURN = f"""{UNTIL}
 while time.monotonic() < until:
     sum(range(100_000))
 """
-"""One busy core; not for ever, should nobody be left to end it."""
-
-
-@contextlib.contextmanager
-def burning(count: int, program: str = BURN) -> Iterator[None]:
-    """So many busy processes beside the block, and no children of this one: to the console they are other people's."""
-    burners = []
-    for _ in range(count):
-        start = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} > /dev/null 2>&1 & echo $!"
-        burners.append(int(subprocess.run(["sh", "-c", start], stdout=subprocess.PIPE, check=True, text=True).stdout))
-    try:
-        yield
-    finally:
-        for burner in burners:
-            os.kill(burner, signal.SIGKILL)
-
-
-BURN_GPU = """
+"""One busy core."""
+BURN_GPU = f"""{UNTIL}
 import torch
 matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-while True:
+while time.monotonic() < until:
     matrix @ matrix
     torch.cuda.synchronize()
 """
 """Another process that multiplies matrices on the first GPU."""
+
+
+@contextlib.contextmanager
+def burning(count: int, program: str = BURN) -> Iterator[None]:
+    """So many busy processes beside the block, and no children of this one: to the console they are other people's.
+
+    Raises FrontError where one of them did not last as long as the block.
+    """
+    burners: list[psutil.Process] = []
+    try:
+        for _ in range(count):
+            start = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} > /dev/null 2>&1 & echo $!"
+            burners.append(psutil.Process(int(subprocess.run(["sh", "-c", start], stdout=subprocess.PIPE, check=True, text=True).stdout)))
+        yield
+        if not all(burner.is_running() for burner in burners):
+            raise FrontError("a neighbour that was to keep the machine busy has ended by itself")
+    finally:
+        for burner in burners:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                burner.kill()
 
 
 async def run_all(todo: list[tuple[Case, int]], half: Half, neighbours: int, trials: Trials, device: str) -> AsyncIterator[Row]:

@@ -79,10 +79,13 @@ async def compare(scenario: str, space: Space, repeats: int, budget_s: float) ->
         "random": [random_order(sweep.points, seed) for seed in range(SEEDS)],
         "tpe": [tpe_order(sweep.points, space, seed) for seed in range(SEEDS)],
     }
-    soon = {name: statistics.median(first_good(order, best) for order in found) for name, found in orders.items()}
+    soon = {name: statistics.median(first_good(order, best) for order in orders[name]) for name in ("random", "tpe")}
     curves = {name: [(n * evaluation_s, share) for n, share in enumerate(best_so_far(found, best), 1)] for name, found in orders.items()}
     curves["tune"] = tuner_curve(certificate, reached)
     return {
+        "scenario": scenario,
+        "repeats": repeats,
+        "budget_s": budget_s,
         "points": len(grid),
         "block_s": round(block_s, 3),
         "grid_s": round(len(grid) * evaluation_s, 1),
@@ -115,28 +118,29 @@ def one_line(name: str, found: dict[str, Any]) -> str:
     return f"{name:<18} {times}; reached {found['reached']:.1%} of the grid's best with {found['tune_end']}"
 
 
-def read(path: Path | None) -> dict[str, Any]:
-    """The scenarios that are done, by name."""
+def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, Any]:
+    """The scenarios that are done with so many repeats and that budget, by name."""
     if path is None or not path.exists():
         return {}
-    return dict(json.loads(line) for line in path.read_text().splitlines())
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["scenario"]: row for row in rows if (row["repeats"], row["budget_s"]) == (repeats, budget_s)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--only", nargs="+", choices=SPACES, default=list(SPACES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=200.0, help="seconds that the tuner may take")
     parser.add_argument("--rows", type=Path, help="JSON lines: scenarios that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     args = parser.parse_args()
-    results = read(args.rows)
+    results = read(args.rows, args.repeats, args.budget)
     for name in args.only:
         if name not in results:
             results[name] = asyncio.run(compare(name, SPACES[name], args.repeats, args.budget))
             if args.rows:
                 with args.rows.open("a") as file:
-                    file.write(json.dumps([name, results[name]]) + "\n")
+                    file.write(json.dumps(results[name]) + "\n")
             print(one_line(name, results[name]), flush=True)
     page = "\n\n".join(["\n".join(one_line(name, found) for name, found in results.items()), *map(curve, results, results.values())])
     print(page)

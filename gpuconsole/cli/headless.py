@@ -16,6 +16,7 @@ from gpuconsole.export.summary import session_text, trial_text
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
+from gpuconsole.runtime.diagnosed import in_doubt
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
 from gpuconsole.runtime.ranks import MEETING_S
@@ -127,8 +128,8 @@ class HeadlessRun:
             return False  # one may still come
         if run is None or run.steady_from_s is None:
             return elapsed > self._duration_s * TRIAL_LATEST
-        settled = bool(run.findings) and not view.probing and not any("second look" in finding.summary for finding in run.findings)
-        return (settled and not any(finding.missing for finding in run.findings)) or elapsed > self._duration_s * TRIAL_LATEST
+        settled = bool(run.findings) and not view.probing and not in_doubt(run)
+        return settled or elapsed > self._duration_s * TRIAL_LATEST
 
     async def _try(self, engine: Engine, view: View) -> None:
         changes: Knobs = self._tries

@@ -1,4 +1,4 @@
-"""How busy other programs keep the host's cores while a run is measured: all that is busy, less what this console and its children use."""
+"""How busy other programs keep the cores that a run may use: all that is busy there, less what this console and its children use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import time
 
 import psutil
 
+from gpuconsole.runtime.environment import cores
+
 FIRST_SPAN_S = 2.0
+NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
 LATER_SPANS = 1.25
 """A reading goes through all of /proc, so they are ever further apart: 35 in an hour."""
 
@@ -22,11 +25,11 @@ class OthersLoad:
 
     @property
     def ratio(self) -> float | None:
-        """Share of the host's cores that others kept busy; None before there are two readings."""
+        """Share of the cores that this console may use which others kept busy; None before there are two readings."""
         if self._first is None or self._last is None:
             return None
         seconds, all_s, own_s = (late - early for early, late in zip(self._first, self._last, strict=True))
-        return min(1.0, max(0.0, (all_s - own_s) / seconds / (psutil.cpu_count() or 1)))
+        return min(1.0, max(0.0, (all_s - own_s) / seconds / cores()))
 
     async def look(self) -> None:
         """Take a reading, if it is time for one."""
@@ -39,9 +42,13 @@ class OthersLoad:
 
 
 def _reading() -> tuple[float, float, float]:
-    """The clock, and CPU seconds so far: of everything on the host, and of this process with all its children, dead ones included."""
-    whole = psutil.cpu_times()
-    busy = sum(whole) - whole.idle - getattr(whole, "iowait", 0.0) - getattr(whole, "guest", 0.0) - getattr(whole, "guest_nice", 0.0)
+    """The clock, and CPU seconds so far: of everything on these cores, and of this process with all its children, dead ones included.
+
+    What a hypervisor takes (`steal`) is no program of this machine; guests are counted in `user` already.
+    """
+    times = psutil.cpu_times(percpu=True)
+    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    busy = sum(sum(times[core]) - sum(getattr(times[core], name, 0.0) for name in NOT_BUSY) for core in here)
     own = 0.0
     console = psutil.Process(os.getpid())
     for process in (console, *console.children(recursive=True)):

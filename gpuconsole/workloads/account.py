@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(len(PHASES))
+USUAL_OF = 31
+MOST_SKIPPED = 16
+"""Steps, on a new timeline: after a change of knobs nobody knows yet how long they take."""
 SAMPLE_SPAN_S = 0.16
 """Run-queue time is read on one step in this many seconds, on average: at every mark of every step it cost +378 µs a step.
 The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them."""
@@ -54,7 +57,7 @@ class StepAccount:
         self._sampled = False
         self._chance = random.Random(0)
         self._next_sample = 0
-        self._usual_s = SAMPLE_SPAN_S
+        self._walls: deque[float] = deque([SAMPLE_SPAN_S], maxlen=USUAL_OF)
         self._mark_cost_s = self._cost_of_marks(sampled=False)
         self._sampled_mark_cost_s = self._cost_of_marks(sampled=True)
         self.restart()
@@ -65,7 +68,8 @@ class StepAccount:
         return self._index
 
     def restart(self) -> None:
-        """Begin a new timeline here: what went before (a probe, a pause, a switch) belongs to no step."""
+        """Begin a new timeline here: what went before (a probe, a pause, a switch) belongs to no step, and steps may take longer from here."""
+        self._next_sample = min(self._next_sample, self._index + MOST_SKIPPED)
         self._begin(now())
 
     def moment(self) -> Moment:
@@ -86,7 +90,8 @@ class StepAccount:
         self._times.append(t)
         if self._sampled:
             self._runq.append(self.times.runq_s())
-            every = max(1, round(SAMPLE_SPAN_S / max(self._usual_s, 1e-6)))
+            usual = statistics.median(self._walls)  # of many: in a burst of contention more would be sampled than outside
+            every = max(1, round(SAMPLE_SPAN_S / max(usual, 1e-6)))
             self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
         self._raw.append((self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
         self._index += 1
@@ -95,8 +100,7 @@ class StepAccount:
     def take(self) -> list[Step]:
         steps = [self._step(raw) for raw in self._raw]
         self._raw.clear()
-        if steps:  # the usual step, not the last one: in a burst of contention more would be sampled than outside
-            self._usual_s = statistics.median(step.wall_s for step in steps)
+        self._walls.extend(step.wall_s for step in steps)
         return steps
 
     def finish(self) -> None:
@@ -129,7 +133,7 @@ class StepAccount:
         self._sampled = sampled
         start = now()
         for _ in range(200):
-            StepAccount.mark(self, OTHER)
+            self.mark(OTHER)
         return (now() - start) / 200
 
 
@@ -168,8 +172,7 @@ class CudaStepAccount(StepAccount):
 
     def take(self) -> list[Step]:
         steps, self._resolved = self._resolved, []
-        if steps:
-            self._usual_s = statistics.median(step.wall_s for step in steps)
+        self._walls.extend(step.wall_s for step in steps)
         return steps
 
     def finish(self) -> None:

@@ -75,6 +75,20 @@ def test_one_worker_hands_out_no_bursts() -> None:
     assert finding.state == "fires" and finding.suggestions[0].changes == {"prefetch_factor": 8}
 
 
+@pytest.mark.parametrize(("rate", "first"), [(130.0, "prefetch_factor"), (110.0, "num_workers")])
+def test_a_queue_that_is_not_full_again_soon_is_no_cure(rate: float, first: str) -> None:
+    """The model eats 80 samples a second, but for its waits: half as much again is 120."""
+    waits = {
+        "data_wait_ratio": 0.2,
+        "data_wait_typical_ratio": 0.0,
+        "data_wait_excess_ratio": 0.2,
+        "samples_per_step": 16.0,
+        "step_s": 0.25,
+    }
+    finding = input_jitter.RULE.check(case(knobs={**WORKERS, "num_workers": 1}, probe__loader_samples_per_s=rate, **waits))
+    assert list(finding.suggestions[0].changes) == [first]
+
+
 def test_without_workers_there_is_no_queue() -> None:
     found = case(loader__restart_ratio=0.0, data_wait_ratio=0.3, data_wait_typical_ratio=0.0, data_wait_excess_ratio=0.3, **FAST)
     assert [rule.RULE.check(found).state for rule in (input_jitter, input_epoch_restart, input_ipc_collate)] == ["clear"] * 3

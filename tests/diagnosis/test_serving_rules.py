@@ -234,7 +234,7 @@ def test_of_a_server_that_tells_no_hits_the_prompts_with_beginnings_of_their_own
         assert found.state == state
 
 
-@pytest.mark.parametrize("output", [1.0, 64.0])
+@pytest.mark.parametrize("output", [1.0, 16.0])
 def test_a_prefix_that_is_reused_is_attended_to_by_every_token(output: float) -> None:
     """A request takes 50 ms, 25 without what it shares: 0.8 of 512 tokens of 8 kB each, read at 10 GB/s for every token that is generated."""
     signals = {
@@ -252,3 +252,9 @@ def test_a_prefix_that_is_reused_is_attended_to_by_every_token(output: float) ->
     reading_s = 0.8 * 512 * output * 8000 / 1e10
     assert predicted.high == pytest.approx(0.05 / (0.025 + reading_s) * 1.06, rel=1e-6)
     assert predicted.low == pytest.approx(max(1.0, 0.05 / (0.025 + 3 * reading_s) * 0.94), rel=1e-6)
+
+
+def test_a_prefix_that_costs_as_much_to_attend_to_as_to_compute_is_no_finding() -> None:
+    signals = {"client.shared_prefix_ratio": 0.8, "probe.prefix_cut_gain": 2.0, "server.requests_per_s": 20.0, "client.output_tokens": 64.0}
+    more = {"client.prompt_tokens": 512.0, "server.kv_bytes_per_token": 8000.0, "server.peak_bytes_per_s": 1e10}
+    assert serve_prefix_reuse_missed.check(case({**signals, **more}, {"enable_prefix_caching": False})).state == "clear"

@@ -14,7 +14,7 @@ import torch
 
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.memory_stats import allocator_stats
-from gpuconsole.workloads.training import compiling, memory, optimizers, vision
+from gpuconsole.workloads.training import compiling, memory, optimizers, totals, vision
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.effects import without_effect
 from gpuconsole.workloads.training.facts import model_facts
@@ -88,7 +88,8 @@ def test_percentiles_are_the_same_either_way(tmp_path: Path) -> None:
     assert by_list == by_tensor and by_list == sorted(by_list)
 
 
-def test_what_a_script_does_between_phases_is_counted(tmp_path: Path) -> None:
+def test_what_a_script_does_between_phases_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "MEMORY_EVERY_S", 0.0)
     loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=16.0, gradient_percentiles="python")
     before = loop.counters()
     for _ in range(3):

@@ -46,9 +46,10 @@ def cause(case: Case) -> Cause:
 
 
 def _is_jitter(case: Case) -> bool:
-    """Few long waits, of a loader that is fast enough on average.
+    """Few long waits, of a loader whose ordinary batches are in time.
 
-    One worker that is not lets every step wait. Several may hand out their batches in bursts: then the loader's own rate tells.
+    With one worker the median step waits for what an ordinary batch lacks. Several may hand out their batches in bursts: then the loader's
+    own rate tells.
     """
     if case.get("data_wait_excess_ratio", 0.0) < EXCESS.value or case.value("data_wait_typical_ratio") >= TYPICAL.value:
         return False

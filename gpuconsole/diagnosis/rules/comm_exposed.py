@@ -92,7 +92,15 @@ def predicted(case: Case, rarer: int) -> float:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("comm.exposed_s", "comm.pass_s", "comm.pass_alone_s", "step_s", "optimizer_ratio", "ranks.least_comm_ratio"),
+    signals=(
+        "comm.exposed_s",
+        "comm.pass_s",
+        "comm.pass_alone_s",
+        "step_s",
+        "optimizer_ratio",
+        "ranks.least_comm_ratio",
+        "comm.exchanges_per_step",
+    ),
     thresholds=(_comm.EXPOSED,),
     text="""Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
 shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process

@@ -29,7 +29,7 @@ def check(case: Case) -> Finding:
         if own
         else "other processes on this machine use the cores; all timings here are less certain"
     )
-    foreign = math.ceil(max(0.0, case.get("host.others_cpu_ratio", 0.0) * cores - NOISE.value))
+    foreign = _foreign_cores(case, cores, workers)
     fewer = max(1, int(cores) - workers - foreign)  # threads that wait for each other by spinning collapse where one has no core
     fix = (
         suggest(
@@ -59,10 +59,17 @@ def check(case: Case) -> Finding:
     )
 
 
+def _foreign_cores(case: Case, cores: float, workers: int) -> int:
+    """Cores to leave to other programs. While nobody knows what those use: one, if there are no workers to take turns with."""
+    if "host.others_cpu_ratio" not in case.signals:
+        return 0 if workers else 1
+    return math.ceil(max(0.0, case.value("host.others_cpu_ratio") * cores - NOISE.value))
+
+
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("runq_ratio", "cores", "threads"),
+    signals=("runq_ratio", "cores", "threads", "host.others_cpu_ratio"),
     thresholds=(DELAY, NOISE),
     text="""The kernel counts how long a thread was runnable without running (/proc/thread-self/schedstat). When that is 15 % of
 step time or more, either the job itself has more runnable threads than cores (then fewer threads help: as many as there are cores, less what

@@ -10,8 +10,7 @@ ID = "host.recompile_graphbreak"
 TITLE = "The model is compiled again and again"
 EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer ones are paid back within some minutes")
 COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None torch learns from the second shape which sizes change")
-MOSTLY = 0.5
-"""Of the time so far: how the job runs once it no longer compiles has hardly been seen, so nothing is promised."""
+MOSTLY = Threshold("mostly", 0.5, "ratio", "half of the time so far: how the job runs once it no longer compiles has hardly been seen")
 LENGTHS = 64
 """A multiple that leaves a handful of lengths: each is compiled once."""
 SIGNALS = ("seconds_not_steady", "compile.recompiles", "compile.steps", "compile.time_ratio", "compile.given_up", "compile.graph_breaks")
@@ -42,7 +41,7 @@ def check(case: Case) -> Finding:
 
 def _fires(case: Case, evidence: tuple[Evidence, ...], words: str, given_up: bool) -> Finding:
     ratio = case.value("compile.time_ratio")
-    gain = None if given_up or ratio > MOSTLY else Interval(1.0, 1 / (1 - ratio))
+    gain = None if given_up or ratio > MOSTLY.value else Interval(1.0, 1 / (1 - ratio))
     return fires(
         ID,
         TITLE,
@@ -72,11 +71,11 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=SIGNALS,
-    thresholds=(COUNT, EVERY),
+    thresholds=(COUNT, EVERY, MOSTLY),
     text="""torch.compile guards a graph by what it was compiled for: sizes, types, flags. When a guard fails it compiles anew, which takes seconds;
 after 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function as plain Python for good.
 Such a run is never steady before that, so this rule looks at torch's own counters from the second message on and does not wait.
-What was compiled for the first step does not count. Graph breaks alone are told without a share: what they cost depends on what
+What was compiled for the first step does not count. Where more than half of the time so far went into compiling, no gain is promised. Graph breaks alone are told without a share: what they cost depends on what
 lies between them.""",
     check=check,
 )

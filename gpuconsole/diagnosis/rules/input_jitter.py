@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.model.finding import Finding, Interval
 
 ID = "input.jitter"
 TITLE = "Single slow samples stall the loader"
 TIMES_DEEPER = 4
+REFILLS = Threshold("refills", 1.5, "x", "a queue is full again soon if the loader delivers half as much again as the model eats")
 
 
 def check(case: Case) -> Finding:
@@ -20,15 +21,30 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, min(0.99, excess / limit), (case.evidence("data_wait_excess_ratio", limit),))
     deeper = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER
     workers = int(case.knobs["num_workers"]) + 1
-    most = 1 / (1 - min(0.9, excess))
-    if "probe.loader_samples_per_s" in case.signals:  # no queue makes the loader faster than it is on average
-        load_s = case.value("samples_per_step") / case.value("probe.loader_samples_per_s")
-        most = max(1.0, min(most, case.value("step_s") / load_s))
-    predicted = Interval(1 + 0.3 * (most - 1), most)
+    without_waits = 1 / (1 - min(0.9, excess))
+    capacity = _capacity(case)
+    changes = [
+        suggest(
+            case,
+            {"prefetch_factor": deeper},
+            _up_to(without_waits if capacity is None else min(without_waits, capacity)),
+            "a deeper queue outlasts a slow sample",
+            f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter",
+        ),
+        suggest(
+            case,
+            {"num_workers": workers},
+            _up_to(without_waits),
+            "another process goes on while one waits",
+            _input.worker_code(workers),
+        ),
+    ]
+    if capacity is not None and capacity * (1 - excess) < REFILLS.value:
+        changes.reverse()
     return fires(
         ID,
         TITLE,
-        f"most steps find their batch ready, a few wait long: {excess:.0%} of the time, though the loader is fast enough on average",
+        f"most steps find their batch ready, a few wait long: {excess:.0%} of the time",
         recoverable=0.8 * excess,
         confidence="medium",
         evidence=(
@@ -38,35 +54,34 @@ def check(case: Case) -> Finding:
             case.evidence("samples_per_step"),
             case.evidence("step_s"),
         ),
-        suggestions=some(
-            suggest(
-                case,
-                {"prefetch_factor": deeper},
-                predicted,
-                "a deeper queue outlasts a slow sample",
-                f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter",
-            ),
-            suggest(
-                case,
-                {"num_workers": workers},
-                predicted,
-                "another process goes on while one waits",
-                _input.worker_code(workers),
-            ),
-        ),
+        suggestions=some(*changes),
+        wants=() if capacity is not None else ("probe.loader_samples_per_s",),
         level=excess / limit,
     )
+
+
+def _capacity(case: Case) -> float | None:
+    """What the loader by itself delivers (probe P6) over what a step takes now: no queue makes it faster than that on average."""
+    if "probe.loader_samples_per_s" not in case.signals:
+        return None
+    return case.value("probe.loader_samples_per_s") * case.value("step_s") / case.value("samples_per_step")
+
+
+def _up_to(most: float) -> Interval:
+    """One slow sample often follows another before the queue is full again: a third of the waits is what goes at least."""
+    return Interval(1 + 0.3 * (max(1.0, most) - 1), max(1.0, most))
 
 
 RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_samples_per_s", "samples_per_step", "step_s"),
-    thresholds=(_input.EXCESS, _input.TYPICAL),
+    thresholds=(_input.EXCESS, _input.TYPICAL, REFILLS),
     text="""The typical step finds its batch ready, and yet waits add up: excess is the sum of what each wait is longer than the
-median one. So capacity is not what is missing: a few samples take many times longer than the others (a cold cache, a large file, a slow
-server), and the queue runs dry while one of them is read.
-Confounder: several workers that are too slow on average hand out batches in bursts; the loader alone (probe P6) tells it apart, by
-delivering more than the model eats. One worker that is too slow lets every step wait.""",
+median one. So a few samples take many times longer than the others (a cold cache, a large file, a slow server), and the queue runs
+dry while one of them is read. A deeper queue helps if the loader alone (probe P6) delivers enough to fill it again soon; else another
+worker is suggested first.
+Confounder: several workers that are too slow on average hand out batches in bursts; P6 tells it apart, by delivering more than the model
+eats. With one worker that is too slow for ordinary batches every step waits.""",
     check=check,
 )

@@ -44,9 +44,11 @@ def check(case: Case) -> Finding:
         evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
         evidence += tuple(case.evidence(name) for name in ATTENDED if name in case.signals)
         told += f"; without that part they are served {gain:.2f}x as fast"
-        if gain < GAIN.value:
-            return clear(ID, TITLE, gain / GAIN.value * 0.5, evidence, "without what they share the prompts are served no faster")
         predicted = _predicted(case, shared, gain)
+        if predicted.middle < GAIN.value:
+            return clear(
+                ID, TITLE, gain / GAIN.value * 0.5, evidence, "with what they share in a cache the prompts would be served no faster"
+            )
         recoverable, wants = 1 - 1 / predicted.middle, ()
     else:
         recoverable, predicted, wants = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
@@ -77,16 +79,9 @@ def _predicted(case: Case, shared: float, gain: float) -> Interval:
     A request takes T/gain without that part; with it in the cache, its keys and values are still read for each output token:
     prompt tokens x shared x output tokens x bytes of a token's keys and values / peak bandwidth, once or MOST_PASSES times.
     """
-    needed = (
-        "server.requests_per_s",
-        "client.prompt_tokens",
-        "client.output_tokens",
-        "server.kv_bytes_per_token",
-        "server.peak_bytes_per_s",
-    )
-    if any(case.get(name, 0.0) <= 0 for name in needed):
+    if any(case.get(name, 0.0) <= 0 for name in ATTENDED):
         return speedup_interval(gain, PREDICTION_ERROR)
-    rate, prompt, output, token_bytes, peak = (case.value(name) for name in needed)
+    rate, prompt, output, token_bytes, peak = (case.value(name) for name in ATTENDED)
     request_s, reading_s = 1 / rate, shared * prompt * output * token_bytes / peak
     least, most = (request_s / (request_s / gain + passes * reading_s) for passes in (MOST_PASSES, 1))
     return Interval(max(1.0, least), max(1.0, most))
@@ -101,7 +96,7 @@ def _at_stake(case: Case, shared: float) -> float:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s"),
+    signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s", *ATTENDED),
     thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
     text="""The console knows its own prompts: how much of them is the same in all is a knob. The server tells how many prompt tokens it found in its
 prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or something that varies stands early in the

@@ -37,7 +37,8 @@ def set_up_allocator(knobs: Knobs) -> None:
     """Put `pytorch_alloc_conf` where the CUDA allocator reads it: in the environment, before its first use in this process. glibc is told
     at once."""
     mmap_threshold_kb = int(knobs.get("malloc_mmap_threshold_kb", 0))
-    settle_heap()
+    if not mmap_threshold_kb:
+        settle_heap()
     fix_mmap_threshold(mmap_threshold_kb)
     keep_freed_memory(int(knobs.get("malloc_trim_threshold_mb", 0)), mmap_threshold_kb)
     conf = str(knobs.get("pytorch_alloc_conf", "default"))
