@@ -278,7 +278,8 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 STEPS = """
 import resource, sys, torch
 from gpuconsole.workloads.training.memory import set_up_allocator
-set_up_allocator({"malloc_trim_threshold_mb": int(sys.argv[1])})
+if int(sys.argv[1]):  # else glibc as it is when a program begins
+    set_up_allocator({"malloc_trim_threshold_mb": int(sys.argv[1])})
 def step():
     tensors = [torch.zeros(2**20, dtype=torch.uint8) for _ in range(128)]
 def faults():
