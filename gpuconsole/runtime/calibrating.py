@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from gpuconsole.model.calibration import Reached
 from gpuconsole.model.device import Device
 from gpuconsole.runtime.child import Child
+from gpuconsole.runtime.own_load import busy_s
 from gpuconsole.runtime.worker_handle import SCRATCH, sweep_scratch
 from gpuconsole.wire.events import AnyEvent, Calibrated, Failed, Progress
 
@@ -73,18 +72,11 @@ class OthersUse:
     """CPU cores that processes other than this one and its ended children use, of those that this one may use, since it was made."""
 
     def __init__(self) -> None:
-        self._since, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
+        self._since, self._busy_s, self._own_s = time.monotonic(), busy_s(), _own_s()
 
     def cores(self) -> float:
         wall_s = time.monotonic() - self._since
-        return max(0.0, (_busy_s() - self._busy_s - (_own_s() - self._own_s)) / wall_s)
-
-
-def _busy_s() -> float:
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if allowed is None or number in allowed]
-    idle = ("idle", "iowait", "guest", "guest_nice")  # guests' time is within user's
-    return float(sum(seconds for core in times for kind, seconds in core._asdict().items() if kind not in idle))
+        return max(0.0, (busy_s() - self._busy_s - (_own_s() - self._own_s)) / wall_s)
 
 
 def _own_s() -> float:

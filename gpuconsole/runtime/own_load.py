@@ -41,14 +41,19 @@ class OthersLoad:
             self._last = await asyncio.to_thread(_reading)
 
 
-def _reading() -> tuple[float, float, float]:
-    """The clock, and CPU seconds so far: of everything on these cores, and of this process with all its children, dead ones included.
+def busy_s() -> float:
+    """CPU seconds of everything on the cores that this process may use, since the machine was started.
 
     What a hypervisor takes (`steal`) is no program of this machine; guests are counted in `user` already.
     """
     times = psutil.cpu_times(percpu=True)
     here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    busy = sum(sum(times[core]) - sum(getattr(times[core], name, 0.0) for name in NOT_BUSY) for core in here)
+    return float(sum(sum(times[core]) - sum(getattr(times[core], name, 0.0) for name in NOT_BUSY) for core in here))
+
+
+def _reading() -> tuple[float, float, float]:
+    """The clock, and CPU seconds so far: of everything on these cores, and of this process with all its children, dead ones included."""
+    busy = busy_s()
     own = 0.0
     console = psutil.Process(os.getpid())
     for process in (console, *console.children(recursive=True)):

@@ -48,7 +48,7 @@ class RunRecord:
         self._compiled = CompileCounts()
         self._work = WorkCounts()
         self.others_ratio: float | None = None
-        """Share of the host's cores that other programs keep busy, where it is known."""
+        """Share of the cores that this console may use which other programs keep busy, where it is known."""
         self._overhead_s = 0.0
         self._overhead_start: tuple[float, int] | None = None
         self._seen_steps = 0

@@ -53,9 +53,8 @@ def _is_jitter(case: Case) -> bool:
     """
     if case.get("data_wait_excess_ratio", 0.0) < EXCESS.value or case.value("data_wait_typical_ratio") >= TYPICAL.value:
         return False
-    return int(case.knobs["num_workers"]) == 1 or case.value("probe.loader_samples_per_s") > 1.1 * case.value(
-        "samples_per_step"
-    ) / compute_s(case)
+    eaten = case.value("samples_per_step") / compute_s(case)
+    return int(case.knobs["num_workers"]) == 1 or case.value("probe.loader_samples_per_s") > 1.1 * eaten
 
 
 def loading_cpu_ratio(case: Case) -> float:
