@@ -1,7 +1,8 @@
 """What all tests share: a home of their own, the fake driver, and the real command line in a subprocess.
 
-Two tests run at a time (`-n 2`; `-n 0` runs one after another, for a debugger). Those that share an expensive fixture stay in one
-process (`xdist_group`); nothing else may be shared between tests but what is made here.
+Three tests run at a time (`-n 3`; `-n 0` runs one after another, for a debugger), but one that measures speed runs alone
+(`@pytest.mark.alone`). Those that share an expensive fixture stay in one process (`xdist_group`); nothing else may be shared between
+tests but what is made here.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-# Two tests at a time, each on a core of its own: threads that wait for one another across them spin for most of the time.
+# More tests at a time than cores: threads that wait for one another across them spin for most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.fakes.nvml.build import Script, build_fake_nvml
+from tests.turns import turn
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of its time limit runs
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,33 @@
+"""Whose turn it is: tests that measure speed run alone, all others side by side.
+
+A lock that many may share, behind a gate: whoever wants to be alone keeps the gate, so that nobody else comes in while the rest goes out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+GATE = Path(__file__)
+HALL = Path(__file__).with_name("conftest.py")
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    with path.open() as file:
+        fcntl.flock(file, how)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing alone would leave it to a child that has inherited the file
+
+
+@contextmanager
+def turn(*, alone: bool) -> Iterator[None]:
+    """Wait until this test may run beside what runs; beside nothing, if it is to be `alone`."""
+    with ExitStack() as hall:
+        with _locked(GATE, fcntl.LOCK_EX):
+            hall.enter_context(_locked(HALL, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        yield
