@@ -41,6 +41,10 @@ class Case:
             raise Missing(signal)
         return Evidence(signal, found.value, found.unit, threshold, found.source)
 
+    def if_known(self, *signals: str, threshold: float | None = None) -> tuple[Evidence, ...]:
+        """Evidence of those that were measured: what refines a finding, and which it does without."""
+        return tuple(self.evidence(name, threshold) for name in signals if name in self.signals)
+
 
 @dataclass(frozen=True)
 class Threshold:

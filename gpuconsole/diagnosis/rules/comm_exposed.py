@@ -23,7 +23,7 @@ def check(case: Case) -> Finding:
         case.evidence("comm.pass_s"),
         case.evidence("comm.pass_alone_s"),
         case.evidence("step_s"),
-        *(case.evidence(name, limit) for name in ("ranks.least_comm_ratio",) if name in case.signals),
+        *case.if_known("ranks.least_comm_ratio", threshold=limit),
     )
     if ratio < limit:
         return clear(ID, TITLE, ratio / limit, evidence)

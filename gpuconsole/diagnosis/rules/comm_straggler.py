@@ -17,11 +17,14 @@ def check(case: Case) -> Finding:
     ratio, limit = _comm.late_ratio(case), _comm.LATE.value
     level = (ratio - 1) / (limit - 1)
     by_itself = case.value("comm.straggler_ratio")
-    evidence = [case.evidence("comm.straggler_ratio", limit), case.evidence("comm.late_s"), case.evidence("comm.pass_alone_s")]
-    if "ranks.busy_ratio" in case.signals:
-        evidence.append(case.evidence("ranks.busy_ratio", limit))
+    evidence = (
+        case.evidence("comm.straggler_ratio", limit),
+        case.evidence("comm.late_s"),
+        case.evidence("comm.pass_alone_s"),
+        *case.if_known("ranks.busy_ratio", threshold=limit),
+    )
     if ratio < limit:
-        return clear(ID, TITLE, level, tuple(evidence))
+        return clear(ID, TITLE, level, evidence)
     in_passes = by_itself == ratio or by_itself >= limit
     rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
     share = min(
@@ -36,7 +39,7 @@ def check(case: Case) -> Finding:
         f"rank {rank} takes {ratio - 1:.0%} longer than the others{_where(case, in_passes)}; they wait for it in every step",
         recoverable=share,
         confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
-        evidence=tuple(evidence),
+        evidence=evidence,
         suggestions=some(
             suggest(
                 case,

@@ -23,9 +23,8 @@ def check(case: Case) -> Finding:
     found = tuple(case.evidence(f"profile.{name}_ratio") for name in CLASSES)
     share = passes * sum(item.value for item in found) - gpu_dense_embedding_grad.claimed(case)
     source = "their shares of a pass, of the step's forward and backward part"
-    evidence = (Evidence("elementwise, normalization, reduction", share, "ratio", SHARE.value, source), *found)
-    if "profile.elementwise_bytes_per_s" in case.signals:
-        evidence += (case.evidence("profile.elementwise_bytes_per_s"),)
+    whole = Evidence("elementwise, normalization, reduction", share, "ratio", SHARE.value, source)
+    evidence = (whole, *found, *case.if_known("profile.elementwise_bytes_per_s"))
     level = share / SHARE.value
     if level < 1:
         return clear(ID, TITLE, max(0.0, level), evidence)

@@ -22,10 +22,7 @@ def check(case: Case) -> Finding:
     if not _gpu.on_gpu(case):
         return _gpu.not_on_gpu(ID, TITLE)
     share = case.value("h2d_ratio")
-    evidence = (
-        case.evidence("h2d_ratio", SHARE.value),
-        *(case.evidence(name) for name in ("probe.h2d_pageable_s", PROBE) if name in case.signals),
-    )
+    evidence = (case.evidence("h2d_ratio", SHARE.value), *case.if_known("probe.h2d_pageable_s", PROBE))
     if share < SHARE.value:
         return clear(ID, TITLE, share / SHARE.value * 0.99, evidence)
     pageable = _differs(case, PINNED)

@@ -26,15 +26,15 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, 0.0, (case.evidence("runq_ratio"),), "the host waits for a core: host.cpu_contention comes first")
     issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
     issuing, busy = issue / whole, min(1.0, alone / whole)
-    evidence = [
+    evidence = (
         case.evidence("probe.issue_s", ISSUE.value * whole),
         case.evidence("probe.pass_gpu_s", BUSY.value * whole),
         case.evidence("probe.pass_s"),
-        *(case.evidence(name) for name in ("profile.mean_kernel_s", "profile.launches_per_s") if name in case.signals),
-    ]
+        *case.if_known("profile.mean_kernel_s", "profile.launches_per_s"),
+    )
     level = min(issuing / ISSUE.value, (1 - busy) / (1 - BUSY.value))
     if issuing < ISSUE.value or busy >= BUSY.value:
-        return clear(ID, TITLE, min(0.99, level), tuple(evidence))
+        return clear(ID, TITLE, min(0.99, level), evidence)
     share = min(_gpu.MOST, compute * (1 - busy))
     return fires(
         ID,
@@ -42,7 +42,7 @@ def check(case: Case) -> Finding:
         f"a pass takes {whole * 1e3:.1f} ms, {issue * 1e3:.1f} of which the host spends issuing kernels; the GPU's own work is {alone * 1e3:.1f} ms",
         recoverable=share,
         confidence="high",
-        evidence=tuple(evidence),
+        evidence=evidence,
         suggestions=some(
             suggest(
                 case,

@@ -21,7 +21,7 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, share / SHARE.value, evidence)
     pause = case.get("gc.pause_ratio", 0.0)
     in_script = case.value("stack.script_ratio")
-    evidence += tuple(case.evidence(name) for name in ("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio") if name in case.signals)
+    evidence += case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
     if in_script < IN_SCRIPT.value and pause < GC.value:
         return clear(ID, TITLE, 0.99, evidence, "it is not in the script")
     collects = pause >= GC.value and pause >= share / 2

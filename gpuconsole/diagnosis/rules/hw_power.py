@@ -20,11 +20,10 @@ def check(case: Case) -> Finding:
     if not _gpu.on_gpu(case):
         return _gpu.not_on_gpu(ID, TITLE)
     held, loss = _gpu.held_by_power(case), _gpu.clock_loss(case)
-    shown = ("hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_max_w")
     evidence = (
         case.evidence("hw.power_cap_time_ratio", TIME.value),
         case.evidence("hw.sm_clock_ratio", 1 - LOSS.value),
-        *(case.evidence(name) for name in shown if name in case.signals),
+        *case.if_known("hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_max_w"),
     )
     level = min(held / TIME.value, loss / LOSS.value)
     if level < 1:

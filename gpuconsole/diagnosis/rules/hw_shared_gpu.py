@@ -19,9 +19,11 @@ def check(case: Case) -> Finding:
     if not others:
         return clear(ID, TITLE, 0.0, (case.evidence("hw.other_processes"),))
     memory = case.get("hw.other_memory_bytes", 0.0)
-    known = [name for name in ("hw.other_memory_bytes", "hw.other_sm_ratio") if name in case.signals]
-    limits = {"hw.other_memory_bytes": MEMORY.value, "hw.other_sm_ratio": BUSY.value}
-    evidence = (case.evidence("hw.other_processes"), *(case.evidence(name, limits[name]) for name in known))
+    evidence = (
+        case.evidence("hw.other_processes"),
+        *case.if_known("hw.other_memory_bytes", threshold=MEMORY.value),
+        *case.if_known("hw.other_sm_ratio", threshold=BUSY.value),
+    )
     busy = case.value("hw.other_sm_ratio") if memory < MEMORY.value else case.get("hw.other_sm_ratio", 0.0)
     level = max(busy / BUSY.value, memory / MEMORY.value)
     if level < 1:

@@ -19,12 +19,14 @@ def check(case: Case) -> Finding:
     if not _gpu.on_gpu(case):
         return _gpu.not_on_gpu(ID, TITLE)
     held, loss = case.value("hw.thermal_time_ratio"), _gpu.clock_loss(case)
-    evidence = [case.evidence("hw.thermal_time_ratio", TIME.value), case.evidence("hw.sm_clock_ratio", 1 - LOSS.value)]
-    if "hw.temperature_c" in case.signals:
-        evidence.append(case.evidence("hw.temperature_c"))
+    evidence = (
+        case.evidence("hw.thermal_time_ratio", TIME.value),
+        case.evidence("hw.sm_clock_ratio", 1 - LOSS.value),
+        *case.if_known("hw.temperature_c"),
+    )
     level = min(held / TIME.value, loss / LOSS.value)
     if level < 1:
-        return clear(ID, TITLE, level, tuple(evidence))
+        return clear(ID, TITLE, level, evidence)
     return fires(
         ID,
         TITLE,
@@ -32,7 +34,7 @@ def check(case: Case) -> Finding:
         " See to cooling: airflow, fans, dust, inlet temperature, a neighbour's exhaust; no setting of the job cures it",
         recoverable=_gpu.lost_to_heat(case),
         confidence="high" if held >= SURE else "medium",
-        evidence=tuple(evidence),
+        evidence=evidence,
         level=level,
     )
 

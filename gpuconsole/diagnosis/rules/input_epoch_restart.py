@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
 from gpuconsole.diagnosis.rules import _input
-from gpuconsole.model.finding import Evidence, Finding, Interval
+from gpuconsole.model.finding import Finding, Interval
 
 ID = "input.epoch_restart"
 TITLE = "Every epoch starts the loader anew"
@@ -15,9 +15,11 @@ def check(case: Case) -> Finding:
     if not int(case.knobs.get("num_workers", 0)):
         return clear(ID, TITLE, 0.0, summary="no loader processes that could be started anew")
     limit = _input.RESTART.value
-    evidence: tuple[Evidence, ...] = (case.evidence("loader.restart_ratio", limit), case.evidence("data_wait_ratio"))
-    if "loader.restarts" in case.signals:
-        evidence += (case.evidence("loader.restarts", _input.RESTARTS.value),)
+    evidence = (
+        case.evidence("loader.restart_ratio", limit),
+        case.evidence("data_wait_ratio"),
+        *case.if_known("loader.restarts", threshold=_input.RESTARTS.value),
+    )
     if _input.cause(case) != "epoch_restart":
         return clear(ID, TITLE, min(0.99, ratio / limit), evidence)
     keep = not case.knobs.get("persistent_workers", True)

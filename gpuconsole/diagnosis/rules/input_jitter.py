@@ -50,7 +50,7 @@ def check(case: Case) -> Finding:
         evidence=(
             case.evidence("data_wait_excess_ratio", limit),
             case.evidence("data_wait_typical_ratio", _input.TYPICAL.value),
-            *(case.evidence(name) for name in ("probe.loader_samples_per_s",) if name in case.signals),
+            *case.if_known("probe.loader_samples_per_s"),
             case.evidence("samples_per_step"),
             case.evidence("step_s"),
         ),

@@ -24,18 +24,16 @@ def check(case: Case) -> Finding:
     # each generation doubles the last; the bandwidth of a link as it is, over that of one as it could be
     of_most = 2.0 ** (now[0] - most[0]) * now[1] / max(1.0, most[1])
     measured = case.get("probe.h2d_bytes_per_s", peak)
-    evidence = [
+    evidence = (
         case.evidence("link.pcie_generation", most[0]),
         case.evidence("link.pcie_width", most[1]),
-        *(case.evidence(name) for name in ("h2d_ratio",) if name in case.signals),
-    ]
-    if "probe.h2d_bytes_per_s" in case.signals:
-        evidence.append(case.evidence("probe.h2d_bytes_per_s", REACHED.value * peak))
-    if "link.pcie_replays_per_min" in case.signals:
-        evidence.append(case.evidence("link.pcie_replays_per_min", REPLAYS.value))
+        *case.if_known("h2d_ratio"),
+        *case.if_known("probe.h2d_bytes_per_s", threshold=REACHED.value * peak),
+        *case.if_known("link.pcie_replays_per_min", threshold=REPLAYS.value),
+    )
     degraded, slow, sick = of_most < 1, measured < REACHED.value * peak, replays > REPLAYS.value
     if not (degraded or slow or sick):
-        return clear(ID, TITLE, 0.0, tuple(evidence))
+        return clear(ID, TITLE, 0.0, evidence)
     says = [
         f"it runs at gen{now[0]:.0f} x{now[1]:.0f} of gen{most[0]:.0f} x{most[1]:.0f}" if degraded else "",
         f"copies reach {measured / 1e9:.1f} of {peak / 1e9:.1f} GB/s" if slow else "",
@@ -48,7 +46,7 @@ def check(case: Case) -> Finding:
         f"{'; '.join(filter(None, says))} (under load). Reseat the card, look at the slot, the riser and the BIOS settings",
         recoverable=share,
         confidence="high" if degraded else "medium",
-        evidence=tuple(evidence),
+        evidence=evidence,
         level=max(1 / of_most if of_most > 0 else 1.0, 1.0),
         note=share < MATTERS,
     )

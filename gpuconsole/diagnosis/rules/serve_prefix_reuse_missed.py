@@ -42,7 +42,7 @@ def check(case: Case) -> Finding:
     if "probe.prefix_cut_gain" in case.signals:
         gain = case.value("probe.prefix_cut_gain")
         evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
-        evidence += tuple(case.evidence(name) for name in ATTENDED if name in case.signals)
+        evidence += case.if_known(*ATTENDED)
         told += f"; without that part they are served {gain:.2f}x as fast"
         predicted = _predicted(case, shared, gain)
         if predicted.middle < GAIN.value:
