@@ -12,7 +12,7 @@ import itertools
 import random
 import statistics
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.workloads.clock import ThreadTimes, now
@@ -79,7 +79,7 @@ class StepAccount:
     def mark(self, phase: int, at: Moment | None = None) -> None:
         """The time since the last mark was spent in `phase`; up to the earlier moment `at`, where given."""
         self._ended.append(phase)
-        self._times.append(at if isinstance(at, float) else now())
+        self._times.append(now() if at is None else cast("float", at))
         if self._sampled:
             self._runq.append(self.times.runq_s())
 

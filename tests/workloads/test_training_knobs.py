@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.workloads import account as phase
 from gpuconsole.workloads.memory_stats import allocator_stats
 from gpuconsole.workloads.training import compiling, memory, optimizers, totals, vision
 from gpuconsole.workloads.training.copying import Copier
@@ -369,7 +370,11 @@ def test_on_a_cpu_a_batch_is_not_copied_and_none_is_fetched_ahead() -> None:
     marks: list[int] = []
     copier.take(stream, marks.append)
     copier.fetch_ahead(stream, marks.append)
-    assert (stream.taken, len(marks)) == (1, 2)  # data_wait and h2d
+    assert (stream.taken, marks) == (1, [phase.DATA_WAIT])  # a mark for a copy that is none would cost every step
+
+    copier.knobs = {**copier.knobs, "channels_last": True}
+    copier.take(stream, marks.append)
+    assert marks[1:] == [phase.DATA_WAIT, phase.H2D]
 
 
 def test_the_loader_hands_out_batches_in_order_or_not() -> None:

@@ -29,13 +29,15 @@ class Copier:
             host_batch = stream.next()
             mark(phase.DATA_WAIT)
             batch = self.to_device(host_batch)
+            if batch is not host_batch:  # on a CPU it is there already
+                mark(phase.H2D)
         else:
             batch, self._ahead = self._ahead, None
             present = torch.cuda.current_stream(self._device)
             present.wait_stream(self._side)
             for tensor in batch:
                 tensor.record_stream(present)  # or the allocator would hand its memory to the side stream while it is read here
-        mark(phase.H2D)
+            mark(phase.H2D)
         return batch
 
     def fetch_ahead(self, stream: Stream, mark: Callable[[int], None]) -> None:
