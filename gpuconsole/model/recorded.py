@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 
@@ -50,17 +51,18 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
         found.append((words, tokens))
     if not found:
         raise ValueError("there is no prompt in it")
-    shared = _shared([words for words, _ in found])
+    shared = shared_beginnings([words for words, _ in found])
     return [RecordedPrompt(words, tokens, shared[words]) for words, tokens in found]
 
 
-def shared_ratio(prompts: list[RecordedPrompt]) -> float:
+def shared_ratio(texts: Sequence[str]) -> float:
     """Share of the prompts' text that a perfect prefix cache would have from another prompt."""
-    return sum(prompt.shared for prompt in prompts) / sum(len(prompt.text) for prompt in prompts)
+    shared = shared_beginnings(texts)
+    return sum(shared[text] for text in texts) / sum(map(len, texts))
 
 
-def _shared(texts: list[str]) -> dict[str, int]:
-    """Of each text, the longest beginning that it shares with another: sorted, that other one is next to it."""
+def shared_beginnings(texts: Sequence[str]) -> dict[str, int]:
+    """Of each text, the longest beginning in characters that it shares with another: sorted, that other one is next to it."""
     ordered = sorted(texts)
     shared = dict.fromkeys(ordered, 0)
     for one, other in itertools.pairwise(ordered):

@@ -31,8 +31,6 @@ def served_precision(knobs: Mapping[str, object]) -> str:
     return PRECISIONS.get(str(knobs.get("dtype")), "bf16")
 
 
-RECORDED_SHARED = "recorded_shared_prefix_ratio"
-"""The fact that tells how much of recorded prompts stands at the beginning of others too."""
 LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens")
 """Limits of a scheduler, which can be lowered while it runs: up to what the server was started with, which its facts tell."""
 

@@ -7,13 +7,15 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Sequence
 
+import msgspec
+
 from gpuconsole.diagnosis.account import percentile
 from gpuconsole.diagnosis.latencies import Latencies
 from gpuconsole.diagnosis.serving_account import itl_pairs, request_shares, summarize_serving
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Step, Summary
-from gpuconsole.model.serving import RECORDED_SHARED, Objective, Request
+from gpuconsole.model.serving import Objective, Request
 from gpuconsole.wire.events import Requests, ServerState
 
 MOST_REQUESTS = 20_000
@@ -54,7 +56,7 @@ class ServingRecord:
         while len(self.requests) > MOST_REQUESTS or (self._gaps > MOST_GAPS and len(self.requests) > 1):
             self._gaps -= len(self.requests.popleft().gaps)
             self._spilled = True
-        self.load.append(Requests(event.t, [], event.active, event.lateness_s, event.cpu_s, event.dropped))
+        self.load.append(msgspec.structs.replace(event, requests=[]))
         return counted
 
     def add_state(self, event: ServerState) -> None:
@@ -104,9 +106,9 @@ class ServingRecord:
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
         """What the rules work on, from the requests and states after `since`."""
-        return self._client_signals(since, knobs, facts) | self._server_signals(since, knobs, facts)
+        return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
 
-    def _client_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+    def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
         requests = [request for request in self.recent(since) if not request.error]
         load = [one for one in self.load if one.t >= since and self._is_own(one.t)]
         found: dict[str, Signal] = {}
@@ -120,12 +122,9 @@ class ServingRecord:
             found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
         rate = float(knobs["request_rate"])
         found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
-        made, recorded = float(knobs["shared_prefix_ratio"]), facts.get(RECORDED_SHARED)
-        found["client.shared_prefix_ratio"] = (
-            Signal(made, "ratio", "knob shared_prefix_ratio: these prompts were made so")
-            if recorded is None
-            else Signal(recorded, "ratio", "the recorded prompts' own text")
-        )
+        shared = next((one.shared_prefix_ratio for one in reversed(load) if one.shared_prefix_ratio is not None), None)
+        if shared is not None:
+            found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of the prompts that it sent last")
         all_recent = self.recent(since)
         if all_recent:
             found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")

@@ -41,4 +41,4 @@ def test_what_is_no_prompt_is_named_with_its_line(text: str, words: str) -> None
 def test_what_prompts_share_is_the_longest_beginning_that_another_one_has() -> None:
     found = parse_recorded("\n".join(f'{{"prompt": "{text}"}}' for text in ("abcdef", "abcxyz", "abcdxx", "q", "q")))
     assert [one.shared for one in found] == [4, 3, 4, 1, 1]
-    assert shared_ratio(found) == pytest.approx(13 / 20)
+    assert shared_ratio([one.text for one in found]) == pytest.approx(13 / 20)

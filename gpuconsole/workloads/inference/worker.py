@@ -23,8 +23,7 @@ import aiohttp
 from gpuconsole import __version__
 from gpuconsole.model.knob import NO_EFFECT
 from gpuconsole.model.knobs import CATALOGUE, Knobs, show
-from gpuconsole.model.recorded import parse_recorded, shared_ratio
-from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS, RECORDED_SHARED
+from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import (
@@ -68,8 +67,6 @@ class ServingWorker:
         self._early: list[AnyCommand] = []
         self._over = asyncio.Event()
         self._knobs = start.knobs
-        path = start.options.get("prompts")
-        self._recorded = {RECORDED_SHARED: shared_ratio(parse_recorded(Path(path).read_text(encoding="utf-8")))} if path else {}
         self._scrape_refused = ""
         self._frontend: tuple[float, float | None] = (0.0, None)
         self._told: set[str] = set()
@@ -142,7 +139,7 @@ class ServingWorker:
                 self._told.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
         notes = {**FORMULAS, **{NO_EFFECT + name: why for name, why in idle.items()}}
-        self._channel.send(Started(now(), knobs, {**server.facts, **self._recorded}, notes))
+        self._channel.send(Started(now(), knobs, server.facts, notes))
 
     async def _watch(self, server: ModelServer) -> None:
         """Returns when the server has died."""

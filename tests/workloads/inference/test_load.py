@@ -14,6 +14,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.recorded import shared_ratio
 from gpuconsole.model.serving import Request
 from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.inference.load import client
@@ -260,6 +261,13 @@ def test_prompts_have_the_length_that_the_server_counts_and_share_a_beginning() 
     assert prompts.characters_per_token == pytest.approx(2.0, rel=0.05)
     first, second = prompts.next(knobs)[0], prompts.next(knobs)[0]
     assert first[:90] == second[:90] and first != second
+
+
+@pytest.mark.parametrize("made", [0.0, 0.5, 0.8])
+def test_what_prompts_share_is_read_off_their_text(made: float) -> None:
+    prompts = Prompts(seed=3)
+    sent = [prompts.next({**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": made})[0] for _ in range(32)]
+    assert shared_ratio(sent) == pytest.approx(made, abs=0.05)
 
 
 def test_probe_variants_leave_out_what_is_shared_or_hide_it_from_caches() -> None:

@@ -21,7 +21,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.recorded import parse_recorded
+from gpuconsole.model.recorded import parse_recorded, shared_ratio
 from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Request
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
@@ -58,6 +58,9 @@ HOPELESS = 20
 """So many failures in a row, without a single answer before, and it is not the load."""
 TIMEOUT_S = 120.0
 PROBE_S = 2.5
+SENT = 32
+"""Prompts whose beginnings are compared."""
+SHARED_EVERY_S = 1.0
 PROBE_KIND = 2
 VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
 STEP = 4
@@ -86,6 +89,8 @@ class Generator:
         self._answered = 0
         self._failures_in_a_row = 0
         self._lags: list[float] = []
+        self._sent: deque[str] = deque(maxlen=min(SENT, len(recorded)) if recorded else SENT)  # none twice because the file began again
+        self._shared: tuple[float, float | None] = (0.0, None)
         self._e2e: deque[float] = deque(maxlen=50)
         self._ticked = now()
         self._paused = False
@@ -220,7 +225,8 @@ class Generator:
         plain = self._prompts.variant == "plain"
         begun = (self._arm, self._kind)
         request = await self._client.ask(prompt, output, due, self._count)
-        if plain:  # what probe P13 alters is of other lengths
+        if plain:  # what probe P13 alters is of other lengths, and other beginnings
+            self._sent.append(prompt)
             self._prompts.learn(prompt, request.prompt_tokens)
         # by its end: past the knee of an open loop it has begun long before; a user's own has waited among those of another load
         settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
@@ -267,7 +273,13 @@ class Generator:
         late = lags[int(0.95 * len(lags))] if lags else 0.0
         ended, self._ended = self._ended, []
         active = len(self._traffic.under_way)
-        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped))
+        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t)))
+
+    def _shared_prefix(self, t: float) -> float | None:
+        """Of the last prompts' text, the share with which another of them begins too; looked at once a second."""
+        if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) >= min(2, self._sent.maxlen or SENT):
+            self._shared = t, shared_ratio(self._sent)
+        return self._shared[1]
 
     def _warm(self) -> None:
         if self._kind in (0, PROBE_KIND):
