@@ -16,6 +16,8 @@ MOST_LOSS_COST = 0.02
 """A change of numerics that costs more than 2 % of held-out loss is not kept. bf16 beside fp32 costs some tenths of a percent; train-doctor
 allows 5 %."""
 TrialState = Literal["running", "done", "failed"]
+Method = Literal["live ABBA", "two workers ABBA"]
+"""Both sides in one process, or each in one of its own."""
 
 
 class Speedup(msgspec.Struct, frozen=True):
@@ -80,7 +82,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: Verdict | None = None
     kept: bool = False
     clock: Literal["wall", "contention_free"] = "wall"
-    method: Literal["live ABBA", "two workers ABBA"] = "live ABBA"
+    method: Method = "live ABBA"
     log_ratios: tuple[float, ...] = ()
     null_log_ratios: tuple[float, ...] = ()
     resolution_ratio: float | None = None

@@ -6,16 +6,16 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Run, Step
-from gpuconsole.model.trial import HeldOutLoss, Perplexity, Trial
+from gpuconsole.model.trial import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
-from gpuconsole.tuning.statistics import resolution, speedup, verdict
+from gpuconsole.tuning.statistics import MIN_PAIRS, exhausted, resolution, speedup, verdict
 
 MAX_PAIRS = 60
 START_S = 180.0
@@ -30,8 +30,6 @@ class TrialLimits(msgspec.Struct, frozen=True):
 
 
 USUAL = TrialLimits()
-
-Method = Literal["live ABBA", "two workers ABBA"]
 
 
 class Sides(Protocol):
@@ -118,19 +116,19 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 nulls.append(math.log(rates[pair[0]] / last[1]))
             last = pair[1], rates[pair[1]]
             wall_ratios.append(math.log(rate(blocks[CHANGED], False) / rate(blocks[BASELINE], False)))
-            decided = verdict(ratios, nulls)
+            decided = verdict(ratios, nulls, sides.method)
             trial = msgspec.structs.replace(
                 trial,
-                speedup=speedup(ratios),
-                wall_speedup=speedup(wall_ratios),
+                speedup=speedup(ratios, sides.method),
+                wall_speedup=speedup(wall_ratios, sides.method),
                 blocks=2 * len(ratios),
                 log_ratios=tuple(ratios),
                 null_log_ratios=tuple(nulls),
-                resolution_ratio=resolution(nulls, len(ratios)),
+                resolution_ratio=resolution(nulls, len(ratios), sides.method),
                 elapsed_s=time.monotonic() - start,
             )
             on_update(trial)
-            if decided or (trial.elapsed_s > cap_s and len(ratios) >= 4):
+            if decided or exhausted(ratios, sides.method) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
                 break
     except (TrialFailed, WorkerGone) as error:
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - start)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from gpuconsole.model.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.knob import Knobs, Value, show
 from gpuconsole.model.text import visible
-from gpuconsole.tuning.regression import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, change, verdict
+from gpuconsole.tuning.regression import MIN_BLOCKS, RUNS_FOR_SPREAD, change, verdict
+from gpuconsole.tuning.statistics import RUN_TO_RUN
 
 RUN_QUEUE_DIFFERS = 0.15
 """The threshold of host.cpu_contention: below it verdicts on contention-free time stay right."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpuconsole.model.baseline import BaselineVerdict, RateChange
 from gpuconsole.model.run import Step
 from gpuconsole.tuning.blocks import MIN_STEPS, rate
-from gpuconsole.tuning.statistics import MINIMUM_EFFECT, NORMAL_975, always_valid, student
+from gpuconsole.tuning.statistics import MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, always_valid, student
 
 BLOCK_S = 1.0
 MIN_BLOCK_S = 0.25
@@ -25,9 +25,6 @@ MOST_BLOCKS = 60
 MIN_BLOCKS = 4
 RUNS_FOR_SPREAD = 3
 """From so many kept runs on, the spread between them is the measure of noise."""
-RUN_TO_RUN = 0.02
-"""What whole runs are taken to differ by (standard deviation) until three are kept: as much as the least difference that counts. Six runs
-beside equal load on a shared two-core VM differed by 2.7 %, so there only kept runs tell."""
 USUAL_RUNS = 4
 """As many degrees of freedom as five kept runs have."""
 SAME_WITHIN = math.log(1.05)

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from gpuconsole.model.trial import Speedup, Verdict
+from gpuconsole.model.trial import Method, Speedup, Verdict
 
 ALPHA = 0.05
 RHO_SQUARED = 0.88
@@ -15,6 +15,11 @@ MIN_PAIRS = 4
 MINIMUM_EFFECT = math.log(1.02)
 """Less than 2 % is called no gain: an A/A run on a shared machine once excluded 1 by less than that."""
 NORMAL_975 = 1.96
+RUN_TO_RUN = 0.02
+"""What whole runs of one and the same thing are taken to differ by (standard deviation), where there are not three to tell: as much as the
+least difference that counts. Six runs beside equal load on a shared two-core VM differed by 2.7 %."""
+BETWEEN: dict[Method, float] = {"live ABBA": 0.0, "two workers ABBA": math.sqrt(2) * RUN_TO_RUN}
+"""What the two sides of a trial differ by anyway: those that are processes of their own by what two processes do, in every pair alike."""
 _T_975 = {
     1: 12.706,
     2: 4.303,
@@ -57,15 +62,15 @@ def always_valid(n: float) -> float:
     return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / ALPHA))
 
 
-def speedup(log_ratios: list[float]) -> Speedup | None:
+def speedup(log_ratios: list[float], method: Method = "live ABBA") -> Speedup | None:
     """The effect as a ratio of throughputs with its interval; None before there are enough pairs."""
     if len(log_ratios) < 2:
         return None
-    mean, low, high = confidence_sequence(log_ratios)
+    mean, low, high = _widened(confidence_sequence(log_ratios), method)
     return Speedup(*(math.exp(min(20.0, max(-20.0, value))) for value in (mean, low, high)))
 
 
-def resolution(null_log_ratios: Sequence[float], pairs: int) -> float | None:
+def resolution(null_log_ratios: Sequence[float], pairs: int, method: Method = "live ABBA") -> float | None:
     """The smallest effect, as a ratio, that `pairs` pairs can tell from none; None before there are two null pairs.
 
     In the order A B, B A, A B every second block follows one of its own side. Their log ratios have the mean 0 and, the blocks being neighbours
@@ -73,7 +78,7 @@ def resolution(null_log_ratios: Sequence[float], pairs: int) -> float | None:
     """
     if len(null_log_ratios) < 2 or pairs < 1:
         return None
-    return math.expm1(min(20.0, _null_half_width(null_log_ratios, pairs)))
+    return math.expm1(min(20.0, math.hypot(_null_half_width(null_log_ratios, pairs), NORMAL_975 * BETWEEN[method])))
 
 
 def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
@@ -81,7 +86,22 @@ def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
     return spread / math.sqrt(pairs) * always_valid(pairs) * student(len(null_log_ratios)) / NORMAL_975
 
 
-def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = ()) -> Verdict | None:
+def _widened(interval: tuple[float, float, float], method: Method) -> tuple[float, float, float]:
+    """No number of pairs takes off what the two sides differ by anyway."""
+    mean, low, high = interval
+    anyway = NORMAL_975 * BETWEEN[method]
+    return mean, mean - math.hypot(mean - low, anyway), mean + math.hypot(high - mean, anyway)
+
+
+def exhausted(log_ratios: list[float], method: Method) -> bool:
+    """Whether most of the interval is what the two sides differ by anyway, so that more pairs would tell little more."""
+    if len(log_ratios) < MIN_PAIRS:
+        return False
+    mean, _, high = confidence_sequence(log_ratios)
+    return high - mean < NORMAL_975 * BETWEEN[method] / 2
+
+
+def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = (), method: Method = "live ABBA") -> Verdict | None:
     """win, no_gain or worse once the interval says so; None while it does not.
 
     Few pairs that agree by chance have too small a deviation: a win, or a loss, must also be larger than what the null pairs allow.
@@ -92,6 +112,7 @@ def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = ()) -> V
     if len(null_log_ratios) >= 2:
         half = _null_half_width(null_log_ratios, len(log_ratios))
         low, high = min(low, mean - half), max(high, mean + half)
+    _, low, high = _widened((mean, low, high), method)
     if low > MINIMUM_EFFECT:
         return "win"
     if high < -MINIMUM_EFFECT:

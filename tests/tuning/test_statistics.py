@@ -1,7 +1,7 @@
 import math
 import random
 
-from gpuconsole.tuning.statistics import MIN_PAIRS, resolution, speedup, verdict
+from gpuconsole.tuning.statistics import MIN_PAIRS, RUN_TO_RUN, exhausted, resolution, speedup, verdict
 
 
 def trial(effect: float, noise: float, seed: int, pairs: int = 25) -> str:
@@ -19,6 +19,25 @@ def test_no_difference_is_hardly_ever_called_a_win() -> None:
     """400 A/A trials at 8 % noise, stopped at the first chance: the peeking must not pay."""
     verdicts = [trial(1.0, 0.08, seed) for seed in range(400)]
     assert verdicts.count("win") + verdicts.count("worse") <= 4
+
+
+def test_two_processes_that_differ_by_chance_are_hardly_ever_called_a_win() -> None:
+    """Their difference is the same in every pair, so that no number of pairs takes it off."""
+    wins = 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        apart = chance.gauss(0.0, math.sqrt(2) * RUN_TO_RUN)
+        values = [apart + chance.gauss(0.0, 0.02) for _ in range(30)]
+        wins += any(verdict(values[:n], (), "two workers ABBA") == "win" for n in range(MIN_PAIRS, 31))
+    assert wins <= 8
+
+
+def test_pairs_end_when_most_of_the_doubt_lies_between_the_processes() -> None:
+    alike = [0.031, 0.029, 0.03, 0.031, 0.029]
+    assert exhausted(alike, "two workers ABBA") and not exhausted(alike, "live ABBA")
+    assert not exhausted([0.3, -0.2, 0.25, -0.1], "two workers ABBA")
+    assert verdict(alike, (), "two workers ABBA") is None and verdict(alike) == "win"
+    assert verdict([value + 0.2 for value in alike], (), "two workers ABBA") == "win"
 
 
 def test_real_differences_are_found() -> None:
