@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +20,7 @@ def fingerprint() -> dict[str, object]:
     names = ("torch", "textual", "nvidia-ml-py", "msgspec", "psutil")
     return {
         "date": datetime.date.today().isoformat(),
+        "commit": commit(),
         "cpu": _cpu_name(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -26,6 +29,15 @@ def fingerprint() -> dict[str, object]:
         "versions": {name: metadata.version(name) for name in names},
         "load_before": psutil.getloadavg(),
     }
+
+
+@functools.cache
+def commit() -> str:
+    """The commit that runs, with `-dirty` where files other than results differ from it; empty outside of a checkout."""
+    root = RESULTS.parents[1]
+    head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], cwd=root, check=False).returncode == 1
+    return head + "-dirty" * (bool(head) and changed)
 
 
 def keep(name: str, result: dict[str, object]) -> Path:

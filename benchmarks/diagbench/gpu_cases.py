@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.diagbench.cases import Case, Half, Made, either, fixed, one_of
+from benchmarks.diagbench.cases import Case, Half, Made, either, fixed, integer
 from gpuconsole.model.knobs import Knobs
 
 
@@ -56,7 +56,7 @@ GPU = (
         lambda chance, half: ("train-gpt", {"d_model": 3072, "n_layer": 32, "batch_size": 1, "seq_len": 512, "precision": "bf16"}),
     ),
     Case("G16", "fragmentation", ("mem.fragmentation",), lambda chance, half: ("fragmented-memory", {}), ("pytorch_alloc_conf",)),
-    Case("G17", "device_leak", ("mem.leak_gpu",), either(gpt, gpt, leak_mb=one_of(20, 30)), watch_s=20.0),
+    Case("G17", "device_leak", ("mem.leak_gpu",), either(gpt, gpt, leak_mb=integer(20, 30)), watch_s=20.0),
     Case("G19", "shared_gpu", ("hw.shared_gpu",), gpt, gpu_neighbours=1),
 )
 

@@ -16,23 +16,28 @@ import psutil
 
 from benchmarks.diagbench.cases import Case, Half
 from benchmarks.diagbench.knobs import changes_to_try
+from benchmarks.machine import commit
 from gpuconsole.diagnosis.case import Case as RuleCase
-from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.engine import PROBE_OF, evaluate
 from gpuconsole.model.exercise_knobs import EXERCISES
-from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.trial import Speedup
 from gpuconsole.runtime.diagnosed import until_diagnosed
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.front import FrontError, View
-from gpuconsole.runtime.trials import TrialLimits
+from gpuconsole.runtime.trials import USUAL, TrialLimits
 
 INJECTED = {knob.name for knob in EXERCISES} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
 QUICK_STEP_S = 0.15
 """Null trials of slower steps would take most of a minute each."""
 TOP = TrialLimits(cap_s=16.0, loader_cap_s=20.0, serving_cap_s=40.0)
 EACH = TrialLimits(cap_s=4.0, loader_cap_s=8.0, serving_cap_s=25.0)
+NULLS = ("non_blocking", "pin_memory", "pytorch_alloc_conf")
+"""Without effect on a CPU: changed in place, with a new loader, and in a process of its own. In turn, by seed; a run has what its workload has."""
+WORTH = 1.05
+"""A knob that promises or gains less is no cause."""
 
 
 class Realised(msgspec.Struct, omit_defaults=True):
@@ -61,11 +66,19 @@ class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     fired: tuple[str, ...] = ()
     """Rules that fired when the diagnosis stood, best first, without notes and without what says that all is well."""
     notes: tuple[str, ...] = ()
+    offers: tuple[str, ...] = ()
+    """Notes whose suggestion promises 5 % or more."""
+    accused: tuple[str, ...] = ()
+    """Whatever else fired at any look: what a user saw, also where it was withdrawn."""
+    undecided: tuple[str, ...] = ()
+    """Rules that still lacked a signal which a probe was to bring."""
     confidence: str = ""
     steady_from_s: float | None = None
     steady_known_s: float | None = None
     found_s: float | None = None
     stood_s: float | None = None
+    diagnosed_s: float | None = None
+    """The same by the clock on the wall, from the command to start the run."""
     top: Realised | None = None
     nulls: list[Realised] = []
     """Changes of a knob that has no effect on a CPU, put on trial like any other."""
@@ -73,6 +86,7 @@ class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     error: str = ""
     elapsed_s: float = 0.0
     signals: dict[str, float] = {}
+    commit: str = ""
     blind: bool = True
     """Whether the rules say the same when they are not shown the knobs that put the fault in."""
 
@@ -95,13 +109,14 @@ class Trials(msgspec.Struct, frozen=True):
 async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, trials: Trials) -> Row:
     """The row. What goes wrong in it is told in `error`."""
     scenario, sets = case.drawn(half, seed)
-    row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix)
+    row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix, commit=commit())
     begun = time.monotonic()
     try:
         with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, BURN_GPU):
             try:
                 await engine.start(scenario, sets)
                 await _diagnose(engine, row, case.watch_s)
+                row.diagnosed_s = round(time.monotonic() - begun, 2)
                 await _realise(engine, row, trials)
             finally:
                 with contextlib.suppress(FrontError):
@@ -118,7 +133,10 @@ async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
     while row.steady_from_s is not None and run.duration_s - row.steady_from_s < watch_s:
         run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
     row.stood_s = round(run.duration_s, 2)
-    row.fired, row.notes = faults(run), tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
+    noted = [one for one in run.findings if one.state == "fires" and one.note]
+    row.fired, row.notes = faults(run), tuple(one.rule for one in noted)
+    row.offers = tuple(one.rule for one in noted if any(_promised(suggestion) >= WORTH for suggestion in one.suggestions))
+    row.undecided = tuple(one.rule for one in run.findings if one.state == "cant_tell" and any(name in PROBE_OF for name in one.missing))
     row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
     row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
 
@@ -126,6 +144,10 @@ async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
 def _fired(run: Run, knobs: Knobs) -> set[str]:
     """The rules that fire on the run's stored signals, under `knobs`."""
     return {one.rule for one in evaluate(RuleCase(knobs, run.signals, run.serves)) if one.state == "fires"}
+
+
+def _promised(suggestion: Suggestion) -> float:
+    return suggestion.predicted_speedup.middle if suggestion.predicted_speedup else 1.0
 
 
 def faults(run: Run) -> tuple[str, ...]:
@@ -138,9 +160,12 @@ def _faults(run: Run) -> list[Finding]:
 
 
 def _watch(row: Row, view: View) -> None:
-    """When it was known to be steady, and when the right finding was first on top."""
+    """What is accused, when it was known to be steady, and when the right finding was first on top."""
     run = view.run
-    if run is None or run.steady_from_s is None:
+    if run is None:
+        return
+    row.accused = tuple(dict.fromkeys((*row.accused, *(rule for rule in faults(run) if rule not in row.truth))))
+    if run.steady_from_s is None:
         return
     now = round(run.duration_s, 2)
     if row.steady_known_s is None:
@@ -161,12 +186,18 @@ async def _realise(engine: Engine, row: Row, trials: Trials) -> None:
         for suggestion in [one for one in tried if not _costly(one.changes, row.seed)]:
             row.top = await _try(engine, suggestion.changes, TOP, suggestion.predicted_speedup)
             row.top.rule = found[0].rule
-    if "non_blocking" in run.knobs and row.signals.get("step_s", 1.0) < QUICK_STEP_S:
-        for _ in range(trials.nulls):
-            row.nulls.append(await _try(engine, {"non_blocking": not run.knobs["non_blocking"]}, EACH))
+    here = [name for name in NULLS if name in run.knobs]
+    if here and row.signals.get("step_s", 1.0) < QUICK_STEP_S:
+        for number in range(trials.nulls):
+            row.nulls.append(await _try(engine, _nothing(here[(row.seed + number) % len(here)], run.knobs), USUAL))
     if row.seed in trials.oracle:
         for changes in changes_to_try(run.knobs, run.workload):
             row.oracle.append(await _try(engine, changes, EACH))
+
+
+def _nothing(name: str, knobs: Knobs) -> Knobs:
+    """The other value of a knob that has no effect here."""
+    return {name: next(value for value in (*CATALOGUE[name].examples, CATALOGUE[name].default) if value != knobs[name])}
 
 
 def _costly(changes: Knobs, seed: int) -> bool:

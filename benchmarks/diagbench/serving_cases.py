@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.diagbench.cases import Case, Half, Made
+from benchmarks.diagbench.cases import Case, Half, Made, width
 from gpuconsole.model.knobs import Knobs
 
 
 def _sizes(chance: random.Random, half: Half) -> Knobs:
-    width = 256 if half == "tuning" else chance.choice((192, 320))
-    return {"d_model": width, "n_layer": 4 if half == "tuning" else chance.choice((3, 5))}
+    wide = 256 if half == "tuning" else width(chance, 192, 336)
+    return {"d_model": wide, "n_layer": 4 if half == "tuning" else chance.choice((3, 5))}
 
 
 def healthy(chance: random.Random, half: Half) -> Made:
-    return "serve-chat", {**_sizes(chance, half), "concurrency": chance.choice((6, 8, 10)), "prompt_tokens": chance.choice((48, 64))}
+    return "serve-chat", {**_sizes(chance, half), "concurrency": chance.randint(6, 10), "prompt_tokens": chance.randint(48, 64)}
 
 
 def nothing_to_share(chance: random.Random, half: Half) -> Made:
     """The prefix cache is off, and no prompt shares a prefix."""
-    return "serve-chat", {**_sizes(chance, half), "concurrency": 8, "enable_prefix_caching": False, "shared_prefix_ratio": 0.0}
+    users = chance.randint(6, 9)
+    return "serve-chat", {**_sizes(chance, half), "concurrency": users, "enable_prefix_caching": False, "shared_prefix_ratio": 0.0}
 
 
 def few_seats(chance: random.Random, half: Half) -> Made:
-    return "serve-batch", {**_sizes(chance, half), "max_num_seqs": chance.choice((4, 6, 8)), "concurrency": chance.choice((32, 48, 64))}
+    return "serve-batch", {**_sizes(chance, half), "max_num_seqs": chance.randint(4, 8), "concurrency": chance.randint(32, 64)}
 
 
 def overload(chance: random.Random, half: Half) -> Made:
-    return "overload", {**_sizes(chance, half), "request_rate": float(chance.choice((50, 60, 80)))}
+    return "overload", {**_sizes(chance, half), "request_rate": round(chance.uniform(50, 80), 1)}
 
 
 def small_cache(chance: random.Random, half: Half) -> Made:
-    return "kv-pressure", {**_sizes(chance, half), "num_gpu_blocks_override": chance.choice((80, 90, 100))}
+    return "kv-pressure", {**_sizes(chance, half), "num_gpu_blocks_override": chance.randint(80, 100)}
 
 
 def missed_prefix(chance: random.Random, half: Half) -> Made:
-    return "serve-prefix", {**_sizes(chance, half), "shared_prefix_ratio": chance.choice((0.7, 0.8)), "concurrency": chance.choice((6, 8))}
+    share = round(chance.uniform(0.65, 0.85), 2)
+    return "serve-prefix", {**_sizes(chance, half), "shared_prefix_ratio": share, "concurrency": chance.randint(6, 8)}
 
 
 def long_prompts(chance: random.Random, half: Half) -> Made:
-    return "serve-long", {**_sizes(chance, half), "prompt_tokens": chance.choice((768, 1024))}
+    return "serve-long", {**_sizes(chance, half), "prompt_tokens": chance.randint(768, 1024)}
 
 
 def one_user(chance: random.Random, half: Half) -> Made:
     """Weights beyond the caches, read for one sequence at a time."""
-    return "decode-one", {"d_model": 1024 if half == "tuning" else chance.choice((896, 1152)), "n_layer": chance.choice((5, 6))}
+    return "decode-one", {"d_model": 1024 if half == "tuning" else width(chance, 896, 1160), "n_layer": chance.choice((5, 6))}
 
 
 SERVING = (

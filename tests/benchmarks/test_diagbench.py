@@ -57,20 +57,24 @@ def row(case: str, truth: tuple[str, ...], fired: tuple[str, ...], **changes: ob
 
 
 TOP = Realised({"num_workers": 4}, "input.slow_storage", Interval(1.8, 2.2), Speedup(2.1, 1.9, 2.3), "win")
+UNDONE = Realised({"straggler_ms": 0.0}, "comm.straggler", Interval(1.8, 2.2), Speedup(1.2, 1.1, 1.3), "win")
 
 
 def test_figures_follow_from_rows() -> None:
     rows = [
         row("F1", ("input.slow_storage",), ("input.slow_storage",), top=TOP, fix=("num_workers",), steady_known_s=2.0, found_s=5.0),
-        row("F2", ("input.slow_storage",), ("input.jitter",)),
+        row("F2", ("input.slow_storage",), ("input.jitter",), top=UNDONE),
         row("F3", ("host.logging_io",), ()),
-        row("H1", (), (), steady_from_s=0.5),
-        row("H2", (), ("gpu.small_batch",), steady_from_s=0.5),
+        row("H1", (), (), steady_from_s=0.5, accused=("mem.leak_host",), offers=("gpu.fp32_no_tensor_core",)),
+        row("H2", (), ("gpu.small_batch",), steady_from_s=0.5, nulls=[Realised({"pin_memory": False}, verdict="no_gain")]),
     ]
     found = report(rows)
     assert report([row("H3", (), ())])["false_positive"] == 1.0, "a run that never was steady proves nothing"
     assert (found["top1"], found["family"], found["false_positive"], found["abstained"]) == (0.3333, 0.6667, 0.5, 0.3333)
-    assert (found["gain_median_error"], found["gain_covered"], found["time_to_finding_s"]) == (0.0553, 1.0, 3.0)
+    assert (found["gain_median_error"], found["gain_covered"], found["undoing"], found["top_won"]) == (0.0553, 1.0, 1, 1)
+    assert (report(rows[:1])["time_to_finding_s"], found["time_to_finding_s"]) == (3.0, None), "a miss never ends"
+    assert (found["top1_cases"], found["extra"], found["ever_accused"], found["offered"]) == (0.3333, 0.3333, 0.5, 0.5)
+    assert (found["null_trials"], found["null_false_wins"], found["null_no_gain"]) == (1, 0, 1.0)
     assert found["failing"] == ["F2", "F3", "H2"]
     whole = "\n".join((page(rows, found), families(rows), gains([rows[0], rows[0]])))
     assert "F1" in whole and "input" in whole and svg(whole, "DiagBench").startswith("<svg")
@@ -78,13 +82,15 @@ def test_figures_follow_from_rows() -> None:
 
 def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None:
     helps = Realised({"batch_size": 32}, speedup=Speedup(1.4, 1.3, 1.5))
+    unsure = Realised({"log_every": 20}, speedup=Speedup(1.1, 0.9, 1.3))
     found = report(
         [
             row("H1", (), (), oracle=[helps], steady_from_s=0.5),
             row("F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[helps]),
+            row("F2", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[unsure]),
         ]
     )
-    assert found["disputed"].keys() == {"H1", "F1"} and found["cases"] == 0
+    assert found["disputed"].keys() == {"H1", "F1"} and found["cases"] == 1, "what could not be told denies nothing"
 
 
 def test_wilson() -> None:
@@ -104,11 +110,11 @@ def test_peers_stand_in_the_same_table_on_the_cases_that_they_ran(tmp_path: Path
         "family_runs": 2,
     }
     figures |= {"misled": 1, "false_positive": 0.5, "healthy_runs": 2, "seconds_median": 12.0}
-    kept = {"report": figures, "rows": [{"case": "F1"}, {"case": "H1"}]}
+    kept = {"report": figures, "rows": [{"case": "F1", "seed": 0}, {"case": "H1", "seed": 0}]}
     (tmp_path / "diagbench-peers-other-reporting-2026-01-01.json").write_text(json.dumps(kept))
     ours = [
         row("F1", ("input.slow_storage",), ("input.slow_storage",)),
-        row("H1", (), (), steady_from_s=0.5, stood_s=9.0),
+        row("H1", (), (), steady_from_s=0.5, diagnosed_s=9.0),
         row("F2", ("input.jitter",), ()),
     ]
     table = beside(ours, peers("reporting", tmp_path)).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import subprocess
@@ -91,13 +92,14 @@ def test_percentiles_are_the_same_either_way(tmp_path: Path) -> None:
 
 def test_what_a_script_does_between_phases_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals, "MEMORY_EVERY_S", 0.0)
-    loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=16.0, gradient_percentiles="python")
+    loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=64.0, gradient_percentiles="python")
+    gc.collect()  # what other tests left behind
     before = loop.counters()
     for _ in range(3):
         loop.step()
     after = loop.counters()
     assert after["gc.collections"] - before["gc.collections"] >= 3 and after["gc.pause_s"] > before["gc.pause_s"]
-    assert after["host.private_bytes"] - before["host.private_bytes"] > 30e6
+    assert after["host.private_bytes"] - before["host.private_bytes"] > 100e6
     assert after["work.steps"] == 3
     loop.close()
 
