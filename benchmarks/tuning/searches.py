@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from benchmarks.tuning.spaces import Space
 from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.sweep import SweepPoint
 
 GOOD = 0.95
 
@@ -28,19 +27,17 @@ def best_so_far(orders: Sequence[Sequence[float]], best: float) -> list[float]:
     return [statistics.median(rates) / best for rates in zip(*seen, strict=False)]
 
 
-def random_order(points: Sequence[SweepPoint], seed: int) -> list[float]:
+def random_order(rates: Sequence[float], seed: int) -> list[float]:
     """The rates in the order of a random search without repetition."""
-    rates = [point.mean or 0.0 for point in points]
-    random.Random(seed).shuffle(rates)
-    return rates
+    return random.Random(seed).sample(rates, len(rates))
 
 
-def tpe_order(points: Sequence[SweepPoint], space: Space, seed: int) -> list[float]:
+def tpe_order(points: Sequence[Knobs], rates: Sequence[float], space: Space, seed: int) -> list[float]:
     """The rates in the order in which Optuna's TPE asks for them; a point asked for again costs nothing, since its figure is known."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    known = {key(point.knobs): point.mean or 0.0 for point in points}
+    known = {key(point): rate for point, rate in zip(points, rates, strict=True)}
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     asked: dict[str, float] = {}
     for _ in range(20 * len(points)):

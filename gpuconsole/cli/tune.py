@@ -42,6 +42,7 @@ EXAMPLES = """examples:
   gpuconsole tune data-starved
   gpuconsole tune serve-prefix --budget 600 --certificate tuned.json
   gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
+  gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    leave the precision as it is
   gpuconsole tune serve-prefix --resume tuned.json          go on where it was broken off
   gpuconsole verify tuned.json                              check what it says
 """
@@ -65,6 +66,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--allow-training-changes", action="store_true", help="also changes of what is learnt per step, such as the batch size"
     )
+    parser.add_argument("--only", type=names, default=[], metavar="KNOB,KNOB", help="turn no other knobs than these")
     parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, anew after every trial")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="a certificate: its attempts are not made again, and it is written on")
     add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
     check_server(args, chosen.workload)
     knobs = assignments(args.knobs, chosen)
+    if unknown := [name for name in args.only if name not in chosen.workload.knobs]:
+        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}; it has: {', '.join(chosen.workload.knobs)}")
     target = writable(args.resume or args.certificate, "--resume" if args.resume else "--certificate")
     writable(args.snapshot, "--snapshot")
     resumed = read_certificate(args.resume) if args.resume else None
@@ -92,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
     except FrontError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_certificate(path: Path) -> Certificate:
@@ -140,8 +148,16 @@ async def _tune(
     interrupted: asyncio.Event,
 ) -> tuple[Certificate, bool]:
     """To its end, or until someone interrupts or the run fails (then True): what has been proven by then stands."""
-    options = {"given": knobs, "allow_training_changes": args.allow_training_changes, "on_change": heard, "resumed": resumed}
-    tuner = Tuner(engine, args.scenario, args.budget, **options)
+    tuner = Tuner(
+        engine,
+        args.scenario,
+        args.budget,
+        given=knobs,
+        allow_training_changes=args.allow_training_changes,
+        only=args.only,
+        on_change=heard,
+        resumed=resumed,
+    )
     tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
     await asyncio.wait([tuning, stop], return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -47,11 +47,15 @@ class Tuner:
         *,
         given: Knobs | None = None,
         allow_training_changes: bool = False,
+        only: Collection[str] = (),
         on_change: Callable[[Certificate], None] = lambda certificate: None,
         resumed: Certificate | None = None,
     ) -> None:
-        """`scenario` as it was asked for: a name or a path, with the knobs `given`. `on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again."""
-        self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
+        """`scenario` as it was asked for: a name or a path, with the knobs `given`. `only`: the knobs that may be turned, where not all may.
+
+        `on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again.
+        """
+        self._engine, self._budget_s, self._allow, self._only = engine, budget_s, allow_training_changes, only
         self._on_change = on_change
         self._begun = time.monotonic()
         run = engine.view().run
@@ -78,7 +82,7 @@ class Tuner:
             run = await until_diagnosed(self._engine, lambda: self._left_s() <= HOT_S)  # no time for a trial anyway
             if not self.certificate.end.keys() <= run.knobs.keys():
                 raise FrontError(f"{run.scenario} runs now")
-            found = candidates(run.findings, run.knobs, self._tried(), self._allow)
+            found = candidates(run.findings, run.knobs, self._tried(), self._allow, self._only)
             if not found and self._left_s() > HOT_S:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 return await self._end(

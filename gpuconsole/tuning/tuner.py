@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -32,12 +32,17 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def candidates(
-    findings: Iterable[Finding], knobs: Knobs, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool
+    findings: Iterable[Finding],
+    knobs: Knobs,
+    tried: Sequence[tuple[Knobs, Knobs]],
+    allow_training_changes: bool,
+    only: Collection[str] = (),
 ) -> list[Candidate]:
     """What the findings suggest under `knobs`, best first, each once; without what has been tried under the same knobs.
 
     `tried` are pairs of the knobs then and the changes. Left out too: changes of the load on a model server, which is the users' and not
-    the server's; where not allowed, changes of what is learnt per step; and whatever promises less than WORTH.
+    the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH; and where there are knobs that
+    `only` may be turned, changes of others.
     """
     found: dict[str, Candidate] = {}
     for finding in findings:
@@ -46,7 +51,7 @@ def candidates(
         for suggestion in finding.suggestions:
             if any(changes == suggestion.changes and before == knobs for before, changes in tried):
                 continue
-            if not _allowed(suggestion.changes, allow_training_changes):
+            if not _allowed(suggestion.changes, allow_training_changes) or (only and not suggestion.changes.keys() <= set(only)):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
             if most < WORTH:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tuning.__main__ import tuner_curve
+from benchmarks.tuning.__main__ import on_one_scale, tuner_curve
 from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import best_so_far, first_good, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
@@ -27,10 +27,16 @@ def test_searched_knobs_exist_and_the_start_is_on_the_grid(scenario: str) -> Non
 
 def test_searches_find_what_the_grid_found() -> None:
     space = {"a": [1, 2, 3], "b": [1, 2, 3]}
-    grid = [SweepPoint(knobs, [float(int(knobs["a"]) * int(knobs["b"]))]) for knobs in points(space, {}, grid=True)]  # type: ignore[arg-type]
-    assert first_good(random_order(grid, 0), 9.0) <= 9
+    grid = points(space, {}, grid=True)  # type: ignore[arg-type]
+    rates = [float(int(knobs["a"]) * int(knobs["b"])) for knobs in grid]
+    assert first_good(random_order(rates, 0), 9.0) <= 9
     pytest.importorskip("optuna")
-    assert first_good(tpe_order(grid, space, 0), 9.0) <= 9  # type: ignore[arg-type]
+    assert first_good(tpe_order(grid, rates, space, 0), 9.0) <= 9  # type: ignore[arg-type]
+
+
+def test_points_measured_twice_set_the_scale_for_the_others() -> None:
+    found = [SweepPoint({"a": n}, [rate]) for n, rate in enumerate((10.0, 40.0, 20.0))]
+    assert on_one_scale(found, found[1:2], [20.0]) == [5.0, 20.0, 10.0], "the machine had become half as fast"
 
 
 def test_what_is_held_never_falls() -> None:

@@ -44,6 +44,11 @@ def test_without_a_prediction_half_of_what_is_at_stake_is_expected() -> None:
     assert one.gain == pytest.approx(0.5)
 
 
+def test_only_the_knobs_that_may_be_turned_are() -> None:
+    found = [finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3)), finding("b", {"num_workers": 1}, Interval(1.2, 1.5))]
+    assert [one.changes for one in candidates(found, KNOBS, [], False, ["num_workers"])] == [{"num_workers": 1}]
+
+
 @pytest.mark.parametrize(
     "left_out",
     [
