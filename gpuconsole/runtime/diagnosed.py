@@ -27,7 +27,8 @@ class Shows(Protocol):
 
 async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None) -> Run:
     """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended."""
-    waited, stood = time.monotonic(), 0.0
+    running_at = steady_at = time.monotonic()
+    stood = 0.0
     before: list[str] = []
     while True:
         await asyncio.sleep(LOOK_S)
@@ -39,12 +40,16 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
         now = [one.rule for one in run.findings if one.state == "fires"]
         stood = stood + LOOK_S if now == before and not view.probing and not in_doubt(run) else 0.0
         before = now
+        now_s, steady = time.monotonic(), run.steady_from_s is not None
         if run.state == "starting":
-            waited = time.monotonic()
-        stands = run.steady_from_s is not None and run.findings and (stood >= SETTLED_S or time.monotonic() - waited > DOUBT_S)
+            running_at = now_s
+        if not steady:  # a model that is compiled first takes a minute to become so
+            steady_at = now_s
+        stands = steady and run.findings and (stood >= SETTLED_S or now_s - steady_at > DOUBT_S)
         if run.serves and run.duration_s - (run.steady_from_s or 0.0) < SERVING_S:
             stands = False
-        if run.state != "starting" and (stands or time.monotonic() - waited > NOT_STEADY_S or enough()):
+        given_up = now_s - (steady_at if steady else running_at) > NOT_STEADY_S
+        if run.state != "starting" and (stands or given_up or enough()):
             return run
 
 

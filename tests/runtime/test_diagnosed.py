@@ -1,0 +1,54 @@
+"""When a diagnosis is believed: a made-up run that changes by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.run import Run
+from gpuconsole.runtime import diagnosed
+from gpuconsole.runtime.front import View
+
+LACKING = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.concurrency_gain",))
+KNOWN = Finding("gpu.small_batch", "fires", "")
+
+
+class Front:
+    """Steady after `steady_s`; the probe's answer is there `answer_s` after that."""
+
+    def __init__(self, steady_s: float, answer_s: float) -> None:
+        self._begun, self._steady_s, self._answer_s = time.monotonic(), steady_s, answer_s
+
+    def view(self) -> View:
+        passed = time.monotonic() - self._begun
+        answered = passed > self._steady_s + self._answer_s
+        run = Run("1", "train-gpt", "training.gpt", {}, "cpu", "running", findings=[KNOWN if answered else LACKING])
+        run.steady_from_s = self._steady_s if passed > self._steady_s else None
+        return cast("View", SimpleNamespace(run=run, probing=""))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_S", 0.01), ("SETTLED_S", 0.02), ("DOUBT_S", 0.6), ("NOT_STEADY_S", 1.5)):
+        monkeypatch.setattr(diagnosed, name, seconds)
+
+
+def told(front: Front) -> Run:
+    return asyncio.run(diagnosed.until_diagnosed(front, lambda: False))
+
+
+def test_a_probe_is_waited_for_however_long_the_run_took_to_be_steady() -> None:
+    assert told(Front(steady_s=0.8, answer_s=0.2)).findings == [KNOWN]
+
+
+def test_an_answer_that_does_not_come_is_given_up() -> None:
+    assert told(Front(steady_s=0.1, answer_s=60.0)).findings == [LACKING]
+
+
+def test_so_is_a_run_that_is_never_steady() -> None:
+    assert told(Front(steady_s=60.0, answer_s=0.0)).steady_from_s is None
