@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 import platform
+import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +36,8 @@ def fingerprint() -> dict[str, object]:
 def commit() -> str:
     """The commit that runs, with `-dirty` where files other than results differ from it; empty outside of a checkout."""
     root = RESULTS.parents[1]
+    if shutil.which("git") is None:
+        return ""
     head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], cwd=root, check=False).returncode == 1
     return head + "-dirty" * (bool(head) and changed)

@@ -26,7 +26,10 @@ def beside(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> str:
     """A table, a line per tool; empty where no peer has been run. A tool that has no word for a cause is not asked for it."""
     if not found:
         return ""
-    runs = {(row["case"], row["seed"]) for result in found for row in result["rows"]}
+    theirs = [{(row["case"], row["seed"]) for row in result["rows"]} for result in found]
+    runs = set.intersection(*theirs) & {(row.case, row.seed) for row in rows}
+    if not runs:
+        return "no case that all peers ran was run with the same seed here: no table"
     cases = {case for case, _ in runs}
     lines = [_line(HEADINGS), _line(_ours([row for row in rows if (row.case, row.seed) in runs]))]
     lines += [_line(_theirs(result["report"])) for result in found]

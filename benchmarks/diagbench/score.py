@@ -126,11 +126,18 @@ def _times(faulty: Sequence[Row]) -> dict[str, Any]:
 
 
 def _nulls(nulls: Sequence[Realised]) -> dict[str, Any]:
+    """`null_by_knob`: false wins and trials; the knob tells how it was tried (see `run.NULLS`)."""
     wins = sum(one.verdict == "win" for one in nulls)
+    by_knob: dict[str, tuple[int, int]] = {}
+    for one in nulls:
+        name = ",".join(one.changes)
+        won, tried = by_knob.get(name, (0, 0))
+        by_knob[name] = won + (one.verdict == "win"), tried + 1
     return {
         "null_trials": len(nulls),
         "null_false_wins": wins,
         "null_false_wins_high": round(wilson(wins, len(nulls))[1], 4),
+        "null_by_knob": {name: [won, tried] for name, (won, tried) in sorted(by_knob.items())},
         "null_no_gain": _share(sum(one.verdict == "no_gain" for one in nulls), len(nulls)),
     }
 
@@ -183,7 +190,7 @@ def best(row: Row) -> Realised | None:
     sure = [
         one
         for one in (*row.oracle, *([row.top] if row.top else []))
-        if one.speedup and one.speedup.low > 1 and one.speedup.estimate >= WORTH and UNDOES.isdisjoint(one.changes)
+        if one.speedup and one.speedup.low > 1 and one.speedup.estimate >= WORTH and (UNDOES - set(row.fix)).isdisjoint(one.changes)
     ]
     return max(sure, key=lambda one: one.speedup.estimate if one.speedup else 0.0, default=None)
 

@@ -5,8 +5,8 @@
 For each scenario: every point of a grid is measured in turn, in so many blocks as --repeats says; random search and Optuna's TPE (pip install
 optuna) are replayed on those figures; the tuner runs live, may turn the grid's knobs and no others, and diagnoses within its time. An evaluation
 costs what its blocks took, though a sweep that is to prove anything makes ten: the cheapest price that there is for the searches.
-Then the grid's FINALISTS best points and what the tuner ended with run in turn, FINAL_BLOCKS each: the best of those is the yardstick of all,
-so that nobody is held against the luckiest of many short looks.
+Then the grid's FINALISTS best points and what the tuner ended with run in turn, FINAL_BLOCKS each. The best of those points is the yardstick: the
+tuner's end is held against its rate there, the searches against what they saw of it, so that nobody is held against the luckiest of many looks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
 from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.sweep import Sweep, SweepPoint
+from gpuconsole.model.sweep import Sweep
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.serving import ServingChoice
@@ -76,15 +75,18 @@ async def compare(scenario: str, space: Space, repeats: int, budget_s: float) ->
     end = {name: certificate.end[name] for name in space}
     final, _ = await measured(scenario, [*(point.knobs for point in finalists), end], FINAL_BLOCKS)
     *again, our_rate = [point.mean or 0.0 for point in final.points]
-    best = max(again)
-    rates = on_one_scale(sweep.points, finalists, again)
+    best, rates = max(again), [point.mean or 0.0 for point in sweep.points]
+    best_point = finalists[again.index(best)]
+    seen_best = best_point.mean or 0.0  # what the searches saw of it
     orders = {
         "grid": [rates],
         "random": [random_order(rates, seed) for seed in range(SEEDS)],
         "tpe": [tpe_order(grid, rates, space, seed) for seed in range(SEEDS)],
     }
-    soon = {name: statistics.median(first_good(order, best) for order in orders[name]) for name in ("random", "tpe")}
-    curves = {name: [(n * evaluation_s, share) for n, share in enumerate(best_so_far(found, best), 1)] for name, found in orders.items()}
+    soon = {name: statistics.median(first_good(order, seen_best) for order in orders[name]) for name in ("random", "tpe")}
+    curves = {
+        name: [(n * evaluation_s, share) for n, share in enumerate(best_so_far(found, seen_best), 1)] for name, found in orders.items()
+    }
     reached = our_rate / best
     curves["tune"] = tuner_curve(certificate, reached)
     return {
@@ -94,8 +96,8 @@ async def compare(scenario: str, space: Space, repeats: int, budget_s: float) ->
         "points": len(grid),
         "block_s": round(block_s, 3),
         "grid_s": round(len(grid) * evaluation_s, 1),
-        "grid_best": finalists[again.index(best)].knobs,
-        "good_points": sum(rate >= GOOD * best for rate in rates),
+        "grid_best": best_point.knobs,
+        "good_points": sum(rate >= GOOD * seen_best for rate in rates),
         "random_s": round(soon["random"] * evaluation_s, 1),
         "tpe_s": round(soon["tpe"] * evaluation_s, 1),
         "tune_s": next((t for t, share in curves["tune"] if share >= GOOD), None),
@@ -106,13 +108,6 @@ async def compare(scenario: str, space: Space, repeats: int, budget_s: float) ->
         "curves": {name: [(round(t, 1), round(share, 4)) for t, share in curve] for name, curve in curves.items()},
         "rates": [(point.knobs, point.rates) for point in sweep.points],
     }
-
-
-def on_one_scale(found: Sequence[SweepPoint], finalists: Sequence[SweepPoint], again: Sequence[float]) -> list[float]:
-    """The rate of each point: of the finalists as measured again, of the others as in the sweep, less what the machine did meanwhile."""
-    scale = sum(again) / sum(point.mean or 0.0 for point in finalists)
-    known = {id(point): rate for point, rate in zip(finalists, again, strict=True)}
-    return [known.get(id(point), (point.mean or 0.0) * scale) for point in found]
 
 
 def tuner_curve(certificate: Certificate, reached: float) -> list[tuple[float, float]]:

@@ -64,13 +64,17 @@ def parse(words: list[str]) -> Namespace:
         def error(self, message: str) -> NoReturn:
             raise NotUnderstood
 
+    class OneLine(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
     if not {"-h", "--help"} & set(words):
         named = [name for name in COMMANDS if name.replace("_", "-") in words]
         try:
             return build_parser(named, Quiet).parse_args(words)
         except NotUnderstood:
             pass
-    return build_parser().parse_args(words)
+    return build_parser(parser_class=OneLine).parse_args(words)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if resumed is not None:
         if resumed.scenario != args.scenario:
             raise UsageError(f"--resume {args.resume}: it is about {resumed.scenario}")
+        if args.only and sorted(args.only) != sorted(resumed.only):
+            raise UsageError(f"--resume {args.resume}: it began with other knobs than --only says: {', '.join(resumed.only) or 'all'}")
         if any(resumed.start.get(name) != value for name, value in knobs.items()):
             raise UsageError(f"--resume {args.resume}: it began with other values than --set says")
         knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
@@ -99,7 +101,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("names no knob")
+    return found
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -26,7 +26,8 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Certificate(msgspec.Struct, kw_only=True):
-    """`start` and `end` are the knobs before and after; `given`: those that the scenario was started with beside its own. `proof` is one trial of all that was kept against the start, both in turn:
+    """`start` and `end` are the knobs before and after; `given`: those that the scenario was started with beside its own; `only`: the
+    knobs that might be turned, where not all might. `proof` is one trial of all that was kept against the start, both in turn:
     its change goes from `end` back to `start`, so what was gained is one over its speedup. None where nothing was kept, or no time was
     left for it.
     """
@@ -40,6 +41,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     start: Knobs
     end: Knobs
     given: Knobs = {}
+    only: list[str] = []
     attempts: list[Attempt] = []
     proof: Trial | None = None
     stopped: str = ""

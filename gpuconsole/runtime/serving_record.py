@@ -124,7 +124,7 @@ class ServingRecord:
         found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
         shared = next((one.shared_prefix_ratio for one in reversed(load) if one.shared_prefix_ratio is not None), None)
         if shared is not None:
-            found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of the prompts that it sent last")
+            found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
         all_recent = self.recent(since)
         if all_recent:
             found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")

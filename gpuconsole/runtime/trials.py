@@ -15,7 +15,7 @@ from gpuconsole.model.run import Run, Step
 from gpuconsole.model.trial import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
 from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
-from gpuconsole.tuning.statistics import MIN_PAIRS, exhausted, resolution, speedup, verdict
+from gpuconsole.tuning.statistics import BETWEEN, MIN_PAIRS, exhausted, resolution, speedup, verdict
 
 MAX_PAIRS = 60
 START_S = 180.0
@@ -95,11 +95,13 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     wall_ratios: list[float] = []
     nulls: list[float] = []
     last: tuple[int, float] | None = None
+    between = BETWEEN[sides.method]
     start = time.monotonic()
     cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
     trial = msgspec.structs.replace(
         trial,
         method=sides.method,
+        between=between,
         clock="contention_free" if contention_free else "wall",
         changes_training=any(CATALOGUE[name].changes_training for name in trial.changes),
     )
@@ -116,19 +118,19 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 nulls.append(math.log(rates[pair[0]] / last[1]))
             last = pair[1], rates[pair[1]]
             wall_ratios.append(math.log(rate(blocks[CHANGED], False) / rate(blocks[BASELINE], False)))
-            decided = verdict(ratios, nulls, sides.method)
+            decided = verdict(ratios, nulls, between)
             trial = msgspec.structs.replace(
                 trial,
-                speedup=speedup(ratios, sides.method),
-                wall_speedup=speedup(wall_ratios, sides.method),
+                speedup=speedup(ratios, between),
+                wall_speedup=speedup(wall_ratios, between),
                 blocks=2 * len(ratios),
                 log_ratios=tuple(ratios),
                 null_log_ratios=tuple(nulls),
-                resolution_ratio=resolution(nulls, len(ratios), sides.method),
+                resolution_ratio=resolution(nulls, len(ratios), between),
                 elapsed_s=time.monotonic() - start,
             )
             on_update(trial)
-            if decided or exhausted(ratios, sides.method) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
+            if decided or exhausted(ratios, nulls, between) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
                 break
     except (TrialFailed, WorkerGone) as error:
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - start)

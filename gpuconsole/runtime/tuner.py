@@ -55,7 +55,7 @@ class Tuner:
 
         `on_change` hears of every attempt. `resumed`: a session that was broken off; its attempts are not made again.
         """
-        self._engine, self._budget_s, self._allow, self._only = engine, budget_s, allow_training_changes, only
+        self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
         self._on_change = on_change
         self._begun = time.monotonic()
         run = engine.view().run
@@ -72,6 +72,7 @@ class Tuner:
                 start=dict(run.knobs),
                 end=dict(run.knobs),
                 given=given or {},
+                only=list(only),
             )
         )
         self._earlier_s = self.certificate.elapsed_s
@@ -82,12 +83,11 @@ class Tuner:
             run = await until_diagnosed(self._engine, lambda: self._left_s() <= HOT_S)  # no time for a trial anyway
             if not self.certificate.end.keys() <= run.knobs.keys():
                 raise FrontError(f"{run.scenario} runs now")
-            found = candidates(run.findings, run.knobs, self._tried(), self._allow, self._only)
+            found = candidates(run.findings, run.knobs, self._tried(), self._allow, self.certificate.only)
             if not found and self._left_s() > HOT_S:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
-                return await self._end(
-                    "nothing that is left promises 5 %" if known else "it never became steady: nothing could be diagnosed"
-                )
+                left = "nothing that is left promises 5 %" + (" with these knobs" if self.certificate.only else "")
+                return await self._end(left if known else "it never became steady: nothing could be diagnosed")
             if not found or self._left_s() < trial_s(found[0].changes):
                 return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
             await self._attempt(run, found[0])

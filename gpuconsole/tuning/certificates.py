@@ -35,7 +35,7 @@ def _of_trial(trial: Trial) -> list[str]:
     if trial.state != "done" or trial.speedup is None:
         return [f"trial {trial.id} was kept without a proof"] if trial.kept else []
     name = f"trial {trial.id} ({describe_changes(trial.changes)})"
-    again = speedup(list(trial.log_ratios), trial.method)
+    again = speedup(list(trial.log_ratios), trial.between)
     pairs = (
         zip((again.estimate, again.low, again.high), (trial.speedup.estimate, trial.speedup.low, trial.speedup.high), strict=True)
         if again
@@ -44,7 +44,7 @@ def _of_trial(trial: Trial) -> list[str]:
     found = []
     if again is None or any(abs(one - other) > ROUNDING * max(1.0, abs(one)) for one, other in pairs):
         found.append(f"{name}: its interval does not follow from its {len(trial.log_ratios)} pairs")
-    decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.method) or "undecided"
+    decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between) or "undecided"
     if decided != trial.verdict:
         found.append(f"{name}: its verdict is {trial.verdict}, and its pairs say {decided}")
     if trial.kept and not trial.worth_keeping:

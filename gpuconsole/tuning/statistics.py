@@ -18,8 +18,11 @@ NORMAL_975 = 1.96
 RUN_TO_RUN = 0.02
 """What whole runs of one and the same thing are taken to differ by (standard deviation), where there are not three to tell: as much as the
 least difference that counts. Six runs beside equal load on a shared two-core VM differed by 2.7 %."""
+LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * math.sqrt(2) * RUN_TO_RUN + MINIMUM_EFFECT)
+"""Less than 8 % no trial with a process a side can prove."""
 BETWEEN: dict[Method, float] = {"live ABBA": 0.0, "two workers ABBA": math.sqrt(2) * RUN_TO_RUN}
-"""What the two sides of a trial differ by anyway: those that are processes of their own by what two processes do, in every pair alike."""
+"""What the two sides of a trial differ by anyway (standard deviation of the log ratio): those that are processes of their own by what two
+processes do, in every pair alike."""
 _T_975 = {
     1: 12.706,
     2: 4.303,
@@ -62,15 +65,15 @@ def always_valid(n: float) -> float:
     return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / ALPHA))
 
 
-def speedup(log_ratios: list[float], method: Method = "live ABBA") -> Speedup | None:
-    """The effect as a ratio of throughputs with its interval; None before there are enough pairs."""
+def speedup(log_ratios: list[float], between: float = 0.0) -> Speedup | None:
+    """The effect as a ratio of throughputs with its interval; None before there are enough pairs. `between`: see BETWEEN."""
     if len(log_ratios) < 2:
         return None
-    mean, low, high = _widened(confidence_sequence(log_ratios), method)
+    mean, low, high = _widened(confidence_sequence(log_ratios), between)
     return Speedup(*(math.exp(min(20.0, max(-20.0, value))) for value in (mean, low, high)))
 
 
-def resolution(null_log_ratios: Sequence[float], pairs: int, method: Method = "live ABBA") -> float | None:
+def resolution(null_log_ratios: Sequence[float], pairs: int, between: float = 0.0) -> float | None:
     """The smallest effect, as a ratio, that `pairs` pairs can tell from none; None before there are two null pairs.
 
     In the order A B, B A, A B every second block follows one of its own side. Their log ratios have the mean 0 and, the blocks being neighbours
@@ -78,7 +81,7 @@ def resolution(null_log_ratios: Sequence[float], pairs: int, method: Method = "l
     """
     if len(null_log_ratios) < 2 or pairs < 1:
         return None
-    return math.expm1(min(20.0, math.hypot(_null_half_width(null_log_ratios, pairs), NORMAL_975 * BETWEEN[method])))
+    return math.expm1(min(20.0, math.hypot(_null_half_width(null_log_ratios, pairs), NORMAL_975 * between)))
 
 
 def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
@@ -86,22 +89,23 @@ def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
     return spread / math.sqrt(pairs) * always_valid(pairs) * student(len(null_log_ratios)) / NORMAL_975
 
 
-def _widened(interval: tuple[float, float, float], method: Method) -> tuple[float, float, float]:
+def _widened(interval: tuple[float, float, float], between: float) -> tuple[float, float, float]:
     """No number of pairs takes off what the two sides differ by anyway."""
     mean, low, high = interval
-    anyway = NORMAL_975 * BETWEEN[method]
+    anyway = NORMAL_975 * between
     return mean, mean - math.hypot(mean - low, anyway), mean + math.hypot(high - mean, anyway)
 
 
-def exhausted(log_ratios: list[float], method: Method) -> bool:
+def exhausted(log_ratios: list[float], null_log_ratios: Sequence[float], between: float) -> bool:
     """Whether most of the interval is what the two sides differ by anyway, so that more pairs would tell little more."""
     if len(log_ratios) < MIN_PAIRS:
         return False
     mean, _, high = confidence_sequence(log_ratios)
-    return high - mean < NORMAL_975 * BETWEEN[method] / 2
+    by_nulls = _null_half_width(null_log_ratios, len(log_ratios)) if len(null_log_ratios) >= 2 else 0.0
+    return max(high - mean, by_nulls) < NORMAL_975 * between / 2
 
 
-def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = (), method: Method = "live ABBA") -> Verdict | None:
+def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = (), between: float = 0.0) -> Verdict | None:
     """win, no_gain or worse once the interval says so; None while it does not.
 
     Few pairs that agree by chance have too small a deviation: a win, or a loss, must also be larger than what the null pairs allow.
@@ -112,7 +116,7 @@ def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = (), meth
     if len(null_log_ratios) >= 2:
         half = _null_half_width(null_log_ratios, len(log_ratios))
         low, high = min(low, mean - half), max(high, mean + half)
-    _, low, high = _widened((mean, low, high), method)
+    _, low, high = _widened((mean, low, high), between)
     if low > MINIMUM_EFFECT:
         return "win"
     if high < -MINIMUM_EFFECT:

@@ -9,6 +9,7 @@ import msgspec
 from gpuconsole.diagnosis.case import TRIAL_ERROR
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
 from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
+from gpuconsole.tuning.statistics import LEAST_BETWEEN_PROCESSES
 
 WORTH = 0.05
 """A change that promises less is not worth a trial: the least gain that the diagnosis benchmark counts as a cause."""
@@ -41,7 +42,7 @@ def candidates(
     """What the findings suggest under `knobs`, best first, each once; without what has been tried under the same knobs.
 
     `tried` are pairs of the knobs then and the changes. Left out too: changes of the load on a model server, which is the users' and not
-    the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH; and where there are knobs that
+    the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH, or less than a trial could prove; and where there are knobs that
     `only` may be turned, changes of others.
     """
     found: dict[str, Candidate] = {}
@@ -54,7 +55,7 @@ def candidates(
             if not _allowed(suggestion.changes, allow_training_changes) or (only and not suggestion.changes.keys() <= set(only)):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
-            if most < WORTH:
+            if most < (WORTH if in_place(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
                 continue
             worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes)
             key = repr(sorted(suggestion.changes.items()))
@@ -71,6 +72,11 @@ def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]
     at_stake = min(0.95, finding.recoverable_ratio)
     most = at_stake / (1 - at_stake)
     return UNPREDICTED * most, most
+
+
+def in_place(changes: Knobs) -> bool:
+    """Whether one process can have both sides of a trial."""
+    return all(CATALOGUE[name].apply == "hot" and not CATALOGUE[name].serving for name in changes)
 
 
 def trial_s(changes: Knobs) -> float:

@@ -163,8 +163,8 @@ class Requests(Event, frozen=True):
     """Requests that ended since the last message, and how the load generator is doing.
 
     `active`: on their way now. `lateness_s`: 95th percentile, since the last message, of how late the generator's own event loop was. `cpu_s`:
-    its CPU time so far. `dropped` counts messages lost. `shared_prefix_ratio`: of the text of the last prompts, the share with which another
-    of them begins too; None until there are some.
+    its CPU time so far. `dropped` counts messages lost. `shared_prefix_ratio`: of the text of the last prompts (of all recorded
+    ones), the share with which another of them begins too; None until there are some.
     """
 
     requests: list[Request]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tuning.__main__ import on_one_scale, tuner_curve
+from benchmarks.tuning.__main__ import tuner_curve
 from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import best_so_far, first_good, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
 from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.knobs import check_knobs
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.sweep import SweepPoint
 from gpuconsole.model.trial import Speedup, Trial
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.tuning.sweeps import points
@@ -32,11 +31,6 @@ def test_searches_find_what_the_grid_found() -> None:
     assert first_good(random_order(rates, 0), 9.0) <= 9
     pytest.importorskip("optuna")
     assert first_good(tpe_order(grid, rates, space, 0), 9.0) <= 9  # type: ignore[arg-type]
-
-
-def test_points_measured_twice_set_the_scale_for_the_others() -> None:
-    found = [SweepPoint({"a": n}, [rate]) for n, rate in enumerate((10.0, 40.0, 20.0))]
-    assert on_one_scale(found, found[1:2], [20.0]) == [5.0, 20.0, 10.0], "the machine had become half as fast"
 
 
 def test_what_is_held_never_falls() -> None:

@@ -53,6 +53,7 @@ def test_bad_usage_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
         (("tune", "no-such"), "no-such"),
         (("tune", "train-gpt", "--resume", str(tmp_path / "no.json")), "not a certificate"),
         (("tune", "train-gpt", "--only", "optim,no_such"), "--only no_such: no knob of train-gpt"),
+        (("tune", "train-gpt", "--only", ","), "argument --only: names no knob"),
         (("verify", str(tmp_path / "gone.json")), "cannot be read"),
     ):
         done = cli(*words)

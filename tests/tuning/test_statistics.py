@@ -1,7 +1,9 @@
 import math
 import random
 
-from gpuconsole.tuning.statistics import MIN_PAIRS, RUN_TO_RUN, exhausted, resolution, speedup, verdict
+from gpuconsole.tuning.statistics import BETWEEN, MIN_PAIRS, exhausted, resolution, speedup, verdict
+
+APART = BETWEEN["two workers ABBA"]
 
 
 def trial(effect: float, noise: float, seed: int, pairs: int = 25) -> str:
@@ -26,18 +28,19 @@ def test_two_processes_that_differ_by_chance_are_hardly_ever_called_a_win() -> N
     wins = 0
     for seed in range(400):
         chance = random.Random(seed)
-        apart = chance.gauss(0.0, math.sqrt(2) * RUN_TO_RUN)
+        apart = chance.gauss(0.0, APART)
         values = [apart + chance.gauss(0.0, 0.02) for _ in range(30)]
-        wins += any(verdict(values[:n], (), "two workers ABBA") == "win" for n in range(MIN_PAIRS, 31))
+        wins += any(verdict(values[:n], (), APART) == "win" for n in range(MIN_PAIRS, 31))
     assert wins <= 8
 
 
 def test_pairs_end_when_most_of_the_doubt_lies_between_the_processes() -> None:
     alike = [0.031, 0.029, 0.03, 0.031, 0.029]
-    assert exhausted(alike, "two workers ABBA") and not exhausted(alike, "live ABBA")
-    assert not exhausted([0.3, -0.2, 0.25, -0.1], "two workers ABBA")
-    assert verdict(alike, (), "two workers ABBA") is None and verdict(alike) == "win"
-    assert verdict([value + 0.2 for value in alike], (), "two workers ABBA") == "win"
+    assert exhausted(alike, (), APART) and not exhausted(alike, (), 0.0)
+    assert not exhausted([0.3, -0.2, 0.25, -0.1], (), APART)
+    assert not exhausted(alike, [0.2, -0.2, 0.2], APART), "blocks of one side tell that they agree by chance"
+    assert verdict(alike, (), APART) is None and verdict(alike) == "win"
+    assert verdict([value + 0.2 for value in alike], (), APART) == "win"
 
 
 def test_real_differences_are_found() -> None:

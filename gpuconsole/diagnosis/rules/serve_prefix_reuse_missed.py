@@ -8,7 +8,7 @@ from gpuconsole.model.finding import Evidence, Finding, Interval
 
 ID = "serve.prefix_reuse_missed"
 TITLE = "Shared prompt beginnings are computed again and again"
-SHARED = Threshold("shared", 0.2, "ratio", "a fifth of each prompt is the same in all (DIAGNOSIS I13)")
+SHARED = Threshold("shared", 0.2, "ratio", "a fifth of the prompts' text is the beginning of another too (DIAGNOSIS I13)")
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "a tenth: what a probe of 2.5 s a side resolves on a quiet machine")
 GAIN = Threshold("gain", 1.05, "x", "5 %: less is not worth a change")
 PREDICTION_ERROR = 0.25
@@ -55,7 +55,7 @@ def check(case: Case) -> Finding:
     return fires(
         ID,
         TITLE,
-        f"{shared:.0%} of each prompt is the same in all, and {told}",
+        f"{shared:.0%} of the prompts' text is a beginning that others have too, and {told}",
         recoverable=recoverable,
         confidence="high",
         evidence=evidence,
@@ -98,7 +98,7 @@ RULE = Rule(
     title=TITLE,
     signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s", *ATTENDED),
     thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
-    text="""The console knows its own prompts: how much of them is the same in all is a knob. The server tells how many prompt tokens it found in its
+    text="""The console compares the prompts that it sends: how much of their text is a beginning that another one has too. The server tells how many prompt tokens it found in its
 prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or something that varies stands early in the
 prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
 A server that tells no hits is asked in another way (probe P13): the same prompts, each with a beginning of its own, which no cache can know;

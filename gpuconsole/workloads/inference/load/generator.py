@@ -61,6 +61,8 @@ PROBE_S = 2.5
 SENT = 32
 """Prompts whose beginnings are compared."""
 SHARED_EVERY_S = 1.0
+PROMPT_KNOBS = {"shared_prefix_ratio", "prompt_tokens", "length_spread"}
+"""With other values prompts are other prompts."""
 PROBE_KIND = 2
 VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
 STEP = 4
@@ -89,8 +91,9 @@ class Generator:
         self._answered = 0
         self._failures_in_a_row = 0
         self._lags: list[float] = []
-        self._sent: deque[str] = deque(maxlen=min(SENT, len(recorded)) if recorded else SENT)  # none twice because the file began again
+        self._sent: deque[str] = deque(maxlen=SENT)
         self._shared: tuple[float, float | None] = (0.0, None)
+        self._shared_by_recorded = shared_ratio([one.text for one in recorded]) if recorded else None
         self._e2e: deque[float] = deque(maxlen=50)
         self._ticked = now()
         self._paused = False
@@ -113,6 +116,9 @@ class Generator:
             self._tick()
             knobs = {**self._traffic.knobs, **command.changes}
             self._client = self._new_client(knobs) if "endpoint" in command.changes else self._client
+            if not PROMPT_KNOBS.isdisjoint(command.changes):
+                self._sent.clear()
+                self._shared = (0.0, None)
             self._traffic.change(knobs)
             self._settle(command.arm)
             self._channel.send(KnobsSet(now(), command.request, self._index, knobs))
@@ -223,10 +229,11 @@ class Generator:
     async def _request(self, due: float) -> bool:
         prompt, output = self._prompts.next(self._traffic.knobs)
         plain = self._prompts.variant == "plain"
+        if plain:
+            self._sent.append(prompt)
         begun = (self._arm, self._kind)
         request = await self._client.ask(prompt, output, due, self._count)
-        if plain:  # what probe P13 alters is of other lengths, and other beginnings
-            self._sent.append(prompt)
+        if plain:  # what probe P13 alters is of other lengths
             self._prompts.learn(prompt, request.prompt_tokens)
         # by its end: past the knee of an open loop it has begun long before; a user's own has waited among those of another load
         settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
@@ -276,8 +283,10 @@ class Generator:
         self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t)))
 
     def _shared_prefix(self, t: float) -> float | None:
-        """Of the last prompts' text, the share with which another of them begins too; looked at once a second."""
-        if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) >= min(2, self._sent.maxlen or SENT):
+        """Of the prompts' text, the share with which another of them begins too: of all recorded ones, or once a second of the last made ones."""
+        if self._shared_by_recorded is not None:
+            return self._shared_by_recorded
+        if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) > 1:
             self._shared = t, shared_ratio(self._sent)
         return self._shared[1]
 
