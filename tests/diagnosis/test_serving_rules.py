@@ -77,7 +77,7 @@ FIRES: list[tuple[ModuleType, dict[str, float], Knobs, Knobs]] = [
     (
         serve_seats_too_few,
         {
-            "server.seats_taken_ratio": 0.95,
+            "server.seats_taken_ratio": 0.68,
             "server.requests_waiting": 24.0,
             "server.requests_running": 8.0,
             "server.queue_s": 0.8,
@@ -165,6 +165,7 @@ def test_it_fires_and_suggests(rule: ModuleType, signals: dict[str, float], knob
         (serve_seats_too_few, {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "server.kv_cache_usage_ratio": 0.97}, {}),
         (serve_seats_too_few, {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "client.request_rate": 60.0}, {}),
         (serve_seats_too_few, {"server.seats_taken_ratio": 1.0}, {}),
+        (serve_seats_too_few, {"server.seats_taken_ratio": 0.4, "server.requests_waiting": 9.0}, {}),
         (serve_kv_full_preemption, {"server.kv_cache_peak_ratio": 1.0}, {}),
         (serve_over_capacity, {"client.request_rate": 10.0}, {"request_rate": 10.0}),
         (serve_over_capacity, {"server.queue_s": 5.0, "server.e2e_s": 5.5, "server.requests_waiting": 50.0}, {}),
