@@ -82,6 +82,13 @@ def test_a_cheap_larger_batch_is_named_unless_memory_is_short() -> None:
     assert top(case(**tiny, memory_used_ratio=0.7)).suggestions == ()
 
 
+def test_threads_that_wait_for_each_other_are_no_small_batch() -> None:
+    tiny = {"probe__batch_cost_ratio": 0.53, "forward_ratio": 0.3, "backward_ratio": 0.65, "optimizer_ratio": 0.03, "mfu_ratio": 0.05}
+    assert firing(case(**tiny, runq_ratio=0.55, threads=9.0)) == ["host.cpu_contention"]
+    assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.55, threads=1.0)), "those who wait are not its own"
+    assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.05, threads=9.0))
+
+
 def test_a_small_batch_claims_no_milliseconds_of_logging() -> None:
     """Logging is charged per sample as before, so a larger batch gains nothing there."""
     both = case(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
-from gpuconsole.diagnosis.rules import gpu_dense_embedding_grad, gpu_optimizer_unfused
+from gpuconsole.diagnosis.rules import gpu_dense_embedding_grad, gpu_optimizer_unfused, host_cpu_contention
 from gpuconsole.model.finding import Finding, Interval
 
 ID = "gpu.small_batch"
@@ -11,6 +11,7 @@ TITLE = "The batch is too small for the device"
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch at 3.1x the time or less: fixed cost is 30 % or more of the step")
 GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time a change of batch size is not worth what it does to training")
 MEMORY = Threshold("memory_used", 0.60, "ratio", "room for the larger batch (loadtune: 60 %)")
+THREADS_FIRST = "its threads wait for each other, at any batch: host.cpu_contention comes first"
 PER_STEP = ("optimizer",)
 ERROR = 0.2
 """Of the predicted gain, relative: what two looks with probe P2 differ by."""
@@ -19,6 +20,8 @@ ERROR = 0.2
 def check(case: Case) -> Finding:
     if "batch_size" not in case.knobs:
         return clear(ID, TITLE, 0.0, (), "this workload has no batches")
+    if host_cpu_contention.too_many_threads(case):
+        return clear(ID, TITLE, 0.0, (case.evidence("runq_ratio"), case.evidence("threads")), THREADS_FIRST)
     cost = case.value("probe.batch_cost_ratio")
     level = (1 - cost) / (1 - COST.value)
     evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
@@ -73,6 +76,7 @@ RULE = Rule(
     text="""Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
 3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
 utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the
-suggestion says so, and it is made only while memory has room.""",
+suggestion says so, and it is made only while memory has room. Where the job has more threads than cores their waiting for each
+other looks like fixed cost: then this rule is silent, and host.cpu_contention speaks.""",
     check=check,
 )

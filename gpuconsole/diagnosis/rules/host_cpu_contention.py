@@ -29,8 +29,7 @@ def check(case: Case) -> Finding:
         if own
         else "other processes on this machine use the cores; all timings here are less certain"
     )
-    foreign = _foreign_cores(case, cores, workers)
-    fewer = max(1, int(cores) - workers - foreign)  # threads that wait for each other by spinning collapse where one has no core
+    fewer = _threads_with_a_core(case)
     fix = (
         suggest(
             case,
@@ -57,6 +56,18 @@ def check(case: Case) -> Finding:
         level=level,
         note=fix is None,
     )
+
+
+def too_many_threads(case: Case) -> bool:
+    """Whether this job's threads wait for cores that fewer of them would have: then fixed cost of a step is their waiting for each other."""
+    crowded = case.get("runq_ratio", 0.0) >= DELAY.value and "cores" in case.signals and "threads" in case.signals
+    return crowded and case.value("threads") > max(case.value("cores"), _threads_with_a_core(case))
+
+
+def _threads_with_a_core(case: Case) -> int:
+    """Cores, less what workers and other programs use: threads that wait for each other by spinning collapse where one has no core."""
+    cores, workers = case.value("cores"), int(case.knobs.get("num_workers", 0))
+    return max(1, int(cores) - workers - _foreign_cores(case, cores, workers))
 
 
 def _foreign_cores(case: Case, cores: float, workers: int) -> int:
