@@ -45,10 +45,11 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
             running_at = now_s
         if not steady:  # a model that is compiled first takes a minute to become so
             steady_at = now_s
-        stands = steady and run.findings and (stood >= SETTLED_S or now_s - steady_at > DOUBT_S)
+        doubted_enough = now_s - steady_at > DOUBT_S and not view.probing  # a compiled model is compiled again for a probe's batches
+        stands = steady and run.findings and (stood >= SETTLED_S or doubted_enough)
         if run.serves and run.duration_s - (run.steady_from_s or 0.0) < SERVING_S:
             stands = False
-        given_up = now_s - (steady_at if steady else running_at) > NOT_STEADY_S
+        given_up = not view.probing and now_s - (steady_at if steady else running_at) > NOT_STEADY_S
         if run.state != "starting" and (stands or given_up or enough()):
             return run
 

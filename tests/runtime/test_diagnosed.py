@@ -19,17 +19,17 @@ KNOWN = Finding("gpu.small_batch", "fires", "")
 
 
 class Front:
-    """Steady after `steady_s`; the probe's answer is there `answer_s` after that."""
+    """Steady after `steady_s`; the probe's answer is there `answer_s` after that, and until then it is `probing`, or not."""
 
-    def __init__(self, steady_s: float, answer_s: float) -> None:
-        self._begun, self._steady_s, self._answer_s = time.monotonic(), steady_s, answer_s
+    def __init__(self, steady_s: float, answer_s: float, probing: str = "") -> None:
+        self._begun, self._steady_s, self._answer_s, self._probing = time.monotonic(), steady_s, answer_s, probing
 
     def view(self) -> View:
         passed = time.monotonic() - self._begun
         answered = passed > self._steady_s + self._answer_s
         run = Run("1", "train-gpt", "training.gpt", {}, "cpu", "running", findings=[KNOWN if answered else LACKING])
         run.steady_from_s = self._steady_s if passed > self._steady_s else None
-        return cast("View", SimpleNamespace(run=run, probing=""))
+        return cast("View", SimpleNamespace(run=run, probing="" if answered else self._probing))
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,10 @@ def told(front: Front) -> Run:
 
 def test_a_probe_is_waited_for_however_long_the_run_took_to_be_steady() -> None:
     assert told(Front(steady_s=0.8, answer_s=0.2)).findings == [KNOWN]
+
+
+def test_a_probe_that_is_under_way_is_waited_for() -> None:
+    assert told(Front(steady_s=0.1, answer_s=1.0, probing="batch_elasticity")).findings == [KNOWN]
 
 
 def test_an_answer_that_does_not_come_is_given_up() -> None:
