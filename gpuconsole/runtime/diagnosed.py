@@ -15,7 +15,7 @@ LOOK_S = 0.25
 SETTLED_S = 1.0
 """A diagnosis that has stood for so long without a probe under way is believed."""
 DOUBT_S = 25.0
-"""After so long in steady state rules that still lack a signal are waited for no longer."""
+"""After so long in steady state without a probe under way rules that still lack a signal are waited for no longer."""
 NOT_STEADY_S = 60.0
 SERVING_S = 10.0
 """A model server's queue and cache take some seconds to fill: what the first of them show is not how it goes on."""
@@ -27,7 +27,7 @@ class Shows(Protocol):
 
 async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None) -> Run:
     """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended."""
-    running_at = steady_at = time.monotonic()
+    running_at = idle_at = time.monotonic()
     stood = 0.0
     before: list[str] = []
     while True:
@@ -43,13 +43,14 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
         now_s, steady = time.monotonic(), run.steady_from_s is not None
         if run.state == "starting":
             running_at = now_s
-        if not steady:  # a model that is compiled first takes a minute to become so
-            steady_at = now_s
-        doubted_enough = now_s - steady_at > DOUBT_S and not view.probing  # a compiled model is compiled again for a probe's batches
-        stands = steady and run.findings and (stood >= SETTLED_S or doubted_enough)
+        if (
+            not steady or view.probing
+        ):  # a model that is compiled takes a minute to become so, and again for each probe that alters its passes
+            idle_at = now_s
+        stands = steady and run.findings and (stood >= SETTLED_S or now_s - idle_at > DOUBT_S)
         if run.serves and run.duration_s - (run.steady_from_s or 0.0) < SERVING_S:
             stands = False
-        given_up = not view.probing and now_s - (steady_at if steady else running_at) > NOT_STEADY_S
+        given_up = now_s - (idle_at if steady else running_at) > NOT_STEADY_S
         if run.state != "starting" and (stands or given_up or enough()):
             return run
 
