@@ -43,9 +43,7 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
         now_s, steady = time.monotonic(), run.steady_from_s is not None
         if run.state == "starting":
             running_at = now_s
-        if (
-            not steady or view.probing
-        ):  # a model that is compiled takes a minute to become so, and again for each probe that alters its passes
+        if not steady or view.probing:  # what is compiled takes long to be steady, and is compiled again for some probes
             idle_at = now_s
         stands = steady and run.findings and (stood >= SETTLED_S or now_s - idle_at > DOUBT_S)
         if run.serves and run.duration_s - (run.steady_from_s or 0.0) < SERVING_S:
