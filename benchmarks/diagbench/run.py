@@ -71,7 +71,7 @@ class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     accused: tuple[str, ...] = ()
     """Whatever else fired at any look: what a user saw, also where it was withdrawn."""
     undecided: tuple[str, ...] = ()
-    """Rules that still lacked a signal which a probe was to bring."""
+    """Rules that still lacked a signal which a probe was to bring, and had not refused."""
     confidence: str = ""
     steady_from_s: float | None = None
     steady_known_s: float | None = None
@@ -136,7 +136,7 @@ async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
     noted = [one for one in run.findings if one.state == "fires" and one.note]
     row.fired, row.notes = faults(run), tuple(one.rule for one in noted)
     row.offers = tuple(one.rule for one in noted if any(_promised(suggestion) >= WORTH for suggestion in one.suggestions))
-    row.undecided = tuple(one.rule for one in run.findings if one.state == "cant_tell" and any(name in PROBE_OF for name in one.missing))
+    row.undecided = tuple(one.rule for one in run.findings if one.state == "cant_tell" and _unanswered(run, one))
     row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
     row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
 
@@ -144,6 +144,11 @@ async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
 def _fired(run: Run, knobs: Knobs) -> set[str]:
     """The rules that fire on the run's stored signals, under `knobs`."""
     return {one.rule for one in evaluate(RuleCase(knobs, run.signals, run.serves)) if one.state == "fires"}
+
+
+def _unanswered(run: Run, finding: Finding) -> bool:
+    """Whether a probe has not answered yet; that it cannot be made here is an answer."""
+    return any(f"probe.{PROBE_OF[name]}" not in run.unavailable for name in finding.missing if name in PROBE_OF)
 
 
 def _promised(suggestion: Suggestion) -> float:
