@@ -72,6 +72,8 @@ def test_throughput(value: float | None, text: str) -> None:
 
 def test_the_rest() -> None:
     assert format.spread(18_240, 210, 0) == "18 240 ± 210"
+    assert format.spread(636, 143.6, 0) == "636 ± 144"
+    assert format.spread(636, 83.2, 0) == "636 ± 83"
     assert format.percent(0.784) == " 78 %"
     assert format.clock(102) == "01:42"
     assert format.clock(3723) == "1:02:03"

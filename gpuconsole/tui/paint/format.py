@@ -110,8 +110,8 @@ def spread(mean: float | None, std: float | None, width: int = 16) -> str:
     """`18 240 ± 210`."""
     if mean is None:
         return NA.rjust(width)
-    places = 0 if abs(mean) >= 999.5 else None
-    error = "" if std is None else f" ± {grouped(std) if places == 0 else f'{std:.2g}'}"
+    whole = std is not None and (abs(mean) >= 999.5 or std >= 99.5)  # above that two digits would be written as a power of ten
+    error = "" if std is None else f" ± {grouped(std) if whole else f'{std:.2g}'}"
     return (rate(mean, 0) + error).rjust(width)
 
 
