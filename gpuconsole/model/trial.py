@@ -67,7 +67,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     `log_ratios` holds one value per pair of blocks, log(rate changed / rate baseline), on `clock`:
     `contention_free` subtracts the training thread's run-queue delay, `wall` does not. `wall_speedup` is the same trial
     on the wall clock. `null_log_ratios` compares neighbouring blocks of one and the same side: what this machine makes of no change at all.
-    `between`: what the two sides differ by anyway, part of the intervals (standard deviation of the log ratio). `resolution_ratio`: the smallest effect that can be told from that, after as many pairs. `perplexity`: of a model server's answers,
+    `between`: what the two sides differ by anyway, part of the intervals (standard deviation of the log ratio). `resolution_ratio`: the
+    smallest effect that can be told from all that, after as many pairs. `perplexity`: of a model server's answers,
     and `held_out_loss` of a training job's model, where the change alters them; not `checked`: that loss could not be had.
     """
 

@@ -18,11 +18,11 @@ NORMAL_975 = 1.96
 RUN_TO_RUN = 0.02
 """What whole runs of one and the same thing are taken to differ by (standard deviation), where there are not three to tell: as much as the
 least difference that counts. Six runs beside equal load on a shared two-core VM differed by 2.7 %."""
-LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * math.sqrt(2) * RUN_TO_RUN + MINIMUM_EFFECT)
-"""Less than 8 % no trial with a process a side can prove."""
 BETWEEN: dict[Method, float] = {"live ABBA": 0.0, "two workers ABBA": math.sqrt(2) * RUN_TO_RUN}
 """What the two sides of a trial differ by anyway (standard deviation of the log ratio): those that are processes of their own by what two
 processes do, in every pair alike."""
+LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + MINIMUM_EFFECT)
+"""Less than 8 % no trial with a process a side can prove."""
 _T_975 = {
     1: 12.706,
     2: 4.303,

@@ -42,8 +42,8 @@ def candidates(
     """What the findings suggest under `knobs`, best first, each once; without what has been tried under the same knobs.
 
     `tried` are pairs of the knobs then and the changes. Left out too: changes of the load on a model server, which is the users' and not
-    the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH, or less than a trial could prove; and where there are knobs that
-    `only` may be turned, changes of others.
+    the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH, or less than a trial could
+    prove; and where there are knobs that `only` may be turned, changes of others.
     """
     found: dict[str, Candidate] = {}
     for finding in findings:

@@ -59,9 +59,8 @@ def check(case: Case) -> Finding:
 
 
 def too_many_threads(case: Case) -> bool:
-    """Whether this job's threads wait for cores that fewer of them would have: then fixed cost of a step is their waiting for each other."""
-    crowded = case.get("runq_ratio", 0.0) >= DELAY.value and "cores" in case.signals and "threads" in case.signals
-    return crowded and case.value("threads") > max(case.value("cores"), _threads_with_a_core(case))
+    """Whether this job's threads alone are more than the cores, and wait for them: then fixed cost of a step is their waiting for each other."""
+    return case.get("runq_ratio", 0.0) >= DELAY.value and case.get("threads", 0.0) > case.get("cores", math.inf)
 
 
 def _threads_with_a_core(case: Case) -> int:

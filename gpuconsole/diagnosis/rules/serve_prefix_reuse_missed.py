@@ -98,9 +98,9 @@ RULE = Rule(
     title=TITLE,
     signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s", *ATTENDED),
     thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
-    text="""The console compares the prompts that it sends: how much of their text is a beginning that another one has too. The server tells how many prompt tokens it found in its
-prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or something that varies stands early in the
-prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
+    text="""The console compares the prompts that it sends: how much of their text is a beginning that another one has too. The server tells
+how many prompt tokens it found in its prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or
+something that varies stands early in the prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
 A server that tells no hits is asked in another way (probe P13): the same prompts, each with a beginning of its own, which no cache can know;
 if they are served as fast, nothing was reused. The same probe sends the prompts without the part that they share: so much faster the server
 would be if that part did not exist. Reused, it is still attended to by every token that is generated: the prediction takes that off, by
