@@ -14,7 +14,7 @@ LOAD = ("request_rate", "concurrency", "prompt_tokens", "output_tokens")
 
 
 def changes_to_try(knobs: Knobs, workload: str) -> list[Knobs]:
-    """Hot changes of every knob of `workload`, and of the cold ones those that answer the cases."""
+    """Every knob that can be changed in a running process; a model server's and those that need a new process are left out."""
     found: list[Knobs] = []
     for name, value in knobs.items():
         if name in (*EXERCISES, *MEANING, *NOTHING_HERE, *LOAD) or CATALOGUE[name].serving:

@@ -1,6 +1,6 @@
 """How soon does `gpuconsole tune` have what exhaustive search finds?
 
-    python -m benchmarks.tuning [--only SCENARIO ...] [--repeats 2] [--budget 120] [--rows FILE] [--keep]
+    python -m benchmarks.tuning [--only SCENARIO ...] [--repeats 2] [--budget 120] [--grids FILE] [--rows FILE] [--keep]
 
 For each scenario: every point of a grid is measured in turn, in so many blocks as --repeats says; random search and Optuna's TPE (pip install
 optuna) are replayed on those figures; the tuner runs live, may turn the grid's knobs and no others, and diagnoses within its time. An evaluation
@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.machine import keep
 from benchmarks.pictures import svg
 from benchmarks.tuning.curves import curve
@@ -28,7 +30,7 @@ from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
 from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.sweep import Sweep
+from gpuconsole.model.sweep import Sweep, SweepPoint
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.serving import ServingChoice
@@ -40,6 +42,15 @@ FINALISTS = 4
 FINAL_BLOCKS = 10
 SEEDS = 20
 HOST = Device("cpu", "host")
+
+
+class Grid(msgspec.Struct):
+    """What exhaustive search measured, and what one block took."""
+
+    scenario: str
+    repeats: int
+    block_s: float
+    points: list[SweepPoint]
 
 
 async def measured(scenario: str, found: list[Knobs], repeats: int) -> tuple[Sweep, float]:
@@ -65,17 +76,21 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
         await engine.close()
 
 
-async def compare(scenario: str, space: Space, repeats: int, budget_s: float) -> dict[str, Any]:
+async def exhaustive(scenario: str, space: Space, repeats: int) -> Grid:
+    sweep, block_s = await measured(scenario, points(space, {}, grid=True), repeats)
+    return Grid(scenario, repeats, block_s, sweep.points)
+
+
+async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
     """One scenario, all searches. Times in seconds, without the start of the workload."""
-    grid = points(space, {}, grid=True)
-    sweep, block_s = await measured(scenario, grid, repeats)
-    evaluation_s = repeats * block_s
+    scenario, grid = found.scenario, [point.knobs for point in found.points]
+    evaluation_s = found.repeats * found.block_s
     certificate = await tuned(scenario, space, budget_s)
-    finalists = sorted(sweep.points, key=lambda point: -(point.mean or 0.0))[:FINALISTS]
+    finalists = sorted(found.points, key=lambda point: -(point.mean or 0.0))[:FINALISTS]
     end = {name: certificate.end[name] for name in space}
     final, _ = await measured(scenario, [*(point.knobs for point in finalists), end], FINAL_BLOCKS)
     *again, our_rate = [point.mean or 0.0 for point in final.points]
-    best, rates = max(again), [point.mean or 0.0 for point in sweep.points]
+    best, rates = max(again), [point.mean or 0.0 for point in found.points]
     best_point = finalists[again.index(best)]
     seen_best = best_point.mean or 0.0  # what the searches saw of it
     orders = {
@@ -85,28 +100,29 @@ async def compare(scenario: str, space: Space, repeats: int, budget_s: float) ->
     }
     soon = {name: statistics.median(first_good(order, seen_best) for order in orders[name]) for name in ("random", "tpe")}
     curves = {
-        name: [(n * evaluation_s, share) for n, share in enumerate(best_so_far(found, seen_best), 1)] for name, found in orders.items()
+        name: [(n * evaluation_s, share) for n, share in enumerate(best_so_far(rated, seen_best), 1)] for name, rated in orders.items()
     }
     reached = our_rate / best
     curves["tune"] = tuner_curve(certificate, reached)
     return {
         "scenario": scenario,
-        "repeats": repeats,
+        "repeats": found.repeats,
         "budget_s": budget_s,
         "points": len(grid),
-        "block_s": round(block_s, 3),
+        "block_s": round(found.block_s, 3),
         "grid_s": round(len(grid) * evaluation_s, 1),
         "grid_best": best_point.knobs,
         "good_points": sum(rate >= GOOD * seen_best for rate in rates),
         "random_s": round(soon["random"] * evaluation_s, 1),
         "tpe_s": round(soon["tpe"] * evaluation_s, 1),
+        "tpe_evaluations": soon["tpe"],
         "tune_s": next((t for t, share in curves["tune"] if share >= GOOD), None),
         "tune_end_s": certificate.elapsed_s,
         "tune_end": {name: certificate.end[name] for name in certificate.changed},
         "reached": round(reached, 3),
         "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept) for one in certificate.attempts],
         "curves": {name: [(round(t, 1), round(share, 4)) for t, share in curve] for name, curve in curves.items()},
-        "rates": [(point.knobs, point.rates) for point in sweep.points],
+        "rates": [(point.knobs, point.rates) for point in found.points],
     }
 
 
@@ -134,18 +150,37 @@ def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, Any]:
     return {row["scenario"]: row for row in rows if (row["repeats"], row["budget_s"]) == (repeats, budget_s)}
 
 
+def read_grids(path: Path | None, repeats: int) -> dict[str, Grid]:
+    """The grids that are measured with so many repeats, by scenario."""
+    if path is None or not path.exists():
+        return {}
+    grids = [msgspec.json.decode(line, type=Grid) for line in path.read_bytes().splitlines()]
+    return {grid.scenario: grid for grid in grids if grid.repeats == repeats}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SPACES, default=list(SPACES))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--budget", type=float, default=120.0, help="seconds that the tuner may take")
+    parser.add_argument("--grids", type=Path, help="JSON lines: grids that are there are not measured again")
+    parser.add_argument("--grids-only", action="store_true", help="measure the grids, and nothing against them")
     parser.add_argument("--rows", type=Path, help="JSON lines: scenarios that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     args = parser.parse_args()
-    results = read(args.rows, args.repeats, args.budget)
+    grids, results = read_grids(args.grids, args.repeats), read(args.rows, args.repeats, args.budget)
+    for name in args.only:
+        if name not in results and name not in grids:
+            grids[name] = asyncio.run(exhaustive(name, SPACES[name], args.repeats))
+            print(f"{name}: {len(grids[name].points)} points, {grids[name].block_s:.2f} s a block", flush=True)
+            if args.grids:
+                with args.grids.open("ab") as file:
+                    file.write(msgspec.json.encode(grids[name]) + b"\n")
+    if args.grids_only:
+        return 0
     for name in args.only:
         if name not in results:
-            results[name] = asyncio.run(compare(name, SPACES[name], args.repeats, args.budget))
+            results[name] = asyncio.run(compare(grids[name], SPACES[name], args.budget))
             if args.rows:
                 with args.rows.open("a") as file:
                     file.write(json.dumps(results[name]) + "\n")
