@@ -42,9 +42,11 @@ def tpe_order(points: Sequence[Knobs], rates: Sequence[float], space: Space, see
     asked: dict[str, float] = {}
     for _ in range(20 * len(points)):
         trial = study.ask()
-        rate = known[key({name: trial.suggest_categorical(name, values) for name, values in space.items()})]
-        study.tell(trial, rate)
-        asked[key(dict(trial.params))] = rate
+        for name, values in space.items():
+            trial.suggest_categorical(name, values)
+        point = key(dict(trial.params))
+        study.tell(trial, known[point])
+        asked[point] = known[point]
         if len(asked) == len(points):
             break
     return list(asked.values())

@@ -19,9 +19,12 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.diagnosed import until_diagnosed
 from gpuconsole.runtime.front import Busy, FrontError, View
-from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, trial_s
+from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s
 
 BUSY_S = 1.0
+CLEAR = 1.2
+"""A change in place that promises this much at the least is tried at once: while the probes answered, the run would go on that much slower, and
+of a setting that is about to go they would tell little."""
 TUNE_S = 300.0
 """Seconds of a session, where nobody says how many: five to fifteen trials."""
 
@@ -80,10 +83,10 @@ class Tuner:
     async def run(self) -> Certificate:
         """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
         while True:
-            run = await until_diagnosed(self._engine, lambda: self._left_s() <= HOT_S)  # no time for a trial anyway
+            run = await until_diagnosed(self._engine, self._enough)
             if not self.certificate.end.keys() <= run.knobs.keys():
                 raise FrontError(f"{run.scenario} runs now")
-            found = candidates(run.findings, run.knobs, self._tried(), self._allow, self.certificate.only)
+            found = self._candidates(run)
             if not found and self._left_s() > HOT_S:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 left = "nothing that is left promises 5 %" + (" with these knobs" if self.certificate.only else "")
@@ -91,6 +94,22 @@ class Tuner:
             if not found or self._left_s() < trial_s(found[0].changes):
                 return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
             await self._attempt(run, found[0])
+
+    def _candidates(self, run: Run) -> list[Candidate]:
+        return candidates(run.findings, run.knobs, self._tried(), self._allow, self.certificate.only)
+
+    def _enough(self) -> bool:
+        """Whether the rest is not waited for: there is no time for a trial anyway, or what is known by now is worth one at once."""
+        return self._left_s() <= HOT_S or self._clear()
+
+    def _clear(self) -> bool:
+        view = self._engine.view()
+        run = view.run
+        if run is None or run.steady_from_s is None or run.serves or view.probing:
+            return False
+        best = next(iter(self._candidates(run)), None)
+        predicted = best.suggestion.predicted_speedup if best else None
+        return best is not None and in_place(best.changes) and predicted is not None and predicted.low >= CLEAR
 
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:
