@@ -16,11 +16,6 @@ from gpuconsole.model.knobs import Knobs
 GOOD = 0.95
 
 
-def first_good(rates: Sequence[float], best: float) -> int:
-    """How many evaluations it took; one more than there were where none was good."""
-    return next((number for number, rate in enumerate(rates, 1) if rate >= GOOD * best), len(rates) + 1)
-
-
 def best_so_far(orders: Sequence[Sequence[float]], best: float) -> list[float]:
     """After each evaluation the best rate that was seen by then, as a share of `best`: the median of the `orders`."""
     seen = [itertools.accumulate(order, max) for order in orders]

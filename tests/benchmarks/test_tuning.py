@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tuning.__main__ import tuner_curve
+from benchmarks.tuning.__main__ import Grid, good_at, replayed, tuner_curve
 from benchmarks.tuning.curves import curve
-from benchmarks.tuning.searches import best_so_far, first_good, random_order, tpe_order
+from benchmarks.tuning.searches import best_so_far, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
 from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.knobs import check_knobs
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.sweep import SweepPoint
 from gpuconsole.model.trial import Speedup, Trial
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.tuning.sweeps import points
@@ -28,13 +29,22 @@ def test_searches_find_what_the_grid_found() -> None:
     space = {"a": [1, 2, 3], "b": [1, 2, 3]}
     grid = points(space, {}, grid=True)  # type: ignore[arg-type]
     rates = [float(int(knobs["a"]) * int(knobs["b"])) for knobs in grid]
-    assert first_good(random_order(rates, 0), 9.0) <= 9
+    assert best_so_far([random_order(rates, 0)], 9.0)[-1] == 1.0
     pytest.importorskip("optuna")
-    assert first_good(tpe_order(grid, rates, space, 0), 9.0) <= 9  # type: ignore[arg-type]
+    assert best_so_far([tpe_order(grid, rates, space, 0)], 9.0)[-1] == 1.0  # type: ignore[arg-type]
 
 
 def test_what_is_held_never_falls() -> None:
     assert best_so_far([[1.0, 4.0, 2.0], [3.0, 1.0, 4.0]], 4.0) == [0.5, 0.875, 1.0]
+
+
+def test_a_search_that_trusts_fewer_blocks_pays_for_fewer() -> None:
+    found = [SweepPoint({"batch_size": size}, rates=[float(size), float(size), 1000.0]) for size in (1, 2, 4)]
+    grid = Grid("train-gpt", 3, 2.0, found)
+    pytest.importorskip("optuna")
+    whole, quick = (replayed(grid, {"batch_size": [1, 2, 4]}, 2, blocks) for blocks in (3, 2))
+    assert whole["grid"][-1] == (18.0, 1.0) and good_at(whole["grid"]) == 6.0  # with a third block all are nearly alike
+    assert good_at(quick["grid"]) == 12.0 and quick["grid"][0] == (4.0, 0.25)
 
 
 def attempt(at_s: float, gain: float, kept: bool) -> Attempt:
