@@ -34,6 +34,9 @@ PROBE_OF = {
     "probe.attention_sdpa_speedup": "swap_attention",
     "probe.precision_bf16_native": "swap_precision",
     "probe.optim_present_step_s": "swap_optim",
+    "probe.channels_last_speedup": "swap_layout",
+    "probe.threads_tried": "swap_threads",
+    "probe.threads_speedup": "swap_threads",
     **{f"profile.{name}_ratio": "op_mix" for name in (*OP_CLASSES, "busy", "tensor_core")},
     "memory.heap_allocated_peak_bytes": "heap_peaks",
     "profile.elementwise_bytes": "op_mix",
@@ -61,6 +64,8 @@ PROBE_ORDER = (
     "launch",
     "op_mix",
     "swap_precision",
+    "swap_layout",
+    "swap_threads",
     "sync_gaps",
     "h2d_copies",
 )

@@ -96,3 +96,48 @@ def test_fp32_is_left_alone_where_16_bits_gain_nothing() -> None:
 def test_a_run_that_a_swap_would_speed_up_is_not_called_healthy() -> None:
     slow = case(knobs=MATH, probe__attention_sdpa_speedup=1.5, probe__attention_sdpa_spread=0.05)
     assert of("gpu.compute_bound_healthy", slow).state == "clear"
+
+
+NCHW = {"channels_last": False}
+
+
+def test_convolutions_in_nchw_are_an_offer_on_a_cpu_and_a_fault_on_a_gpu_in_16_bits() -> None:
+    faster = {"probe__channels_last_speedup": 1.4, "probe__channels_last_spread": 0.02}
+    on_cpu = of("gpu.conv_layout_autotune", case(knobs=NCHW, **faster))
+    assert (on_cpu.state, on_cpu.note, on_cpu.suggestions[0].changes) == ("fires", True, {"channels_last": True})
+    on_gpu = of("gpu.conv_layout_autotune", case(knobs={**NCHW, "precision": "bf16"}, is_gpu=1.0, **faster))
+    assert (on_gpu.state, on_gpu.note, on_gpu.recoverable_ratio) == ("fires", False, pytest.approx(0.95 * (1 - 1 / 1.4)))
+    assert of("gpu.conv_layout_autotune", case(knobs={**NCHW, "precision": "fp32"}, is_gpu=1.0, **faster)).state == "clear"
+    assert of("gpu.conv_layout_autotune", case(knobs={"channels_last": True}, **faster)).state == "clear"
+    assert of("gpu.conv_layout_autotune", case(knobs=NCHW, probe__channels_last_speedup=0.9)).state == "clear"
+
+
+IDLE = {"cores": 8.0, "threads": 2.0, "host__others_cpu_ratio": 0.0}
+
+
+def test_an_idle_core_is_offered_where_a_pass_on_it_is_faster() -> None:
+    knobs = {"num_threads": 2, "num_workers": 1}
+    assert wanted_probes(evaluate(case(knobs=knobs, **IDLE))) == ["swap_threads"]
+    found = of("host.idle_cores", case(knobs=knobs, probe__threads_tried=7.0, probe__threads_speedup=2.0, **IDLE))
+    assert (found.state, found.note, found.recoverable_ratio) == ("fires", True, 0.0)
+    assert found.suggestions[0].changes == {"num_threads": 7}
+    predicted = found.suggestions[0].predicted_speedup
+    assert predicted is not None and predicted.low < 1 / (1 - 0.95 / 2) < predicted.high
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"threads": 8.0},
+        {"host__others_cpu_ratio": 0.8},  # by now others use them
+        {"is_gpu": 1.0},
+        {"probe__threads_speedup": 1.02},
+        {"forward_ratio": 0.02, "backward_ratio": 0.03},
+        {"knobs": {"num_threads": 2, "num_workers": 6}},
+        {"knobs": {"num_threads": 2, "num_workers": 0, "sharding": "ddp"}},
+    ],
+)
+def test_no_core_is_offered_that_is_not_idle_or_gains_nothing(why: dict[str, object]) -> None:
+    knobs = {"num_threads": 2, "num_workers": 0}
+    signals: dict[str, object] = {"knobs": knobs, "probe__threads_tried": 8.0, "probe__threads_speedup": 2.0, **IDLE, **why}
+    assert of("host.idle_cores", case(**signals)).state == "clear"  # type: ignore[arg-type]

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuconsole.workloads.training import swaps
+from gpuconsole.workloads.training import settings, swaps, vision
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import memory_parts
 from gpuconsole.workloads.training.probing import ProbeError, Signals
-from gpuconsole.workloads.training.swaps import swap_attention, swap_optim, swap_precision
-from tests.workloads.small import job_state, losses, small_gpt_loop
+from gpuconsole.workloads.training.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
+from tests.workloads.running import knobs_of
+from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
 
 
 @pytest.fixture(autouse=True)
@@ -21,15 +22,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swaps, "BUDGET_S", 0.1)
 
 
-@pytest.mark.parametrize("probe", [swap_attention, swap_precision, swap_optim])
+@pytest.mark.parametrize("probe", [swap_attention, swap_precision, swap_optim, swap_threads])
 def test_nothing_is_changed(tmp_path: Path, probe: Callable[[TrainingLoop], Signals], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     loop = small_gpt_loop(tmp_path, attention="math", optim="adamw")
     losses(loop, 2)
-    before, knobs = job_state(loop), dict(loop.knobs)
+    before, knobs, threads = job_state(loop), dict(loop.knobs), torch.get_num_threads()
+    monkeypatch.setattr(settings, "cores", lambda: threads + 1)
     signals = probe(loop)
     assert all(signal.value > 0 for name, signal in signals.items() if not name.endswith("_spread"))
-    assert loop.knobs == knobs
+    assert loop.knobs == knobs and torch.get_num_threads() == threads
     assert loop.task.model.attention == "math"
     assert all(torch.equal(a, b) for a, b in zip(before, job_state(loop), strict=True))
     loop.step()
@@ -42,6 +44,9 @@ def test_no_probe_where_there_is_nothing_to_swap(tmp_path: Path) -> None:
     for probe, why in ((swap_attention, "plain formula"), (swap_precision, "bf16 already"), (swap_optim, "fused already")):
         with pytest.raises(ProbeError, match=why):
             probe(loop)
+    loop.set_knobs({"num_threads": settings.cores()}, 0)
+    with pytest.raises(ProbeError, match="no core is idle"):
+        swap_threads(loop)
     loop.set_knobs({"optim": "sgd"}, 0)
     with pytest.raises(ProbeError, match="SGD"):
         swap_optim(loop)
@@ -75,4 +80,18 @@ def test_memory_by_part_follows_the_knobs(tmp_path: Path) -> None:
     assert parts()["memory.activations_bytes"] >= plain["memory.activations_bytes"] + 4 * scores
     loop.set_knobs({"attention": "sdpa", "gradient_checkpointing": True}, 0)
     assert parts()["memory.activations_bytes"] < 0.4 * plain["memory.activations_bytes"]
+    loop.close()
+
+
+def test_the_layout_is_put_back_as_it_was(tmp_path: Path) -> None:
+    knobs = knobs_of("train-vision", batch_size=4, num_workers=0)
+    loop = TrainingLoop(vision.create(knobs, CPU, 0), knobs, CPU, tmp_path)
+    losses(loop, 2)
+    before, strides = job_state(loop), [parameter.stride() for parameter in loop.task.model.parameters()]
+    assert swap_layout(loop)["probe.channels_last_speedup"].value > 0
+    assert [parameter.stride() for parameter in loop.task.model.parameters()] == strides
+    assert all(torch.equal(a, b) for a, b in zip(before, job_state(loop), strict=True))
+    loop.set_knobs({"channels_last": True}, 0)
+    with pytest.raises(ProbeError, match="NHWC already"):
+        swap_layout(loop)
     loop.close()

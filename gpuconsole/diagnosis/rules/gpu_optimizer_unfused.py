@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.rules import _swap
 from gpuconsole.model.finding import Finding
 
 ID = "gpu.optimizer_unfused"
 TITLE = "The optimizer is not fused"
 SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step there is little to win, whatever the kernel")
-GAIN = Threshold("recoverable", 0.05, "ratio", "a probe's gain below 5 % of the step counts as none, as in gpu.compute_bound_healthy")
 UNFUSED = ("adamw", "adamw_foreach")
 ERROR = 0.2
 """Of the predicted gain, relative: copies of the parameters may lie better in caches than the parameters themselves."""
@@ -25,8 +25,8 @@ def check(case: Case) -> Finding:
         case.evidence("probe.optim_present_step_s"),
         case.evidence("probe.optim_fused_step_s"),
     )
-    level = recoverable / GAIN.value
-    if recoverable < GAIN.value:
+    level = recoverable / _swap.GAIN.value
+    if recoverable < _swap.GAIN.value:
         return clear(ID, TITLE, max(0.0, min(level, 0.99)), evidence)
     return fires(
         ID,
@@ -60,7 +60,7 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("optimizer_ratio", "probe.optim_present_step_s", "probe.optim_fused_step_s"),
-    thresholds=(SHARE, GAIN),
+    thresholds=(SHARE, _swap.GAIN),
     text="""AdamW reads parameter, gradient and two moments and writes three of them back: 28 bytes a parameter in fp32. Done one tensor and
 one operation at a time it moves several times as much and launches a kernel for each; `foreach` saves launches, `fused` saves
 the traffic too (on a CPU as well). Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the

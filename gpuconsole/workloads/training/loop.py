@@ -53,7 +53,7 @@ class TrainingLoop:
         self.optimizer = self._make_optimizer()
         self._schedule = Schedule(self.optimizer, knobs)
         self._scaler = settings.make_scaler(device, str(knobs["precision"]))
-        self._lay_out()
+        self.lay_out()
         self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
         self._streams = Streams(task)
         self._stream = self._streams.open(self.knobs)
@@ -219,7 +219,7 @@ class TrainingLoop:
             self._schedule.rebuild(self.optimizer, self.knobs)
         if "precision" in changed:
             self._scaler = settings.make_scaler(self.device, str(self.knobs["precision"]))
-        self._lay_out()
+        self.lay_out()
         self._copier.knobs = self.knobs
         stream = self._streams.open(self.knobs)
         if stream is not self._stream:
@@ -234,7 +234,8 @@ class TrainingLoop:
             carry_state(self.plan.local(before), self.plan.local(made))
         return made
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
+        """Weights and their optimizer state in memory as `channels_last` says."""
         if "channels_last" in self.knobs:
             settings.set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
 

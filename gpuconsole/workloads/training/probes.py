@@ -34,7 +34,7 @@ from gpuconsole.workloads.training.probing import (
     untouched,
 )
 from gpuconsole.workloads.training.stacks import script_lines
-from gpuconsole.workloads.training.swaps import swap_attention, swap_optim, swap_precision
+from gpuconsole.workloads.training.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 
 BUDGET_S = 1.8
 PROFILED_PASSES = 2
@@ -226,6 +226,8 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "swap_attention": swap_attention,
     "swap_precision": swap_precision,
     "swap_optim": swap_optim,
+    "swap_layout": swap_layout,
+    "swap_threads": swap_threads,
     "exposed_communication": exposed_communication,
     "exchange_sizes": exchange_sizes,
     **GPU_PROBES,

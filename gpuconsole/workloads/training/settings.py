@@ -32,11 +32,15 @@ def set_matmul_precision(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # by default torch uses it for fp32 convolutions
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def set_threads(num_threads: int) -> int:
     """Intra-op threads; 0 leaves one core to loader, console and neighbours. Returns the number in use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun started here
-    threads = num_threads or max(1, (cores - 1) // sharing)
+    threads = num_threads or max(1, (cores() - 1) // sharing)
     torch.set_num_threads(threads)
     return threads
 

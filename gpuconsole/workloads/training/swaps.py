@@ -39,6 +39,15 @@ def swap_attention(loop: TrainingLoop) -> Signals:
     return _speedup(loop, {"attention": "sdpa"}, "attention_sdpa")
 
 
+def swap_layout(loop: TrainingLoop) -> Signals:
+    """A pass in NCHW against one in NHWC. The weights are laid out anew each time, outside of what is timed."""
+    if loop.knobs.get("channels_last", True):
+        raise ProbeError("the layout is NHWC already, or there are no convolutions")
+    if loop.plan.world.size > 1:
+        raise ProbeError("several processes share the weights")
+    return _speedup(loop, {"channels_last": True}, "channels_last")
+
+
 def swap_precision(loop: TrainingLoop) -> Signals:
     """A pass as it is against one in bf16 and, on a GPU, one in TF32. `bf16_native` 0: the device has no instructions for bf16."""
     if loop.knobs["precision"] not in ("fp32", "tf32"):
@@ -50,6 +59,16 @@ def swap_precision(loop: TrainingLoop) -> Signals:
     if loop.device.type == "cuda" and loop.knobs["precision"] == "fp32" and torch.cuda.get_device_capability(loop.device) >= (8, 0):
         signals |= _speedup(loop, {"precision": "tf32"}, "precision_tf32")
     return signals
+
+
+def swap_threads(loop: TrainingLoop) -> Signals:
+    """A pass as it is against one on every core that the loader's workers leave."""
+    present = torch.get_num_threads()
+    tried = settings.cores() - int(loop.knobs.get("num_workers", 0))
+    if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
+        raise ProbeError(f"no core is idle: {present} of {settings.cores()} compute")
+    source = "os.sched_getaffinity, less the loader's workers"
+    return {"probe.threads_tried": Signal(float(tried), "threads", source)} | _speedup(loop, {"num_threads": tried}, "threads")
 
 
 def swap_optim(loop: TrainingLoop) -> Signals:
@@ -109,13 +128,19 @@ def _speedup(loop: TrainingLoop, changes: Knobs, label: str) -> Signals:
 def _under(loop: TrainingLoop, changes: dict[str, Value]) -> Iterator[None]:
     """Passes within run under `changes`; no step is taken."""
     before = loop.knobs
-    loop.knobs = {**before, **changes}
     try:
-        settings.apply_model_knobs(loop.task.model, loop.knobs)
+        loop.knobs = {**before, **changes}
+        _put_in_force(loop, changes)
         yield
     finally:
         loop.knobs = before
-        settings.apply_model_knobs(loop.task.model, before)
+        _put_in_force(loop, changes)
+
+
+def _put_in_force(loop: TrainingLoop, changes: dict[str, Value]) -> None:
+    settings.apply_model_knobs(loop.task.model, loop.knobs)
+    if "channels_last" in changes:
+        loop.lay_out()
 
 
 def _bf16(device: torch.device) -> tuple[bool, str]:

@@ -1,0 +1,40 @@
+"""What rules share for which probe P5 runs a pass in another way: what that way would save of a step."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Threshold, speedup_interval
+from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.model.finding import Evidence, Interval
+
+GAIN = Threshold("recoverable", 0.05, "ratio", "a probe's gain below 5 % of the step counts as none, as in gpu.compute_bound_healthy")
+LEAST_ERROR = 0.15
+"""Of a predicted gain, relative: passes that a probe times are not quite steps."""
+UNKNOWN_SPREAD = 0.1
+
+
+def saves(case: Case, way: str) -> float:
+    """Share of a step, by `probe.{way}_speedup`; below 0 where that way is slower. Raises Missing."""
+    compute = _gpu.compute_ratio(case)
+    return compute * (1 - 1 / case.value(f"probe.{way}_speedup"))
+
+
+def evidence(case: Case, way: str) -> tuple[Evidence, ...]:
+    """The probe's figures and the shares that they apply to. Raises Missing."""
+    least = 1 / (1 - min(0.9, GAIN.value / max(_gpu.compute_ratio(case), 0.1)))
+    return (
+        case.evidence(f"probe.{way}_speedup", least),
+        *case.if_known(f"probe.{way}_spread"),
+        case.evidence("forward_ratio"),
+        case.evidence("backward_ratio"),
+    )
+
+
+def spread(case: Case, way: str) -> float:
+    return case.get(f"probe.{way}_spread", UNKNOWN_SPREAD)
+
+
+def predicted(case: Case, way: str) -> Interval:
+    """The speed-up of a step, with the probe's error or LEAST_ERROR. Raises Missing."""
+    faster = case.value(f"probe.{way}_speedup")
+    error = min(1.0, spread(case, way) / (faster - 1)) if faster > 1 else 1.0
+    return speedup_interval(1 / (1 - saves(case, way)), max(LEAST_ERROR, error))

@@ -1,0 +1,57 @@
+"""gpu.conv_layout_autotune: convolutions in NCHW where the device is faster in NHWC."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules import _gpu, _swap
+from gpuconsole.model.finding import Finding
+
+ID = "gpu.conv_layout_autotune"
+TITLE = "Convolutions run in NCHW"
+SIXTEEN_BITS = ("bf16", "fp16", "tf32")
+
+
+def check(case: Case) -> Finding:
+    if case.knobs.get("channels_last", True):
+        return clear(ID, TITLE, 0.0, summary="the layout is NHWC already, or there are no convolutions")
+    on_gpu = _gpu.on_gpu(case)
+    if on_gpu and case.knobs.get("precision") not in SIXTEEN_BITS:
+        return clear(ID, TITLE, 0.0, summary="in fp32 a GPU convolves as fast in NCHW: the precision comes first")
+    if _gpu.compute_ratio(case) < _swap.GAIN.value:
+        return clear(ID, TITLE, 0.0, summary="too little of the step is computing")
+    recoverable, evidence = _swap.saves(case, "channels_last"), _swap.evidence(case, "channels_last")
+    level = recoverable / _swap.GAIN.value
+    if recoverable < _swap.GAIN.value:
+        return clear(ID, TITLE, max(0.0, min(level, 0.99)), evidence)
+    return fires(
+        ID,
+        TITLE if on_gpu else "Convolutions run in NCHW, and NHWC is faster here",
+        f"the same pass in NHWC (channels_last) runs {case.value('probe.channels_last_speedup'):.2f}x as fast",
+        recoverable=recoverable if on_gpu else 0.0,
+        confidence="high",
+        evidence=evidence,
+        suggestions=some(
+            suggest(
+                case,
+                {"channels_last": True},
+                _swap.predicted(case, "channels_last"),
+                "the channels of a pixel lie side by side, as the kernels want them; values stay as they are",
+                "model = model.to(memory_format=torch.channels_last)   # and the batches",
+            )
+        ),
+        level=level,
+        note=not on_gpu,
+    )
+
+
+RULE = Rule(
+    id=ID,
+    title=TITLE,
+    signals=("is_gpu", "forward_ratio", "backward_ratio", "probe.channels_last_speedup", "probe.channels_last_spread"),
+    thresholds=(_swap.GAIN,),
+    text="""Tensor cores multiply over channels: in 16 bits cuDNN wants NHWC and copies NCHW tensors to and fro around its kernels. oneDNN
+blocks channels likewise. Probe P5 runs the present pass in both layouts, in turn, and puts the weights back as they lay; nothing is guessed
+from the layout alone, since small images or few channels may gain nothing. On a CPU it is a note: NCHW is how most models are written there,
+and no fault of the run.""",
+    check=check,
+)
