@@ -73,6 +73,8 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
     await engine.open()
     try:
         await engine.start(scenario, {})
+        while (run := engine.view().run) is None or run.state == "starting":  # the searches' clock does not count that either
+            await asyncio.sleep(0.05)
         return await Tuner(engine, scenario, budget_s, only=list(space)).run()
     finally:
         await engine.close()

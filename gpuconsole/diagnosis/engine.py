@@ -113,6 +113,8 @@ class Steadied:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._open: dict[str, Finding] = {}
+        self.opened = False
+        """Whether the last look showed something for the first time."""
 
     @property
     def waiting(self) -> bool:
@@ -121,7 +123,10 @@ class Steadied:
 
     def update(self, findings: list[Finding]) -> list[Finding]:
         """What to show after this window."""
-        return rank([self._steady(finding) for finding in findings])
+        before = set(self._open)
+        shown = rank([self._steady(finding) for finding in findings])
+        self.opened = not self._open.keys() <= before
+        return shown
 
     def _steady(self, finding: Finding) -> Finding:
         rule = finding.rule

@@ -19,7 +19,9 @@ from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
 SOON_S = 0.5
-"""While probes are still due, ordinary steps in between; and where a finding only waits for its second look."""
+"""Where a finding only waits for its second look, or the run has yet to be steady."""
+BETWEEN_PROBES_S = 0.25
+"""Ordinary steps, as many as are told at a time; and who wants to act on what was just found finds the workload free."""
 WINDOW_S = 30.0
 DECISIVE = ("side_work_off", "loader_alone", "script_lines", "exposed_communication")
 """Asked for only where a phase already takes too much: they settle what the account has shown, and go before all others."""
@@ -50,7 +52,7 @@ class Diagnosing:
 
     async def forever(self) -> None:
         while True:
-            await asyncio.sleep(SOON_S if self._more_due or self._steadied.waiting else EVERY_S)
+            await asyncio.sleep(self._pause_s())
             if self._busy.locked():
                 continue
             record, worker = self._store.record, self._worker()
@@ -58,14 +60,22 @@ class Diagnosing:
                 continue
             await self.look(record, worker)
 
+    def _pause_s(self) -> float:
+        if self._steadied.waiting:
+            return SOON_S
+        if self._more_due:
+            return BETWEEN_PROBES_S
+        record = self._store.record
+        return SOON_S if record is not None and record.steady_t is None else EVERY_S
+
     async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
         """One window: evaluate, then run the first of the probes that are asked for and evaluate again.
 
-        A finding that waits for its second look is not kept waiting by a probe.
+        A finding that waits for its second look is not kept waiting by a probe, nor is who wants to act on one that was just shown.
         """
         record.refresh_summary(self._store.devices, LIVE_STEPS)
         findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
-        if record.steady_t is not None and not self._steadied.waiting:
+        if record.steady_t is not None and not self._steadied.waiting and not self._steadied.opened:
             due = self._due(findings)
             first = [one for one in due if one in FIRST_PROBES]
             for probe in due[:1] if due and due[0] in DECISIVE else first or due[:1]:

@@ -22,7 +22,7 @@ from gpuconsole.runtime.front import Busy, FrontError, View
 from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s
 
 BUSY_S = 1.0
-CLEAR = 1.2
+CLEAR = 1.1
 """A change in place that promises this much at the least is tried at once: while the probes answered, the run would go on that much slower, and
 of a setting that is about to go they would tell little."""
 TUNE_S = 300.0
