@@ -14,14 +14,16 @@ def test_a_finding_opens_on_the_second_window_and_closes_well_below_its_threshol
     assert seen == ["cant_tell", "fires", "fires", "clear", "cant_tell"]
 
 
-def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not() -> None:
+def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not_and_what_is_new_is_told() -> None:
     steadied = Steadied()
     loud = {"probe__step_no_side_work_s": 0.09, "mfu_ratio": 0.3}
-    waiting = []
+    waiting, opened = [], []
     for share in (0.01, 0.10, 0.10, 0.02):
         steadied.update(evaluate(case(logging_ratio=share, **loud)))
         waiting.append(steadied.waiting)
+        opened.append(steadied.opened)
     assert waiting == [False, True, False, False]
+    assert opened == [False, False, True, False]
 
 
 def test_findings_are_ranked_by_what_they_recover() -> None:
