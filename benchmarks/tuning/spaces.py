@@ -7,7 +7,7 @@ from gpuconsole.model.knobs import Value
 Space = dict[str, list[Value]]
 
 SPACES: dict[str, Space] = {
-    "data-starved": {"num_workers": [0, 1, 2, 4, 6], "prefetch_factor": [2, 8], "optim": ["adamw", "adamw_fused"], "num_threads": [0, 2]},
+    "data-starved": {"num_workers": [0, 1, 2, 4, 6], "prefetch_factor": [2, 8], "optim": ["adamw", "adamw_fused"]},
     "train-vision": {
         "num_workers": [0, 1, 2],
         "prefetch_factor": [2, 8],
