@@ -80,9 +80,16 @@ def _accusations(healthy: Sequence[Row]) -> dict[str, Any]:
         "false_positive_cases_high": round(wilson(right_cases[1] - right_cases[0], right_cases[1])[1], 4),
         "ever_accused": _share(sum(bool(row.accused) for row in healthy), len(healthy)),
         "offered": _share(sum(bool(row.offers) for row in healthy), len(healthy)),
+        "offered_by_rule": _by_rule(healthy),
         "healthy_undecided": _share(sum(bool(row.undecided) for row in healthy), len(healthy)),
         "healthy_runs": len(healthy),
     }
+
+
+def _by_rule(healthy: Sequence[Row]) -> dict[str, float | None]:
+    """Share of the runs in which each rule offers something."""
+    rules = sorted({rule for row in healthy for rule in row.offers})
+    return {rule: _share(sum(rule in row.offers for row in healthy), len(healthy)) for rule in rules}
 
 
 def _gains(tried: Sequence[Row]) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def test_figures_follow_from_rows() -> None:
     assert (found["gain_median_error"], found["gain_covered"], found["undoing"], found["top_won"]) == (0.0553, 1.0, 1, 1)
     assert (report(rows[:1])["time_to_finding_s"], found["time_to_finding_s"]) == (3.0, None), "a miss never ends"
     assert (found["top1_cases"], found["extra"], found["ever_accused"], found["offered"]) == (0.3333, 0.3333, 0.5, 0.5)
+    assert found["offered_by_rule"] == {"gpu.fp32_no_tensor_core": 0.5}
     assert (found["null_trials"], found["null_false_wins"], found["null_no_gain"]) == (1, 0, 1.0)
     assert found["failing"] == ["F2", "F3", "H2"]
     whole = "\n".join((page(rows, found), families(rows), gains([rows[0], rows[0]])))
