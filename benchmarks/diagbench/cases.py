@@ -63,14 +63,17 @@ def gpt(chance: random.Random, half: Half, **knobs: object) -> Made:
     return "train-gpt", {**sizes, **knobs}  # type: ignore[dict-item]
 
 
+NHWC: Knobs = {"channels_last": True}
+
+
 def vision(chance: random.Random, half: Half, **knobs: object) -> Made:
-    """A ResNet that its loader feeds well."""
+    """A ResNet that its loader feeds well, in the layout that the device wants: a knob that gains is a cause, and one was put in at most."""
     sizes: Knobs = (
         {"width": chance.randint(26, 33), "image_size": 64, "batch_size": chance.randint(16, 20)}
         if half == "tuning"
         else {"width": chance.randint(34, 42), "image_size": 2 * chance.randint(24, 30), "batch_size": chance.randint(16, 24)}
     )
-    return "vision-healthy", {**sizes, **knobs}  # type: ignore[dict-item]
+    return "vision-healthy", {**NHWC, **sizes, **knobs}  # type: ignore[dict-item]
 
 
 def either(
@@ -107,7 +110,14 @@ def tail(chance: random.Random, half: Half) -> Made:
     """A loader that is fast enough on average, and one batch in eight that holds a sample which takes 0.4 s."""
     sizes: Knobs = {"width": 64 if half == "tuning" else chance.randint(60, 72), "batch_size": 16, "image_size": 64}
     latency_ms = round(chance.uniform(3.5, 4.5), 2)
-    return "vision-healthy", {**sizes, "num_workers": 1, "prefetch_factor": 1, "slow_sample_ratio": 0.008, "storage_latency_ms": latency_ms}
+    return "vision-healthy", {
+        **NHWC,
+        **sizes,
+        "num_workers": 1,
+        "prefetch_factor": 1,
+        "slow_sample_ratio": 0.008,
+        "storage_latency_ms": latency_ms,
+    }
 
 
 def checkpointed(chance: random.Random, half: Half, **knobs: object) -> Made:
@@ -136,7 +146,7 @@ def saturated(chance: random.Random, half: Half) -> Made:
     sizes: Knobs = (
         {"width": 16, "batch_size": 32} if half == "tuning" else {"width": chance.randint(12, 20), "batch_size": chance.randint(20, 28)}
     )
-    return "vision-healthy", {**sizes, "num_workers": 1, "transform_cost": chance.randint(12, 20)}
+    return "vision-healthy", {**NHWC, **sizes, "num_workers": 1, "transform_cost": chance.randint(12, 20)}
 
 
 def tiny(chance: random.Random, half: Half) -> Made:

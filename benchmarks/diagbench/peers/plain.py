@@ -140,6 +140,7 @@ def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: in
     task.model = compiled(task.model, knobs)
     model = WithLoss(task, str(knobs["precision"]))
     optimizer = make_optimizer(trained(task.model), str(knobs["optim"]))
+    settings.set_memory_format(task.model, optimizer, bool(knobs.get("channels_last")))
     schedule = Schedule(optimizer, knobs)
     passes = int(knobs["gradient_accumulation_steps"])
     steps = batches = 0
