@@ -6,8 +6,8 @@ For each scenario: every point of a grid is measured in turn, in so many blocks 
 experiment needs that is to tell 5 % on a machine whose blocks differ by 10 to 20; random search and Optuna's TPE (pip install optuna) are replayed
 on those figures; the tuner runs live, may turn the grid's knobs and no others, and diagnoses within its time. An evaluation costs what its blocks
 took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is.
-Then the grid's FINALISTS best points run in turn again, and the best of them by all its blocks is the yardstick: the tuner's end is held against it in
-blocks of their own, FINAL_BLOCKS each in turn, the searches against what they saw of it, so that nobody is held against the luckiest of many looks.
+Nobody is held against the luckiest of many looks. For the tuner the grid's FINALISTS best points run in turn again, and its end runs against the best
+of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn. For the searches see `searches.best_rate`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 from benchmarks.machine import keep
 from benchmarks.pictures import svg
 from benchmarks.tuning.curves import curve
-from benchmarks.tuning.searches import GOOD, best_so_far, random_order, tpe_order
+from benchmarks.tuning.searches import GOOD, best_rate, best_so_far, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
@@ -94,7 +94,7 @@ async def best_point(found: Grid) -> int:
 
 
 async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
-    """One scenario, all searches. Times in seconds, without the start of the workload."""
+    """One scenario, as it was measured. Times in seconds, without the start of the workload."""
     scenario, grid = found.scenario, [point.knobs for point in found.points]
     certificate = await tuned(scenario, space, budget_s)
     best_n = await best_point(found)
@@ -102,17 +102,31 @@ async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
     final, _ = await measured(scenario, [ours, grid[best_n]], FINAL_BLOCKS)
     shares = [our_rate / its for our_rate, its in zip(*(point.rates for point in final.points), strict=True)]
     reached, bounds = statistics.median(shares), interval(shares)
-    curves = replayed(found, space, best_n, found.repeats)
-    quick = replayed(found, space, best_n, QUICK)
-    curves["tune"] = tuner_curve(certificate, reached)
     return {
         "scenario": scenario,
         "repeats": found.repeats,
         "budget_s": budget_s,
         "points": len(grid),
-        "good_points": sum((point.mean or 0.0) >= GOOD * (found.points[best_n].mean or 0.0) for point in found.points),
         "block_s": round(found.block_s, 3),
         "grid_best": grid[best_n],
+        "tune_end_s": certificate.elapsed_s,
+        "tune_end": {name: certificate.end[name] for name in certificate.changed},
+        "reached": round(reached, 3),
+        "reached_interval": bounds and [round(bound, 3) for bound in bounds],
+        "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept) for one in certificate.attempts],
+        "tune_curve": tuner_curve(certificate, reached),
+        "rates": [(point.knobs, point.rates) for point in found.points],
+    }
+
+
+def told(row: dict[str, Any], space: Space) -> dict[str, Any]:
+    """The row with what the searches would have made of it."""
+    curves, quick = replayed(row, space, row["repeats"]), replayed(row, space, QUICK)
+    curves["tune"] = [tuple(point) for point in row["tune_curve"]]
+    best = best_rate([rates for _, rates in row["rates"]])
+    return {
+        **row,
+        "good_points": sum(statistics.fmean(rates) >= GOOD * best for _, rates in row["rates"]),
         "grid_s": curves["grid"][-1][0],
         "random_s": good_at(curves["random"]),
         "tpe_s": good_at(curves["tpe"]),
@@ -120,13 +134,7 @@ async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
         "quick_random_s": good_at(quick["random"]),
         "quick_tpe_s": good_at(quick["tpe"]),
         "tune_s": good_at(curves["tune"]),
-        "tune_end_s": certificate.elapsed_s,
-        "tune_end": {name: certificate.end[name] for name in certificate.changed},
-        "reached": round(reached, 3),
-        "reached_interval": bounds and [round(bound, 3) for bound in bounds],
-        "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept) for one in certificate.attempts],
         "curves": curves,
-        "rates": [(point.knobs, point.rates) for point in found.points],
     }
 
 
@@ -134,18 +142,18 @@ Curve = list[tuple[float, float]]
 """(seconds, share of the best that is held by then)."""
 
 
-def replayed(found: Grid, space: Space, best: int, blocks: int) -> dict[str, Curve]:
-    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs. `best`: the number of the point held to be the best."""
-    grid = [point.knobs for point in found.points]
-    rates = [statistics.fmean(point.rates[:blocks]) for point in found.points]
+def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]:
+    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs."""
+    grid, seen = zip(*((knobs, rates[:blocks]) for knobs, rates in row["rates"]), strict=True)
+    rates = [statistics.fmean(one) for one in seen]
     orders = {
         "grid": [rates],
         "random": [random_order(rates, seed) for seed in range(SEEDS)],
         "tpe": [tpe_order(grid, rates, space, seed) for seed in range(SEEDS)],
     }
-    evaluation_s = blocks * found.block_s
+    evaluation_s, best = blocks * row["block_s"], best_rate(seen)
     return {
-        name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(best_so_far(order, rates[best]), 1)]
+        name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(best_so_far(order, best), 1)]
         for name, order in orders.items()
     }
 
@@ -214,7 +222,8 @@ def main() -> int:
             if args.rows:
                 with args.rows.open("a") as file:
                     file.write(json.dumps(results[name]) + "\n")
-            print(one_line(name, results[name]), flush=True)
+            print(one_line(name, told(results[name], SPACES[name])), flush=True)
+    results = {name: told(row, SPACES[name]) for name, row in results.items()}
     page = "\n\n".join(["\n".join(one_line(name, found) for name, found in results.items()), *map(curve, results, results.values())])
     print(page)
     if args.keep:

@@ -16,6 +16,18 @@ from gpuconsole.model.knobs import Knobs
 GOOD = 0.95
 
 
+def best_rate(rates: Sequence[Sequence[float]]) -> float:
+    """What the best point does, by its blocks of one half where the other half chose it: the largest of many means is larger than it should be.
+
+    `rates`: for each point its blocks, two at least.
+    """
+    found = []
+    for chosen_by in (0, 1):
+        best = max(rates, key=lambda one: statistics.fmean(one[chosen_by::2]))
+        found.append(statistics.fmean(best[1 - chosen_by :: 2]))
+    return statistics.fmean(found)
+
+
 def best_so_far(orders: Sequence[Sequence[float]], best: float) -> list[float]:
     """After each evaluation the best rate that was seen by then, as a share of `best`: the median of the `orders`."""
     seen = [itertools.accumulate(order, max) for order in orders]

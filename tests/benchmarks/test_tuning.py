@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tuning.__main__ import Grid, good_at, replayed, tuner_curve
+from benchmarks.tuning.__main__ import good_at, replayed, tuner_curve
 from benchmarks.tuning.curves import curve
-from benchmarks.tuning.searches import best_so_far, random_order, tpe_order
+from benchmarks.tuning.searches import best_rate, best_so_far, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
 from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.knobs import check_knobs
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.sweep import SweepPoint
 from gpuconsole.model.trial import Speedup, Trial
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.tuning.sweeps import points
@@ -39,12 +38,15 @@ def test_what_is_held_never_falls() -> None:
 
 
 def test_a_search_that_trusts_fewer_blocks_pays_for_fewer() -> None:
-    found = [SweepPoint({"batch_size": size}, rates=[float(size), float(size), 1000.0]) for size in (1, 2, 4)]
-    grid = Grid("train-gpt", 3, 2.0, found)
+    points = [({"batch_size": size}, [float(size), float(size), 1000.0, 1000.0]) for size in (1, 2, 4)]
     pytest.importorskip("optuna")
-    whole, quick = (replayed(grid, {"batch_size": [1, 2, 4]}, 2, blocks) for blocks in (3, 2))
-    assert whole["grid"][-1] == (18.0, 1.0) and good_at(whole["grid"]) == 6.0  # with a third block all are nearly alike
+    whole, quick = (replayed({"block_s": 2.0, "rates": points}, {"batch_size": [1, 2, 4]}, blocks) for blocks in (4, 2))
+    assert whole["grid"][-1] == (24.0, 1.0) and good_at(whole["grid"]) == 8.0  # with the later blocks all are nearly alike
     assert good_at(quick["grid"]) == 12.0 and quick["grid"][0] == (4.0, 0.25)
+
+
+def test_the_best_is_not_the_luckiest() -> None:
+    assert best_rate([[10.0, 10.0, 10.0, 10.0], [12.0, 8.0, 12.0, 8.0]]) == 9.0  # the half that chose the second is not asked again
 
 
 def attempt(at_s: float, gain: float, kept: bool) -> Attempt:
