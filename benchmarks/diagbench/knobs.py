@@ -35,7 +35,7 @@ def _others(name: str, value: Value) -> tuple[Value, ...]:
     if name == "prefetch_factor":
         return (int(value) * 4,)
     if name == "num_threads":
-        return (1, 2) if value else ()  # 0 leaves a core to the console on purpose: to take it is an offer, and cures no fault
+        return (1, 2) if value else (1,)  # 0 leaves a core to the console on purpose: to take it is an offer, and cures no fault
     if name == "transform_cost":
         return (int(value) // 2,)
     if name in ("gc_collect_every", "eval_batch_size"):

@@ -19,9 +19,10 @@ from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
 SOON_S = 0.5
-"""Where a finding only waits for its second look, or the run has yet to be steady."""
+"""Where a finding only waits for its second look, or the run has yet to be steady; and where something is shown for the first time, so that who
+acts on it (a tuner looks every 0.25 s) finds the workload free."""
 BETWEEN_PROBES_S = 0.25
-"""Ordinary steps, as many as are told at a time; and who wants to act on what was just found finds the workload free."""
+"""Ordinary steps, as many as are told at a time."""
 WINDOW_S = 30.0
 DECISIVE = ("side_work_off", "loader_alone", "script_lines", "exposed_communication")
 """Asked for only where a phase already takes too much: they settle what the account has shown, and go before all others."""
@@ -61,7 +62,7 @@ class Diagnosing:
             await self.look(record, worker)
 
     def _pause_s(self) -> float:
-        if self._steadied.waiting:
+        if self._steadied.waiting or self._steadied.opened:
             return SOON_S
         if self._more_due:
             return BETWEEN_PROBES_S

@@ -22,7 +22,7 @@ from gpuconsole.runtime.front import Busy, FrontError, View
 from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s
 
 BUSY_S = 1.0
-CLEAR = 1.1
+AT_ONCE = 1.1
 """A change in place that promises this much at the least is tried at once: while the probes answered, the run would go on that much slower, and
 of a setting that is about to go they would tell little."""
 TUNE_S = 300.0
@@ -100,16 +100,16 @@ class Tuner:
 
     def _enough(self) -> bool:
         """Whether the rest is not waited for: there is no time for a trial anyway, or what is known by now is worth one at once."""
-        return self._left_s() <= HOT_S or self._clear()
+        return self._left_s() <= HOT_S or self._worth_at_once()
 
-    def _clear(self) -> bool:
+    def _worth_at_once(self) -> bool:
         view = self._engine.view()
         run = view.run
         if run is None or run.steady_from_s is None or run.serves or view.probing:
             return False
         best = next(iter(self._candidates(run)), None)
         predicted = best.suggestion.predicted_speedup if best else None
-        return best is not None and in_place(best.changes) and predicted is not None and predicted.low >= CLEAR
+        return best is not None and in_place(best.changes) and predicted is not None and predicted.low >= AT_ONCE
 
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:

@@ -29,6 +29,8 @@ HEALTHY = {
     "probe.batch_cost_spread": 0.03,
     "probe.batch_factor": 4.0,
     "probe.step_no_side_work_s": 0.1,
+    "probe.threads_tried": 2.0,
+    "probe.threads_speedup": 1.0,
 }
 KNOBS: Knobs = {"batch_size": 16, "num_workers": 0, "num_threads": 0, "log_every": 1, "save_every": 2, "transform_cost": 2}
 

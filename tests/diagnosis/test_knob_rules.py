@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.engine import evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
 from gpuconsole.model.finding import Finding
 from tests.diagnosis.cases import case
 
 MATH = {"attention": "math"}
 ADAMW = {"optim": "adamw"}
 FP32 = {"precision": "fp32"}
+NCHW = {"channels_last": False}
 OPTIMIZER = {"optimizer_ratio": 0.4, "forward_ratio": 0.2, "backward_ratio": 0.38, "mfu_ratio": 0.3}
 
 
@@ -96,9 +97,10 @@ def test_fp32_is_left_alone_where_16_bits_gain_nothing() -> None:
 def test_a_run_that_a_swap_would_speed_up_is_not_called_healthy() -> None:
     slow = case(knobs=MATH, probe__attention_sdpa_speedup=1.5, probe__attention_sdpa_spread=0.05)
     assert of("gpu.compute_bound_healthy", slow).state == "clear"
-
-
-NCHW = {"channels_last": False}
+    nchw = {"knobs": {**NCHW, "precision": "bf16"}, "is_gpu": 1.0, "probe__channels_last_speedup": 1.4}
+    assert of("gpu.compute_bound_healthy", case(**nchw)).state == "clear"  # type: ignore[arg-type]
+    idle = {"knobs": {"num_threads": 1}, "probe__threads_speedup": 1.6}
+    assert of("gpu.compute_bound_healthy", case(**idle)).state == "clear"  # type: ignore[arg-type]
 
 
 def test_convolutions_in_nchw_are_an_offer_on_a_cpu_and_a_fault_on_a_gpu_in_16_bits() -> None:
@@ -112,24 +114,30 @@ def test_convolutions_in_nchw_are_an_offer_on_a_cpu_and_a_fault_on_a_gpu_in_16_b
     assert of("gpu.conv_layout_autotune", case(knobs=NCHW, probe__channels_last_speedup=0.9)).state == "clear"
 
 
-IDLE = {"cores": 8.0, "threads": 2.0, "host__others_cpu_ratio": 0.0}
+IDLE = {"cores": 8.0, "threads": 2.0, "host__others_cpu_ratio": 0.1}
+FASTER = {"probe__threads_tried": 7.0, "probe__threads_speedup": 2.0, "probe__threads_spread": 0.05}
 
 
-def test_an_idle_core_is_offered_where_a_pass_on_it_is_faster() -> None:
+def test_an_idle_core_is_named_where_a_pass_on_it_is_faster() -> None:
     knobs = {"num_threads": 2, "num_workers": 1}
-    assert wanted_probes(evaluate(case(knobs=knobs, **IDLE))) == ["swap_threads"]
-    found = of("host.idle_cores", case(knobs=knobs, probe__threads_tried=7.0, probe__threads_speedup=2.0, **IDLE))
-    assert (found.state, found.note, found.recoverable_ratio) == ("fires", True, 0.0)
+    assert wanted_probes(evaluate(case(("probe.threads_speedup",), knobs, **IDLE))) == ["swap_threads"]
+    found = of("host.idle_cores", case(knobs=knobs, **FASTER, **IDLE))
+    assert (found.state, found.note, found.recoverable_ratio) == ("fires", False, pytest.approx(0.95 / 2))
     assert found.suggestions[0].changes == {"num_threads": 7}
     predicted = found.suggestions[0].predicted_speedup
     assert predicted is not None and predicted.low < 1 / (1 - 0.95 / 2) < predicted.high
+
+
+def test_the_core_that_was_left_free_on_purpose_is_an_offer() -> None:
+    found = of("host.idle_cores", case(knobs={"num_threads": 0, "num_workers": 1}, **FASTER, **IDLE))
+    assert (found.state, found.note, found.recoverable_ratio) == ("fires", True, 0.0)
 
 
 @pytest.mark.parametrize(
     "why",
     [
         {"threads": 8.0},
-        {"host__others_cpu_ratio": 0.8},  # by now others use them
+        {"host__others_cpu_ratio": 0.5},
         {"is_gpu": 1.0},
         {"probe__threads_speedup": 1.02},
         {"forward_ratio": 0.02, "backward_ratio": 0.03},
@@ -138,6 +146,12 @@ def test_an_idle_core_is_offered_where_a_pass_on_it_is_faster() -> None:
     ],
 )
 def test_no_core_is_offered_that_is_not_idle_or_gains_nothing(why: dict[str, object]) -> None:
-    knobs = {"num_threads": 2, "num_workers": 0}
-    signals: dict[str, object] = {"knobs": knobs, "probe__threads_tried": 8.0, "probe__threads_speedup": 2.0, **IDLE, **why}
+    signals: dict[str, object] = {"knobs": {"num_threads": 2, "num_workers": 0}, **FASTER, **IDLE, **why}
     assert of("host.idle_cores", case(**signals)).state == "clear"  # type: ignore[arg-type]
+
+
+def test_an_offer_of_cores_is_withdrawn_when_others_take_them() -> None:
+    steadied, knobs = Steadied(), {"num_threads": 0, "num_workers": 1}
+    free, taken = (evaluate(case(knobs=knobs, **{**FASTER, **IDLE, "host__others_cpu_ratio": others})) for others in (0.1, 0.5))
+    states = [next(one.state for one in steadied.update(found) if one.rule == "host.idle_cores") for found in (free, free, taken)]
+    assert states == ["cant_tell", "fires", "clear"]

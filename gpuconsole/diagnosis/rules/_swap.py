@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Threshold, speedup_interval
 from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.model.finding import Evidence, Interval
+from gpuconsole.model.finding import Confidence, Evidence, Interval
 
 GAIN = Threshold("recoverable", 0.05, "ratio", "a probe's gain below 5 % of the step counts as none, as in gpu.compute_bound_healthy")
 LEAST_ERROR = 0.15
@@ -29,12 +29,22 @@ def evidence(case: Case, way: str) -> tuple[Evidence, ...]:
     )
 
 
-def spread(case: Case, way: str) -> float:
-    return case.get(f"probe.{way}_spread", UNKNOWN_SPREAD)
+def confidence(case: Case, way: str) -> Confidence:
+    """High where the lower end of what the probe measured would do too. Raises Missing."""
+    at_least = max(1.0, case.value(f"probe.{way}_speedup") - _spread(case, way))
+    return "high" if _gpu.compute_ratio(case) * (1 - 1 / at_least) >= GAIN.value else "medium"
+
+
+def error(case: Case, way: str) -> float:
+    """Of the predicted gain, relative: the probe's own. Raises Missing."""
+    faster = case.value(f"probe.{way}_speedup")
+    return min(1.0, _spread(case, way) / (faster - 1)) if faster > 1 else 1.0
 
 
 def predicted(case: Case, way: str) -> Interval:
     """The speed-up of a step, with the probe's error or LEAST_ERROR. Raises Missing."""
-    faster = case.value(f"probe.{way}_speedup")
-    error = min(1.0, spread(case, way) / (faster - 1)) if faster > 1 else 1.0
-    return speedup_interval(1 / (1 - saves(case, way)), max(LEAST_ERROR, error))
+    return speedup_interval(1 / (1 - saves(case, way)), max(LEAST_ERROR, error(case, way)))
+
+
+def _spread(case: Case, way: str) -> float:
+    return case.get(f"probe.{way}_spread", UNKNOWN_SPREAD)

@@ -11,11 +11,10 @@ TITLE = "Attention writes all its scores to memory"
 
 
 def check(case: Case) -> Finding:
-    compute = _gpu.compute_ratio(case)
-    if case.knobs.get("attention") != "math":
-        return clear(ID, TITLE, 0.0, summary="attention runs as one fused kernel, or this workload has none")
+    if _gpu.compute_ratio(case) < _swap.GAIN.value or case.knobs.get("attention") != "math":
+        return clear(ID, TITLE, 0.0, summary="attention runs as one fused kernel, or is too little of the step")
     faster, recoverable = case.value("probe.attention_sdpa_speedup"), _swap.saves(case, "attention_sdpa")
-    evidence, at_least = _swap.evidence(case, "attention_sdpa"), max(1.0, faster - _swap.spread(case, "attention_sdpa"))
+    evidence = _swap.evidence(case, "attention_sdpa")
     level = recoverable / _swap.GAIN.value
     if recoverable < _swap.GAIN.value:
         return clear(ID, TITLE, min(level, 0.99), evidence)
@@ -24,7 +23,7 @@ def check(case: Case) -> Finding:
         TITLE,
         f"the same pass with the fused kernel runs {faster:.2f}x as fast: every score is written to memory and read again",
         recoverable=recoverable,
-        confidence="high" if compute * (1 - 1 / at_least) >= _swap.GAIN.value else "medium",
+        confidence=_swap.confidence(case, "attention_sdpa"),
         evidence=evidence,
         suggestions=some(
             suggest(

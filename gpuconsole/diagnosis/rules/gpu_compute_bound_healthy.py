@@ -8,16 +8,24 @@ from gpuconsole.diagnosis.rules import (
     _input,
     _side_work,
     gpu_attention_math,
+    gpu_conv_layout_autotune,
     gpu_fp32_no_tensor_core,
     gpu_optimizer_unfused,
     gpu_small_batch,
+    host_idle_cores,
 )
 from gpuconsole.model.finding import Finding
 
 ID = "gpu.compute_bound_healthy"
 TITLE = "Compute-bound and healthy"
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: what well-tuned large training runs report (PaLM 46 %, MPT-7B 40-46 %)")
-PROBED = (gpu_attention_math.RULE, gpu_fp32_no_tensor_core.RULE, gpu_optimizer_unfused.RULE)
+PROBED = (
+    gpu_attention_math.RULE,
+    gpu_conv_layout_autotune.RULE,
+    gpu_fp32_no_tensor_core.RULE,
+    gpu_optimizer_unfused.RULE,
+    host_idle_cores.RULE,
+)
 """Rules by which a run whose time is all computing may still be slower than it need be."""
 
 

@@ -8,14 +8,14 @@ from gpuconsole.model.finding import Finding
 
 ID = "gpu.conv_layout_autotune"
 TITLE = "Convolutions run in NCHW"
-SIXTEEN_BITS = ("bf16", "fp16", "tf32")
+ON_TENSOR_CORES = ("bf16", "fp16", "tf32")
 
 
 def check(case: Case) -> Finding:
+    on_gpu = _gpu.on_gpu(case)
     if case.knobs.get("channels_last", True):
         return clear(ID, TITLE, 0.0, summary="the layout is NHWC already, or there are no convolutions")
-    on_gpu = _gpu.on_gpu(case)
-    if on_gpu and case.knobs.get("precision") not in SIXTEEN_BITS:
+    if on_gpu and case.knobs.get("precision") not in ON_TENSOR_CORES:
         return clear(ID, TITLE, 0.0, summary="in fp32 a GPU convolves as fast in NCHW: the precision comes first")
     if _gpu.compute_ratio(case) < _swap.GAIN.value:
         return clear(ID, TITLE, 0.0, summary="too little of the step is computing")
@@ -28,7 +28,7 @@ def check(case: Case) -> Finding:
         TITLE if on_gpu else "Convolutions run in NCHW, and NHWC is faster here",
         f"the same pass in NHWC (channels_last) runs {case.value('probe.channels_last_speedup'):.2f}x as fast",
         recoverable=recoverable if on_gpu else 0.0,
-        confidence="high",
+        confidence=_swap.confidence(case, "channels_last"),
         evidence=evidence,
         suggestions=some(
             suggest(
@@ -49,7 +49,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "forward_ratio", "backward_ratio", "probe.channels_last_speedup", "probe.channels_last_spread"),
     thresholds=(_swap.GAIN,),
-    text="""Tensor cores multiply over channels: in 16 bits cuDNN wants NHWC and copies NCHW tensors to and fro around its kernels. oneDNN
+    text="""Tensor cores multiply over channels: in 16 bits, or TF32, cuDNN wants NHWC and copies NCHW tensors to and fro around its kernels. oneDNN
 blocks channels likewise. Probe P5 runs the present pass in both layouts, in turn, and puts the weights back as they lay; nothing is guessed
 from the layout alone, since small images or few channels may gain nothing. On a CPU it is a note: NCHW is how most models are written there,
 and no fault of the run.""",

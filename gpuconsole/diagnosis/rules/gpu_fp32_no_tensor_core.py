@@ -33,7 +33,7 @@ def check(case: Case) -> Finding:
         TITLE if on_gpu else "Matrix products run in fp32, beside the bf16 instructions",
         f"the same pass in bf16 runs {faster:.2f}x as fast, on {where}; whether 16 bits suffice is for the loss to say",
         recoverable=recoverable if on_gpu else 0.0,
-        confidence="high",
+        confidence=_swap.confidence(case, "precision_bf16"),
         evidence=evidence,
         suggestions=some(
             _suggestion(case, "bf16", "autocast: products in bf16, sums and weights in fp32", BF16_CODE),

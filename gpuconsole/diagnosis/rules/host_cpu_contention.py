@@ -29,7 +29,7 @@ def check(case: Case) -> Finding:
         if own
         else "other processes on this machine use the cores; all timings here are less certain"
     )
-    fewer = threads_with_a_core(case)
+    fewer = _threads_with_a_core(case)
     fix = (
         suggest(
             case,
@@ -63,7 +63,7 @@ def too_many_threads(case: Case) -> bool:
     return case.get("runq_ratio", 0.0) >= DELAY.value and case.get("threads", 0.0) > case.get("cores", math.inf)
 
 
-def threads_with_a_core(case: Case) -> int:
+def _threads_with_a_core(case: Case) -> int:
     """Cores, less what workers and other programs use: threads that wait for each other by spinning collapse where one has no core."""
     cores, workers = case.value("cores"), int(case.knobs.get("num_workers", 0))
     return max(1, int(cores) - workers - _foreign_cores(case, cores, workers))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
-from gpuconsole.diagnosis.rules import _comm, _gpu, _swap, host_cpu_contention
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules import _comm, _gpu, _swap
 from gpuconsole.model.finding import Finding, Interval
 
 ID = "host.idle_cores"
 TITLE = "Cores stand idle while the training thread computes"
+OTHERS = Threshold("others", 0.5, "ratio", "where other programs use half of the cores that are left, those are not idle")
 ERROR = 0.25
 """Of the predicted gain, relative: the core that was idle is needed now and then by loader, console and neighbours."""
 
@@ -17,53 +18,58 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, 0.0, summary="the run computes on a GPU")
     if _comm.several(case):
         return clear(ID, TITLE, 0.0, summary="several processes share the cores")
-    compute, threads, most = _gpu.compute_ratio(case), case.value("threads"), host_cpu_contention.threads_with_a_core(case)
+    compute, threads, cores = _gpu.compute_ratio(case), case.value("threads"), case.value("cores")
+    most = cores - int(case.knobs.get("num_workers", 0))
     seen = (case.evidence("threads"), case.evidence("cores"), *case.if_known("host.others_cpu_ratio"))
     if most <= threads:
-        return clear(ID, TITLE, 0.0, seen, "no core is idle")
+        return clear(ID, TITLE, 0.0, seen, "no core is left")
+    if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS.value * (most - threads):
+        return clear(ID, TITLE, 0.0, seen, "other programs use the cores that are left")
     if compute * (1 - threads / most) < _swap.GAIN.value:
         return clear(ID, TITLE, 0.0, seen, "too little of the step is computing")
     tried, faster = case.value("probe.threads_tried"), case.value("probe.threads_speedup")
     recoverable = _swap.saves(case, "threads")
     evidence = (*_swap.evidence(case, "threads"), case.evidence("probe.threads_tried"), *seen)
     level = recoverable / _swap.GAIN.value
-    if recoverable < _swap.GAIN.value or tried > most:
+    if recoverable < _swap.GAIN.value:
         return clear(ID, TITLE, max(0.0, min(level, 0.99)), evidence)
+    on_purpose = case.knobs.get("num_threads") == 0
     return fires(
         ID,
         TITLE,
-        f"{threads:.0f} of {case.value('cores'):.0f} cores compute; on {tried:.0f} the same pass runs {faster:.2f}x as fast",
-        recoverable=0.0,
-        confidence="high",
+        f"{threads:.0f} of {cores:.0f} cores compute; on {tried:.0f} the same pass runs {faster:.2f}x as fast",
+        recoverable=0.0 if on_purpose else recoverable,
+        confidence=_swap.confidence(case, "threads"),
         evidence=evidence,
         suggestions=some(
             suggest(
                 case,
                 {"num_threads": int(tried)},
                 _predicted(case, compute, faster),
-                "none is left to console and neighbours then, and timings are less certain",
+                "every core that the loader's workers leave; console and neighbours take theirs from it now and then",
                 f"torch.set_num_threads({tried:.0f})",
             )
         ),
         level=level,
-        note=True,
+        note=on_purpose,
     )
 
 
 def _predicted(case: Case, compute: float, faster: float) -> Interval:
     """The passes alone get faster; or the optimizer's update as much as they."""
     low, high = (1 / (1 - share * (1 - 1 / faster)) for share in (compute, compute + case.get("optimizer_ratio", 0.0)))
-    return Interval(1 + (low - 1) * (1 - ERROR), 1 + (high - 1) * (1 + ERROR))
+    error = max(ERROR, _swap.error(case, "threads"))
+    return Interval(1 + (low - 1) * (1 - error), 1 + (high - 1) * (1 + error))
 
 
 RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("is_gpu", "forward_ratio", "backward_ratio", "threads", "cores", "probe.threads_speedup", "probe.threads_tried"),
-    thresholds=(_swap.GAIN,),
-    text="""With num_threads = 0 a run on a CPU leaves one core to loader, console and neighbours, which keeps its timings quiet. Where that core
-stands idle, more threads may compute faster: as many as there are cores, less what workers and other programs use. Probe P5 runs the present pass
-on them in turn with the present one; small operations gain nothing, since handing them out costs more than it saves. A note, since it was
-left free on purpose.""",
+    thresholds=(OTHERS, _swap.GAIN),
+    text="""A run on a CPU computes on num_threads threads: by default one less than there are cores, which leaves one to loader, console and
+neighbours and keeps timings quiet. Where cores stand idle, more threads may compute faster. Probe P5 runs the present pass on all that
+the loader's workers leave, in turn with the present one and by the clock on the wall, so that what others need shows in it; small operations
+gain nothing, since handing them out costs more than it saves. With num_threads = 0 it is a note: that core was left free on purpose.""",
     check=check,
 )

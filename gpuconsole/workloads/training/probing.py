@@ -1,6 +1,6 @@
 """What probes are made of: passes that are timed, in a loop that is left as it was.
 
-Times are the training thread's own: wall less run-queue delay.
+Times are the training thread's own, wall less run-queue delay, unless that very delay is asked for.
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ def rounds(loop: TrainingLoop, budget_s: float, least: int, most: int) -> Iterat
 
 
 @contextmanager
-def stopwatch(loop: TrainingLoop) -> Iterator[list[float]]:
-    """Appends the contention-free seconds of its block to the list that it gives."""
+def stopwatch(loop: TrainingLoop, contention_free: bool = True) -> Iterator[list[float]]:
+    """Appends the seconds of its block to the list that it gives, less the training thread's run-queue delay where `contention_free`."""
     times: list[float] = []
     synchronize(loop)
     start, runq = now(), loop.account.times.runq_s()
     yield times
     synchronize(loop)
-    times.append(max(1e-9, now() - start - (loop.account.times.runq_s() - runq)))
+    delay = loop.account.times.runq_s() - runq if contention_free else 0.0
+    times.append(max(1e-9, now() - start - delay))
 
 
-def timed_pass(loop: TrainingLoop, batch: Batch) -> float:
-    """Contention-free seconds of one forward and backward pass, without communication: that has a probe of its own."""
-    with loop.plan.silence(loop.task.model), stopwatch(loop) as times:
+def timed_pass(loop: TrainingLoop, batch: Batch, contention_free: bool = True) -> float:
+    """Seconds of one forward and backward pass (see `stopwatch`), without communication: that has a probe of its own."""
+    with loop.plan.silence(loop.task.model), stopwatch(loop, contention_free) as times:
         loop.forward(batch).backward()
     loop.optimizer.zero_grad(set_to_none=True)
     return times[0]

@@ -62,13 +62,15 @@ def swap_precision(loop: TrainingLoop) -> Signals:
 
 
 def swap_threads(loop: TrainingLoop) -> Signals:
-    """A pass as it is against one on every core that the loader's workers leave."""
+    """A pass as it is against one on every core that the loader's workers leave, by the wall clock: to wait for a core is part of the bargain."""
     present = torch.get_num_threads()
     tried = settings.cores() - int(loop.knobs.get("num_workers", 0))
     if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
         raise ProbeError(f"no core is idle: {present} of {settings.cores()} compute")
     source = "os.sched_getaffinity, less the loader's workers"
-    return {"probe.threads_tried": Signal(float(tried), "threads", source)} | _speedup(loop, {"num_threads": tried}, "threads")
+    return {"probe.threads_tried": Signal(float(tried), "threads", source)} | _speedup(
+        loop, {"num_threads": tried}, "threads", contention_free=False
+    )
 
 
 def swap_optim(loop: TrainingLoop) -> Signals:
@@ -103,7 +105,7 @@ def swap_optim(loop: TrainingLoop) -> Signals:
     }
 
 
-def _speedup(loop: TrainingLoop, changes: Knobs, label: str) -> Signals:
+def _speedup(loop: TrainingLoop, changes: Knobs, label: str, contention_free: bool = True) -> Signals:
     """Forward and backward as they are over forward and backward with `changes`."""
     if loop.knobs["torch_compile"] != "off":
         raise ProbeError("the model is compiled, and another value would have it compiled anew")
@@ -114,9 +116,9 @@ def _speedup(loop: TrainingLoop, changes: Knobs, label: str) -> Signals:
             with _under(loop, side):
                 timed_pass(loop, batch)
         for _ in rounds(loop, BUDGET_S, LEAST, MOST):
-            present = timed_pass(loop, batch)
+            present = timed_pass(loop, batch, contention_free)
             with _under(loop, changes):
-                ratios.append(present / timed_pass(loop, batch))
+                ratios.append(present / timed_pass(loop, batch, contention_free))
     source = f"probe P5: passes in turn, {', '.join(f'{name}={value}' for name, value in changes.items())}, n={len(ratios)}"
     return {
         f"probe.{label}_speedup": Signal(statistics.median(ratios), "x", source),
