@@ -5,7 +5,8 @@
 For each scenario: every point of a grid is measured in turn, in so many blocks as --repeats says: ten, as `gpuconsole sweep` does and as an
 experiment needs that is to tell 5 % on a machine whose blocks differ by 10 to 20; random search and Optuna's TPE (pip install optuna) are replayed
 on those figures; the tuner runs live, may turn the grid's knobs and no others, and diagnoses within its time. An evaluation costs what its blocks
-took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is.
+took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is. The tuner's is one
+live session, the searches' the median of SEEDS replays, none of which knows when it has what it looks for.
 Nobody is held against the luckiest of many looks. For the tuner the grid's FINALISTS best points run in turn again, and its end runs against the best
 of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn. For the searches see `searches.best_rate`.
 """
@@ -26,7 +27,7 @@ import msgspec
 from benchmarks.machine import keep
 from benchmarks.pictures import svg
 from benchmarks.tuning.curves import curve
-from benchmarks.tuning.searches import GOOD, best_rate, best_so_far, random_order, tpe_order
+from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
@@ -82,6 +83,9 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
 
 async def exhaustive(scenario: str, space: Space, repeats: int) -> Grid:
     sweep, block_s = await measured(scenario, points(space, {}, grid=True), repeats)
+    failed = [point.error for point in sweep.points if point.error or not point.rates]
+    if failed:
+        raise RuntimeError(f"{scenario}: not every point of the grid can be had: {failed[0]}")
     return Grid(scenario, repeats, block_s, sweep.points)
 
 
@@ -101,7 +105,7 @@ async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
     ours = {name: certificate.end[name] for name in space}
     final, _ = await measured(scenario, [ours, grid[best_n]], FINAL_BLOCKS)
     shares = [our_rate / its for our_rate, its in zip(*(point.rates for point in final.points), strict=True)]
-    reached, bounds = statistics.median(shares), interval(shares)
+    reached, bounds = statistics.fmean(shares), interval(shares)
     return {
         "scenario": scenario,
         "repeats": found.repeats,
@@ -143,19 +147,19 @@ Curve = list[tuple[float, float]]
 
 
 def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]:
-    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs."""
-    grid, seen = zip(*((knobs, rates[:blocks]) for knobs, rates in row["rates"]), strict=True)
-    rates = [statistics.fmean(one) for one in seen]
+    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs. What it holds is scored by the other blocks, if any."""
+    grid = [knobs for knobs, _ in row["rates"]]
+    seen = [statistics.fmean(rates[:blocks]) for _, rates in row["rates"]]
+    others = [rates[blocks:] or rates for _, rates in row["rates"]]
+    scored, best = [statistics.fmean(rates) for rates in others], best_rate(others)
     orders = {
-        "grid": [rates],
-        "random": [random_order(rates, seed) for seed in range(SEEDS)],
-        "tpe": [tpe_order(grid, rates, space, seed) for seed in range(SEEDS)],
+        "grid": [range(len(grid))],
+        "random": [random_order(len(grid), seed) for seed in range(SEEDS)],
+        "tpe": [tpe_order(grid, seen, space, seed) for seed in range(SEEDS)],
     }
-    evaluation_s, best = blocks * row["block_s"], best_rate(seen)
-    return {
-        name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(best_so_far(order, best), 1)]
-        for name, order in orders.items()
-    }
+    curves = {name: median_curve([held(order, seen, scored) for order in taken], best) for name, taken in orders.items()}
+    evaluation_s = blocks * row["block_s"]
+    return {name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(shares, 1)] for name, shares in curves.items()}
 
 
 def good_at(curve: Curve) -> float | None:
@@ -165,6 +169,8 @@ def good_at(curve: Curve) -> float | None:
 
 def tuner_curve(certificate: Certificate, reached: float) -> Curve:
     """At the start and after each change that was kept: back from what it ended with."""
+    if certificate.proof is not None and certificate.proof.kept:  # all together it was slower than the start, which stands again
+        return [(0.0, round(reached, 4))]
     kept = [one for one in certificate.attempts if one.trial.kept and one.trial.speedup]
     curve, share = [], reached
     for one in reversed(kept):
@@ -177,7 +183,7 @@ def tuner_curve(certificate: Certificate, reached: float) -> Curve:
 def one_line(name: str, found: dict[str, Any]) -> str:
     times = f"grid {found['grid_s']} s, random {found['random_s']} s, TPE {found['tpe_s']} s, tune {found['tune_s']} s (all {found['tune_end_s']} s)"
     quick = f"by {QUICK} blocks a point: grid {found['quick_grid_s']} s, random {found['quick_random_s']} s, TPE {found['quick_tpe_s']} s"
-    return f"{name:<18} {times}; {quick}; reached {found['reached']:.1%} of the grid's best with {found['tune_end']}"
+    return f"{name:<18} {times}; {quick}; reached {found['reached']:.1%} {found['reached_interval']} of the grid's best with {found['tune_end']}"
 
 
 def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, Any]:
@@ -189,11 +195,13 @@ def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, Any]:
 
 
 def read_grids(path: Path | None, repeats: int) -> dict[str, Grid]:
-    """The grids that are measured with so many repeats, by scenario."""
+    """The grids that are measured with so many repeats, by scenario; not those of another space."""
     if path is None or not path.exists():
         return {}
     grids = [msgspec.json.decode(line, type=Grid) for line in path.read_bytes().splitlines()]
-    return {grid.scenario: grid for grid in grids if grid.repeats == repeats}
+    wanted = {name: points(space, {}, grid=True) for name, space in SPACES.items()}
+    fit = [one for one in grids if one.repeats == repeats and [point.knobs for point in one.points] == wanted.get(one.scenario)]
+    return {grid.scenario: grid for grid in fit}
 
 
 def main() -> int:
@@ -206,6 +214,8 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, help="JSON lines: scenarios that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     args = parser.parse_args()
+    if args.repeats < 2 * QUICK:
+        parser.error(f"--repeats {args.repeats}: {2 * QUICK} or more are needed to tell luck from speed")
     grids, results = read_grids(args.grids, args.repeats), read(args.rows, args.repeats, args.budget)
     for name in args.only:
         if name not in results and name not in grids:

@@ -28,35 +28,40 @@ def best_rate(rates: Sequence[Sequence[float]]) -> float:
     return statistics.fmean(found)
 
 
-def best_so_far(orders: Sequence[Sequence[float]], best: float) -> list[float]:
-    """After each evaluation the best rate that was seen by then, as a share of `best`: the median of the `orders`."""
-    seen = [itertools.accumulate(order, max) for order in orders]
-    return [statistics.median(rates) / best for rates in zip(*seen, strict=False)]
+def held(order: Sequence[int], seen: Sequence[float], scored: Sequence[float]) -> list[float]:
+    """After each evaluation what the point does that was best by what was `seen`; `scored` may be other blocks, which know nothing of that luck."""
+    best = itertools.accumulate(order, lambda one, other: other if seen[other] > seen[one] else one)
+    return [scored[number] for number in best]
 
 
-def random_order(rates: Sequence[float], seed: int) -> list[float]:
-    """The rates in the order of a random search without repetition."""
-    return random.Random(seed).sample(rates, len(rates))
+def median_curve(curves: Sequence[Sequence[float]], best: float) -> list[float]:
+    """As a share of `best`, after each evaluation: the median of the curves, as far as all go."""
+    return [statistics.median(rates) / best for rates in zip(*curves, strict=False)]
 
 
-def tpe_order(points: Sequence[Knobs], rates: Sequence[float], space: Space, seed: int) -> list[float]:
-    """The rates in the order in which Optuna's TPE asks for them; a point asked for again costs nothing, since its figure is known."""
+def random_order(count: int, seed: int) -> list[int]:
+    """Points by number, as a random search without repetition takes them."""
+    return random.Random(seed).sample(range(count), count)
+
+
+def tpe_order(points: Sequence[Knobs], rates: Sequence[float], space: Space, seed: int) -> list[int]:
+    """Points by number, as Optuna's TPE asks for them; one asked for again costs nothing, since its figure is known."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    known = {key(point): rate for point, rate in zip(points, rates, strict=True)}
+    numbers = {key(point): number for number, point in enumerate(points)}
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    asked: dict[str, float] = {}
+    asked: dict[int, None] = {}
     for _ in range(20 * len(points)):
         trial = study.ask()
         for name, values in space.items():
             trial.suggest_categorical(name, values)
-        point = key(dict(trial.params))
-        study.tell(trial, known[point])
-        asked[point] = known[point]
+        number = numbers[key(dict(trial.params))]
+        study.tell(trial, rates[number])
+        asked[number] = None
         if len(asked) == len(points):
             break
-    return list(asked.values())
+    return list(asked)
 
 
 def key(knobs: Knobs) -> str:

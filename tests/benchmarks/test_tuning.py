@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.tuning.__main__ import good_at, replayed, tuner_curve
 from benchmarks.tuning.curves import curve
-from benchmarks.tuning.searches import best_rate, best_so_far, random_order, tpe_order
+from benchmarks.tuning.searches import best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
 from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.knobs import check_knobs
@@ -28,21 +28,24 @@ def test_searches_find_what_the_grid_found() -> None:
     space = {"a": [1, 2, 3], "b": [1, 2, 3]}
     grid = points(space, {}, grid=True)  # type: ignore[arg-type]
     rates = [float(int(knobs["a"]) * int(knobs["b"])) for knobs in grid]
-    assert best_so_far([random_order(rates, 0)], 9.0)[-1] == 1.0
+    assert held(random_order(9, 0), rates, rates)[-1] == 9.0
     pytest.importorskip("optuna")
-    assert best_so_far([tpe_order(grid, rates, space, 0)], 9.0)[-1] == 1.0  # type: ignore[arg-type]
+    assert held(tpe_order(grid, rates, space, 0), rates, rates)[-1] == 9.0  # type: ignore[arg-type]
 
 
-def test_what_is_held_never_falls() -> None:
-    assert best_so_far([[1.0, 4.0, 2.0], [3.0, 1.0, 4.0]], 4.0) == [0.5, 0.875, 1.0]
+def test_what_is_held_never_looks_worse_and_may_be() -> None:
+    assert held([1, 2, 0], [4.0, 1.0, 3.0], [4.0, 1.0, 3.0]) == [1.0, 3.0, 4.0]
+    assert held([1, 2, 0], [4.0, 1.0, 3.0], [2.0, 1.0, 3.0]) == [1.0, 3.0, 2.0]  # by other blocks it was luck
+    assert median_curve([[1.0, 4.0, 4.0], [3.0, 3.0, 4.0]], 4.0) == [0.5, 0.875, 1.0]
 
 
 def test_a_search_that_trusts_fewer_blocks_pays_for_fewer() -> None:
-    points = [({"batch_size": size}, [float(size), float(size), 1000.0, 1000.0]) for size in (1, 2, 4)]
+    points = [({"batch_size": size}, [1.0, 1.0, *[float(size)] * 4]) for size in (1, 2, 4)]
     pytest.importorskip("optuna")
-    whole, quick = (replayed({"block_s": 2.0, "rates": points}, {"batch_size": [1, 2, 4]}, blocks) for blocks in (4, 2))
-    assert whole["grid"][-1] == (24.0, 1.0) and good_at(whole["grid"]) == 8.0  # with the later blocks all are nearly alike
-    assert good_at(quick["grid"]) == 12.0 and quick["grid"][0] == (4.0, 0.25)
+    whole, quick = (replayed({"block_s": 2.0, "rates": points}, {"batch_size": [1, 2, 4]}, blocks) for blocks in (6, 2))
+    assert whole["grid"] == [(12.0, pytest.approx(0.3333, abs=1e-4)), (24.0, pytest.approx(0.5556, abs=1e-4)), (36.0, 1.0)]
+    assert quick["grid"] == [(4.0, 0.25), (8.0, 0.25), (12.0, 0.25)]  # by two blocks all looked alike
+    assert good_at(whole["grid"]) == 36.0 and good_at(quick["grid"]) is None
 
 
 def test_the_best_is_not_the_luckiest() -> None:
