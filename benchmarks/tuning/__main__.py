@@ -31,7 +31,7 @@ from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, rand
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs import Knobs, show
 from gpuconsole.model.sweep import Sweep, SweepPoint
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.runtime.engine import Engine
@@ -180,10 +180,25 @@ def tuner_curve(certificate: Certificate, reached: float) -> Curve:
     return [(t, round(share, 4)) for t, share in [(0.0, share), *reversed(curve)]]
 
 
-def one_line(name: str, found: dict[str, Any]) -> str:
-    times = f"grid {found['grid_s']} s, random {found['random_s']} s, TPE {found['tpe_s']} s, tune {found['tune_s']} s (all {found['tune_end_s']} s)"
-    quick = f"by {QUICK} blocks a point: grid {found['quick_grid_s']} s, random {found['quick_random_s']} s, TPE {found['quick_tpe_s']} s"
-    return f"{name:<18} {times}; {quick}; reached {found['reached']:.1%} {found['reached_interval']} of the grid's best with {found['tune_end']}"
+def table(results: dict[str, Any]) -> str:
+    """Seconds until each search holds GOOD of the grid's best; what the tuner ended with, as a share of it with its interval."""
+    headings = ("scenario", "grid", "random", "TPE", "tune", "(all)", f"by {QUICK} blocks: random", "TPE", "tune's end", "")
+    lines = [headings]
+    for name, found in results.items():
+        searches = [
+            f"{found[key]:.0f}" if found[key] is not None else "never" for key in ("grid_s", "random_s", "tpe_s", "tune_s", "tune_end_s")
+        ]
+        quick = [f"{found[key]:.0f}" if found[key] is not None else "never" for key in ("quick_random_s", "quick_tpe_s")]
+        low, high = found["reached_interval"]
+        end = " ".join(f"{knob}={show(value)}" for knob, value in found["tune_end"].items())
+        lines.append((name, *searches, *quick, f"{found['reached']:.1%} [{low:.1%}, {high:.1%}]", end))
+    widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
+    aligned = (0, 8, 9)  # the rest are numbers
+    rows = [
+        "  ".join(f"{cell:<{w}}" if n in aligned else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    ]
+    return "\n".join(row.rstrip() for row in rows)
 
 
 def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, Any]:
@@ -232,9 +247,9 @@ def main() -> int:
             if args.rows:
                 with args.rows.open("a") as file:
                     file.write(json.dumps(results[name]) + "\n")
-            print(one_line(name, told(results[name], SPACES[name])), flush=True)
+            print(table({name: told(results[name], SPACES[name])}), flush=True)
     results = {name: told(row, SPACES[name]) for name, row in results.items()}
-    page = "\n\n".join(["\n".join(one_line(name, found) for name, found in results.items()), *map(curve, results, results.values())])
+    page = "\n\n".join([table(results), *map(curve, results, results.values())])
     print(page)
     if args.keep:
         kept = keep("tuning", {"results": results})
