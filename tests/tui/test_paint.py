@@ -9,6 +9,7 @@ import pytest
 
 from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict
 from gpuconsole.model.device import Device
+from gpuconsole.model.finding import Evidence, Finding
 from gpuconsole.runtime.front import View
 from gpuconsole.tui.paint import charts, facts
 from gpuconsole.tui.paint.cells import Row, cell_width, cut, fit, to_ascii, wrap
@@ -178,3 +179,17 @@ def test_the_run_table_says_how_the_run_stands_to_its_baseline_and_red_means_bey
         assert sum(cell_width(part) for part, _ in top) == width
     assert found.words in text(paint_details(shown, 100))
     assert "vs baseline" not in text(paint_runs(gpu_view(), 100, 8, True))
+
+
+def test_the_figures_of_the_evidence_are_whole_and_aligned() -> None:
+    shown = gpu_view()
+    evidence = (
+        Evidence("probe.loader_samples_per_s", 1640.0, "samples/s", None, "probe P6"),
+        Evidence("data_wait_ratio", 0.2, "ratio", 0.1, "account"),
+    )
+    finding = Finding("input.too_few_workers", "fires", "Too few DataLoader workers", 0.2, "high", "", evidence)
+    run = msgspec.structs.replace(shown.runs[-1], findings=[finding])
+    rows = text(paint_details(msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run)), 100)).splitlines()
+    head, first, second = (next(row for row in rows if word in row) for word in ("threshold", "loader_samples", "data_wait_ratio"))
+    assert "1 640 samples/s " in first
+    assert head.index("source") == first.index("probe P6") == second.index("account")

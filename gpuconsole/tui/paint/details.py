@@ -9,6 +9,9 @@ from gpuconsole.tui.paint import facts, format
 from gpuconsole.tui.paint.cells import Row, blank, clean, fit, line, spread
 from gpuconsole.tui.paint.page import heading, labelled, paragraph
 
+FIGURE = 20
+"""Widest column of figures: a number and its unit."""
+
 
 def paint_details(view: View, width: int) -> list[Row]:
     """All findings of the current run, those that fire first."""
@@ -47,11 +50,13 @@ def _finding(number: int, finding: Finding, knobs: Knobs, width: int) -> list[Ro
 def _evidence(evidence: tuple[Evidence, ...], width: int) -> list[Row]:
     """Signal, value, threshold and source in columns; the source takes what is left."""
     names = min(max(len("evidence"), *(len(clean(one.signal)) for one in evidence)), max(16, width // 3))
-    head = f"  {fit('evidence', names)}  {'value':>14}  {'threshold':>14}  source"
+    values = [format.quantity(one.value, one.unit) for one in evidence]
+    limits = [format.quantity(one.threshold, one.unit) if one.threshold is not None else "–" for one in evidence]
+    of_values, of_limits = (min(FIGURE, max(len(head), *map(len, cells))) for head, cells in (("value", values), ("threshold", limits)))
+    head = f"  {fit('evidence', names)}  {'value':>{of_values}}  {'threshold':>{of_limits}}  source"
     rows = [line(width, (head, "dim"))]
-    for one in evidence:
-        limit = format.quantity(one.threshold, one.unit) if one.threshold is not None else "–"
-        figures = f"{fit(format.quantity(one.value, one.unit), 14, '>')}  {fit(limit, 14, '>')}"
+    for one, value, limit in zip(evidence, values, limits, strict=True):
+        figures = f"{fit(value, of_values, '>')}  {fit(limit, of_limits, '>')}"
         rows.append(line(width, (f"  {fit(one.signal, names)}  ", ""), (figures, "accent"), (f"  {one.source}", "dim")))
     return rows
 
