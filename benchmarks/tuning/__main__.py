@@ -185,13 +185,11 @@ def table(results: dict[str, Any]) -> str:
     headings = ("scenario", "grid", "random", "TPE", "tune", "(all)", f"by {QUICK} blocks: random", "TPE", "tune's end", "")
     lines = [headings]
     for name, found in results.items():
-        searches = [
-            f"{found[key]:.0f}" if found[key] is not None else "never" for key in ("grid_s", "random_s", "tpe_s", "tune_s", "tune_end_s")
-        ]
-        quick = [f"{found[key]:.0f}" if found[key] is not None else "never" for key in ("quick_random_s", "quick_tpe_s")]
+        times = ("grid_s", "random_s", "tpe_s", "tune_s", "tune_end_s", "quick_random_s", "quick_tpe_s")
+        searches = ["never" if found[key] is None else f"{found[key]:.0f}" for key in times]
         low, high = found["reached_interval"]
         end = " ".join(f"{knob}={show(value)}" for knob, value in found["tune_end"].items())
-        lines.append((name, *searches, *quick, f"{found['reached']:.1%} [{low:.1%}, {high:.1%}]", end))
+        lines.append((name, *searches, f"{found['reached']:.1%} [{low:.1%}, {high:.1%}]", end))
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
     aligned = (0, 8, 9)  # the rest are numbers
     rows = [
