@@ -21,7 +21,8 @@ from benchmarks.diagbench.beside import beside, peers
 from benchmarks.diagbench.cases import TRAINING, Case
 from benchmarks.diagbench.charts import families, gains
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
-from benchmarks.diagbench.run import Row, Trials, run_all
+from benchmarks.diagbench.rows import Row
+from benchmarks.diagbench.run import Trials, run_all
 from benchmarks.diagbench.score import report
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import one_line, page

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.diagbench.run import Row
+from benchmarks.diagbench.rows import Row
 from benchmarks.diagbench.score import is_clean, is_hit
 from benchmarks.machine import RESULTS
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from benchmarks.diagbench.run import Realised, Row
+from benchmarks.diagbench.rows import Realised, Row
 from benchmarks.diagbench.score import is_right, wilson
 from gpuconsole.tui.paint.charts import empty_figure
 

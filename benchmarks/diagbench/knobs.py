@@ -13,13 +13,16 @@ NOTHING_HERE = ("pin_memory", "non_blocking", "h2d_stream", "pytorch_alloc_conf"
 LOAD = ("request_rate", "concurrency", "prompt_tokens", "output_tokens")
 
 
-def changes_to_try(knobs: Knobs, workload: str) -> list[Knobs]:
-    """Every knob that can be changed in a running process; a model server's and those that need a new process are left out."""
+def changes_to_try(knobs: Knobs, fix: tuple[str, ...] = ()) -> list[Knobs]:
+    """Every knob that can be changed in a running process; a model server's and those that need a new process are left out.
+
+    Where a `fix` is known, what changes training is left out too unless it is that: a larger batch makes up for whatever a step costs once.
+    """
     found: list[Knobs] = []
     for name, value in knobs.items():
         if name in (*EXERCISES, *MEANING, *NOTHING_HERE, *LOAD) or CATALOGUE[name].serving:
             continue
-        if CATALOGUE[name].apply == "cold":
+        if CATALOGUE[name].apply == "cold" or (fix and CATALOGUE[name].changes_training and name not in fix):
             continue
         found += [{name: other} for other in _others(name, value) if other != value]
     return found

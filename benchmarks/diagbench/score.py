@@ -8,12 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.diagbench.knobs import EXERCISES
-from benchmarks.diagbench.run import WORTH, Realised, Row, relative_error
+from benchmarks.diagbench.rows import UNDOES, WORTH, Realised, Row, best, covered, meets, relative_error
 
 Z = 1.96
-UNDOES = {*EXERCISES, "transform_cost"}
-"""Knobs that no user's job has."""
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
@@ -178,28 +175,6 @@ def is_clean(row: Row) -> bool:
 
 def is_right(row: Row) -> bool:
     return is_hit(row) if row.truth else is_clean(row)
-
-
-def covered(one: Realised) -> bool:
-    """Whether what was measured lies in the predicted interval."""
-    assert one.predicted is not None and one.speedup is not None
-    return one.predicted.low <= one.speedup.estimate <= one.predicted.high
-
-
-def meets(one: Realised) -> bool:
-    """Whether the predicted interval and the measured one have anything in common: what was measured is not certain either."""
-    assert one.predicted is not None and one.speedup is not None
-    return one.predicted.low <= one.speedup.high and one.speedup.low <= one.predicted.high
-
-
-def best(row: Row) -> Realised | None:
-    """The knob that the oracle found to gain most: surely, and at least 5 %."""
-    sure = [
-        one
-        for one in (*row.oracle, *([row.top] if row.top else []))
-        if one.speedup and one.speedup.low > 1 and one.speedup.estimate >= WORTH and (UNDOES - set(row.fix)).isdisjoint(one.changes)
-    ]
-    return max(sure, key=lambda one: one.speedup.estimate if one.speedup else 0.0, default=None)
 
 
 def top_realises(rows: Sequence[Row]) -> float | None:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.diagbench.run import Realised, Row
-from benchmarks.diagbench.score import best, is_right
+from benchmarks.diagbench.rows import Realised, Row, best
+from benchmarks.diagbench.score import is_right
 
 
 def one_line(row: Row) -> str:

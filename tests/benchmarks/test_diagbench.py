@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.diagbench import run
 from benchmarks.diagbench.beside import beside, peers
 from benchmarks.diagbench.cases import HEALTHY, TRAINING, Case
 from benchmarks.diagbench.charts import families, gains
 from benchmarks.diagbench.gpu_cases import GPU, GPU_SERVING
 from benchmarks.diagbench.knobs import changes_to_try
-from benchmarks.diagbench.run import Realised, Row
+from benchmarks.diagbench.rows import Realised, Row, best
 from benchmarks.diagbench.score import report, wilson
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import page
 from benchmarks.pictures import svg
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import check_knobs
+from gpuconsole.model.knobs import Knobs, check_knobs
 from gpuconsole.model.trial import Speedup
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.workloads.training.gpt import check_width
@@ -48,8 +50,31 @@ def test_a_third_is_healthy_and_ids_are_unique() -> None:
 
 def test_the_oracle_turns_no_exercise() -> None:
     knobs = find_scenario("data-starved").knobs_for("cpu")
-    turned = {name for changes in changes_to_try(knobs, "training.vision") for name in changes}
+    turned = {name for changes in changes_to_try(knobs) for name in changes}
     assert {"num_workers", "optim", "batch_size"} <= turned and not turned & {"storage_latency_ms", "slow_sample_ratio", "leak_mb"}
+    of_known_fix = {name for changes in changes_to_try(knobs, ("num_workers",)) for name in changes}
+    assert "batch_size" not in of_known_fix, "a larger batch makes up for whatever a step costs once"
+
+
+def test_the_best_of_many_short_looks_is_tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = row("F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every", "num_workers"))
+    found.top = Realised({"log_every": 10}, speedup=Speedup(1.3, 1.2, 1.4), verdict="win")
+    lucky = Realised({"optim": "adamw_foreach"}, speedup=Speedup(1.5, 1.1, 2.0))
+    found.oracle = [
+        lucky,
+        Realised({"num_workers": 4}, speedup=Speedup(1.35, 1.3, 1.4)),
+        Realised({"log_every": 10}, speedup=Speedup(1.6, 1.2, 2)),
+    ]
+    anew = {"adamw_foreach": Speedup(1.0, 0.98, 1.02), 4: Speedup(1.36, 1.34, 1.38)}
+
+    async def looked_at_longer(engine: object, changes: Knobs, limits: object) -> Realised:
+        return Realised(changes, speedup=anew[next(iter(changes.values()))])  # type: ignore[index]
+
+    monkeypatch.setattr(run, "_try", looked_at_longer)
+    asyncio.run(run.confirm(None, found))  # type: ignore[arg-type]
+    assert [one.speedup and one.speedup.estimate for one in found.oracle] == [1.0, 1.36, 1.6]
+    assert best(found) is found.oracle[1], "the first suggestion's own change is known from its longer trial"
+    assert report([found])["top_realises"] == 0.0
 
 
 def row(case: str, truth: tuple[str, ...], fired: tuple[str, ...], **changes: object) -> Row:

@@ -1,0 +1,102 @@
+"""What is kept of a run: one JSON line each."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from benchmarks.diagbench.knobs import EXERCISES
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.trial import Speedup
+
+WORTH = 1.05
+"""A knob that promises or gains less is no cause."""
+UNDOES = {*EXERCISES, "transform_cost"}
+"""Knobs that no user's job has."""
+
+
+class Realised(msgspec.Struct, omit_defaults=True):
+    """What a change did, and what was said it would do."""
+
+    changes: Knobs
+    rule: str = ""
+    predicted: Interval | None = None
+    speedup: Speedup | None = None
+    verdict: str = ""
+    error: str = ""
+
+
+class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """One run of a case. Times are seconds since its first step."""
+
+    case: str
+    name: str
+    half: str
+    seed: int
+    neighbours: int
+    scenario: str
+    sets: Knobs
+    truth: tuple[str, ...]
+    fix: tuple[str, ...] = ()
+    fired: tuple[str, ...] = ()
+    """Rules that fired when the diagnosis stood, best first, without notes and without what says that all is well."""
+    notes: tuple[str, ...] = ()
+    offers: tuple[str, ...] = ()
+    """Notes whose suggestion promises 5 % or more."""
+    accused: tuple[str, ...] = ()
+    """Whatever else fired at any look: what a user saw, also where it was withdrawn."""
+    undecided: tuple[str, ...] = ()
+    """Rules that still lacked a signal which a probe was to bring, and had not refused."""
+    confidence: str = ""
+    steady_from_s: float | None = None
+    steady_known_s: float | None = None
+    found_s: float | None = None
+    stood_s: float | None = None
+    diagnosed_s: float | None = None
+    """The same by the clock on the wall, from the command to start the run."""
+    top: Realised | None = None
+    nulls: list[Realised] = []
+    """Changes of a knob that has no effect on a CPU, put on trial like any other."""
+    oracle: list[Realised] = []
+    error: str = ""
+    elapsed_s: float = 0.0
+    signals: dict[str, float] = {}
+    commit: str = ""
+    blind: bool = True
+    """Whether the rules say the same when they are not shown the knobs that put the fault in."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return self.case, self.half, self.seed, self.neighbours
+
+
+def relative_error(realised: Realised) -> float | None:
+    """|ln(predicted / realised)|, the middle of the predicted interval against the estimate."""
+    if realised.predicted is None or realised.speedup is None:
+        return None
+    return abs(math.log(realised.predicted.middle / realised.speedup.estimate))
+
+
+def covered(one: Realised) -> bool:
+    """Whether what was measured lies in the predicted interval."""
+    assert one.predicted is not None and one.speedup is not None
+    return one.predicted.low <= one.speedup.estimate <= one.predicted.high
+
+
+def meets(one: Realised) -> bool:
+    """Whether the predicted interval and the measured one have anything in common: what was measured is not certain either."""
+    assert one.predicted is not None and one.speedup is not None
+    return one.predicted.low <= one.speedup.high and one.speedup.low <= one.predicted.high
+
+
+def best(row: Row) -> Realised | None:
+    """The knob that the oracle found to gain most: surely, and at least 5 %. The first suggestion's own change is known from its longer trial."""
+    others = [one for one in row.oracle if row.top is None or one.changes != row.top.changes]
+    sure = [
+        one
+        for one in (*others, *([row.top] if row.top else []))
+        if one.speedup and one.speedup.low > 1 and one.speedup.estimate >= WORTH and (UNDOES - set(row.fix)).isdisjoint(one.changes)
+    ]
+    return max(sure, key=lambda one: one.speedup.estimate if one.speedup else 0.0, default=None)
