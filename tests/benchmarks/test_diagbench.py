@@ -74,7 +74,11 @@ def test_the_best_of_many_short_looks_is_tried_anew(monkeypatch: pytest.MonkeyPa
     asyncio.run(run.confirm(None, found))  # type: ignore[arg-type]
     assert [one.speedup and one.speedup.estimate for one in found.oracle] == [1.0, 1.36, 1.6]
     assert best(found) is found.oracle[1], "the first suggestion's own change is known from its longer trial"
-    assert report([found])["top_realises"] == 0.0
+    figures = report([found])
+    assert (figures["top_realises"], figures["top_realises_runs"], figures["rivals_excluded"]) == (0.0, 1, 0.0)
+    found.oracle = [found.oracle[0], found.oracle[2]]
+    figures = report([found])
+    assert (figures["top_realises"], figures["rivals_excluded"]) == (1.0, 1.0), "other values of the same knob are no rivals"
 
 
 def row(case: str, truth: tuple[str, ...], fired: tuple[str, ...], **changes: object) -> Row:
