@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--null-trials", type=int, default=1, help="A/A trials in each run whose steps are quick enough")
     parser.add_argument("--rows", type=Path, help="JSON lines: rows that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
+    parser.add_argument("--name", default="", help="goes into the name of the file that is kept")
     parser.add_argument("--show", action="store_true", help="run nothing, report what the rows say")
     args = parser.parse_args()
     known = ALL if args.device == "cpu" else GPU + GPU_SERVING
@@ -67,6 +68,7 @@ def main() -> int:
             f"diagbench-{args.half}"
             + ("" if args.device == "cpu" else "-gpu")
             + (f"-neighbours-{args.neighbours}" if args.neighbours else "")
+            + (f"-{args.name}" if args.name else "")
         )
         kept = keep(name, {"report": figures, "rows": msgspec.to_builtins(mine)})
         kept.with_suffix(".svg").write_text(svg(whole, "DiagBench"), encoding="utf-8")

@@ -31,8 +31,20 @@ HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121
 """Those that point at the hardware (NVIDIA, "XID Errors"); the others are what programs cause, or may be."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """PCIe, one lane in one direction by generation, the line code taken off (PCI-SIG)."""
-HEAT = ("thermal_time_ratio", "sw_thermal_time_ratio", "hw_thermal_time_ratio")
-OTHER = ("sync_boost_time_ratio", "board_limit_time_ratio", "reliability_time_ratio")
+HELD = {
+    "thermal": (("thermal_time_ratio", ""), ("sw_thermal_time_ratio", "clocks_sw_thermal"), ("hw_thermal_time_ratio", "clocks_hw_thermal")),
+    "power_cap": (("power_cap_time_ratio", "clocks_power_cap"),),
+    "power_brake": (("power_brake_time_ratio", "clocks_power_brake"),),
+    "other_hold": (
+        ("sync_boost_time_ratio", "clocks_sync_boost"),
+        ("board_limit_time_ratio", ""),
+        ("reliability_time_ratio", ""),
+        ("", "clocks_hw_slowdown"),
+    ),
+}
+"""What holds clocks down: the driver's counter of time, and the reason that it gives at each reading, which counts where there is no counter."""
+UNNAMED_BYTES = 500e6
+"""More than a driver holds for itself beside its reserve, and about a bare CUDA context."""
 UNDER_LOAD = f"under load (utilization {LOADED:.0%} or more)"
 
 Signals = dict[str, Signal]
@@ -59,7 +71,7 @@ class HardwareWatch:
             | clock_signals(readings)
             | pcie_signals(readings)
             | nvlink_signals(readings, store, record, ours)
-            | sharing_signals(store.processes, ours, device)
+            | sharing_signals(store.processes, ours, device, _used_bytes(store, device))
             | self._error_signals(store, device.partition("/")[0])
             | growth_signals(store, record)
         )
@@ -156,18 +168,10 @@ def clock_signals(readings: Readings) -> Signals:
         found["hw.sm_clock_ratio"] = Signal(
             clock[0] / most, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {most / 1e6:.0f} MHz"
         )
-    for name, counters, bits in (
-        ("thermal", HEAT, ("clocks_sw_thermal", "clocks_hw_thermal")),
-        ("power_cap", ("power_cap_time_ratio",), ("clocks_power_cap",)),
-        ("power_brake", ("power_brake_time_ratio",), ("clocks_power_brake",)),
-    ):
-        held = _held(readings, counters, bits)
+    for name, causes in HELD.items():
+        held = _held(readings, causes)
         if held is not None:
             found[f"hw.{name}_time_ratio"] = held
-    other = _held(readings, OTHER, ()), _held(readings, (), ("clocks_sync_boost", "clocks_hw_slowdown"))
-    known = [signal for signal in other if signal is not None]
-    if known:
-        found["hw.other_hold_time_ratio"] = max(known, key=lambda signal: signal.value)
     setting = readings.mean("clocks_app_setting")
     if setting is not None:
         found["hw.app_clocks_ratio"] = Signal(setting[0], "ratio", f"NVML, share of {setting[1]} readings {UNDER_LOAD}")
@@ -187,14 +191,19 @@ def clock_signals(readings: Readings) -> Signals:
     return found
 
 
-def _held(readings: Readings, counters: tuple[str, ...], bits: tuple[str, ...]) -> Signal | None:
-    """The longest share of time that one of these held clocks down: by the driver's counters, else by what it says at each reading."""
-    for names, how in ((counters, "counters of time"), (bits, "reasons at each reading")):
-        means = [mean for mean in map(readings.mean, names) if mean is not None]
-        if means:
-            share, n = max(means)
-            return Signal(share, "ratio", f"NVML {how}, mean of {n} readings {UNDER_LOAD}")
-    return None
+def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | None:
+    """The longest share of time that one of the causes held clocks down."""
+    known = []
+    for counter, reason in causes:
+        for name, how in ((counter, "counters of time"), (reason, "reasons at each reading")):
+            mean = readings.mean(name) if name else None
+            if mean is not None:
+                known.append((*mean, how))
+                break
+    if not known:
+        return None
+    share, n, how = max(known)
+    return Signal(share, "ratio", f"NVML {how}, mean of {n} readings {UNDER_LOAD}")
 
 
 def pcie_signals(readings: Readings) -> Signals:
@@ -251,12 +260,26 @@ def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def sharing_signals(processes: list[Process], ours: list[Process], device: str) -> Signals:
-    """`hw.other_*`: who else computes on `device`. Nothing where our own processes are not seen there: then the list is not to be trusted."""
-    here = [process for process in processes if process.device == device and process.kind == "compute"]
+def _used_bytes(store: Store, device: str) -> float | None:
+    """Memory in use; None where the driver's own reserve would be in it."""
+    used, reserve = (store.latest.get(series_key(f"gpu.hbm_{name}_bytes", device)) for name in ("used", "reserved"))
+    return None if reserve is None else used
+
+
+def sharing_signals(processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None) -> Signals:
+    """`hw.other_*`: who else computes on `device`.
+
+    Nothing where the list is not to be trusted: it lacks our own processes; or it has no others, and yet much of the `used_bytes` is in
+    nobody's name (in a container the driver hides processes of other ones).
+    """
+    listed = [process for process in processes if process.device == device]
+    here = [process for process in listed if process.kind == "compute"]
     own = {process.pid for process in ours}
     others = [process for process in here if process.pid not in own]
     if len(others) == len(here):
+        return {}
+    named = [process.memory_bytes for process in listed]
+    if not others and used_bytes is not None and None not in named and used_bytes - sum(map(float, filter(None, named))) > UNNAMED_BYTES:
         return {}
     found = {"hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without those that this console started")}
     memory = [process.memory_bytes for process in others]

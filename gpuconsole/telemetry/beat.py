@@ -52,7 +52,7 @@ class Beat(threading.Thread):
         try:
             self._source.prime()
             self._began = 0.0
-            due = time.monotonic() + min(FIRST_GAP_S, self._interval_s)
+            due = time.monotonic() + FIRST_GAP_S
             while not self._stop_asked.wait(max(0.0, due - time.monotonic())):
                 self._round()
                 following = next_beat(due, self.period_s(), time.monotonic())

@@ -107,6 +107,17 @@ def test_without_counters_of_time_the_reasons_at_each_reading_count() -> None:
     assert "hw.power_cap_time_ratio" not in found
 
 
+def test_a_reason_counts_beside_the_counter_of_another_cause() -> None:
+    store, record = opened()
+    for t in range(1, 11):
+        sample(
+            store,
+            float(t),
+            {"utilization_ratio": 0.9, "thermal_time_ratio": 0.0, "sw_thermal_time_ratio": 0.1, "clocks_hw_thermal": float(t > 5)},
+        )
+    assert signals(store, record)["hw.thermal_time_ratio"] == pytest.approx(0.5)
+
+
 def test_a_server_that_was_not_started_here_runs_on_nobody_knows_what() -> None:
     store, record = opened(workload="inference.serving")
     sample(store, 1.0, BUSY)
@@ -128,6 +139,15 @@ def test_other_processes_count_only_where_ours_are_seen() -> None:
     assert (found["hw.other_processes"], found["hw.other_sm_ratio"], found["hw.other_memory_bytes"]) == (1.0, pytest.approx(0.3), 1e9)
     store.apply(Processes(2.0, others))  # a container that hides ours: the rest of the list is not to be trusted either
     assert not [name for name in signals(store, record) if name.startswith("hw.other_p")]
+
+
+def test_no_others_are_believed_only_where_memory_bears_it_out() -> None:
+    store, record = opened()
+    sample(store, 1.0, {"hbm_used_bytes": 40e9, "hbm_reserved_bytes": 1e9})
+    store.apply(Processes(1.0, [Process(1, "gpu:0", memory_bytes=10**10)]))
+    assert "hw.other_processes" not in signals(store, record), "30 GB are in nobody's name: another container's job is hidden"
+    sample(store, 2.0, {"hbm_used_bytes": 10.2e9, "hbm_reserved_bytes": 1e9})
+    assert signals(store, record)["hw.other_processes"] == 0.0
 
 
 def test_ours_are_this_process_and_what_it_started() -> None:

@@ -257,6 +257,35 @@ def test_before_hopper_counters_become_rates_by_the_drivers_own_clock(machine: M
         assert child.substitutes("gpu:0")["gpu.nvlink_rx_bytes_per_s"] == "nvml.field"
 
 
+@pytest.mark.parametrize(("driver", "first"), [("580.159.03", 269), ("580.65.06", 251), ("575.57.08", 251)])
+def test_counters_of_held_clocks_are_asked_by_the_numbers_that_the_driver_gives_them(machine: Machine, driver: str, first: int) -> None:
+    _, environment = machine("gpus 1", f"driver {driver}", f"gpu 0 field_per_s {first} 4e8", f"gpu 0 field_per_s {first + 1} 1.02e9")
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: "gpu.sw_thermal_time_ratio" in now.values("gpu:0"), "a share of time")
+        assert child.values("gpu:0")["gpu.sw_thermal_time_ratio"] == pytest.approx(0.4, rel=1e-2)
+        assert child.values("gpu:0")["gpu.hw_thermal_time_ratio"] == 1.0, "a counter in steps may say a little more than all the time"
+
+
+def test_what_an_older_driver_does_not_know_is_not_asked(machine: Machine) -> None:
+    _, environment = machine("gpus 1", "driver 570.133.20", "gpu 0 field_error 251 999", "gpu 0 gpm_error 100 999")
+    with SamplerChild(environment) as child:
+        child.rounds(2)
+        found = child.reasons("gpu:0")
+        assert {found[name] for name in ("gpu.sw_thermal_time_ratio", "gpu.power_brake_time_ratio", "gpu.c2c_rx_bytes_per_s")} == {
+            "needs driver 575 or newer"
+        }
+        assert_complete(child, "gpu:0")
+
+
+def test_counters_are_not_read_before_the_driver_has_refreshed_them(machine: Machine) -> None:
+    _, environment = machine("gpus 1", "gpu 0 gpm 21 1000", "gpu 0 gpm 2 80")
+    with SamplerChild(environment, 0.05) as child:
+        for _ in range(12):
+            child.rounds(1)
+            values = child.values("gpu:0")
+            assert (values["gpu.pcie_rx_bytes_per_s"], values["gpu.sm_active_ratio"]) == (1000 * MIB, pytest.approx(0.8)), "else 0 and NaN"
+
+
 def test_reasons_that_come_from_the_device(machine: Machine) -> None:
     _, environment = machine(
         "gpus 5",

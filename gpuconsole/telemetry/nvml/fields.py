@@ -9,7 +9,7 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from gpuconsole.telemetry.nvml.library import CallFailed, call, member
+from gpuconsole.telemetry.nvml.library import CallFailed, call, driver_is_at_least, member
 
 FIRST_READING = "a rate needs two readings"
 WENT_BACK = "the driver's counter or its clock went back"
@@ -39,15 +39,28 @@ FAST_FIELDS = (
     Field("gpu.sync_boost_time_ratio", 76, 1e-9, True),  # PERF_POLICY_SYNC_BOOST
     Field("gpu.board_limit_time_ratio", 77, 1e-9, True),  # PERF_POLICY_BOARD_LIMIT
     Field("gpu.reliability_time_ratio", 79, 1e-9, True),  # PERF_POLICY_RELIABILITY
-    Field("gpu.sw_thermal_time_ratio", 269, 1e-9, True),  # CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN
-    Field("gpu.hw_thermal_time_ratio", 270, 1e-9, True),  # CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN
-    Field("gpu.power_brake_time_ratio", 271, 1e-9, True),  # CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
     # Asked only where GPM has no answer.
     Field("gpu.pcie_tx_bytes_per_s", 197, 1.0, True),  # PCIE_COUNT_TX_BYTES
     Field("gpu.pcie_rx_bytes_per_s", 198, 1.0, True),  # PCIE_COUNT_RX_BYTES
     Field("gpu.nvlink_tx_bytes_per_s", 138, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_TX, KiB
     Field("gpu.nvlink_rx_bytes_per_s", 139, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_RX, KiB
 )
+
+
+REASON_COUNTERS = ("gpu.sw_thermal_time_ratio", "gpu.hw_thermal_time_ratio", "gpu.power_brake_time_ratio")
+
+
+def reason_fields() -> tuple[Field, ...]:
+    """CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN and the two after it; empty before driver 575, which brought them.
+
+    They were numbered anew with 580.82, when their old numbers went to power smoothing (nvml.h of nvidia-ml-py 12.570, 12.575,
+    13.580.65 and 13.580.82).
+    """
+    if not driver_is_at_least(575):
+        return ()
+    first = 269 if driver_is_at_least(580, 82) else 251
+    return tuple(Field(name, first + n, 1e-9, True) for n, name in enumerate(REASON_COUNTERS))
+
 
 SLOW_FIELDS = (
     Field("gpu.memory_temperature_c", 82),  # MEMORY_TEMP
@@ -90,6 +103,8 @@ class FieldReader:
         self.waiting = []
         failures = {name: failure for name, failure in self._never.items() if name not in have}
         wanted = [field for field in self._fields if field.metric not in have and field.metric not in self._never]
+        asked = {field.metric for field in wanted}  # a counter that another source spoke for meanwhile would be averaged over all that time
+        self._before = {name: before for name, before in self._before.items() if name in asked}
         if not wanted:
             return {}, failures
         try:

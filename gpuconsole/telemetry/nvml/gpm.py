@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container
 from typing import Any, NamedTuple
 
 import pynvml
 
-from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, member
+from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, driver_is_at_least, member
 
 NEEDS_HOPPER = "GPM needs Hopper or newer"
 FIRST_SAMPLE = "the first of two GPM samples has just been taken"
 MAX_LINKS = 18
+REFRESH_S = 0.12
+"""The driver's counters are refreshed every 100 ms (nvmlGpmMetricsGet, note on the interval): of two samples closer than that the averages are blank, bytes 0."""
 _METRICS_GET_VERSION = 1
 _PERCENT = 0.01
 _MIB = float(1 << 20)
@@ -47,6 +50,14 @@ GPM_METRICS = {
 }
 
 
+C2C = ("gpu.c2c_tx_bytes_per_s", "gpu.c2c_rx_bytes_per_s")
+
+
+def gpm_metrics() -> dict[str, GpmMetric]:
+    """Those that this driver knows: before 575 the ids ended at 98, and one that is unknown may cost the answers to all others."""
+    return {name: metric for name, metric in GPM_METRICS.items() if name not in C2C or driver_is_at_least(575)}
+
+
 def link_gpm_metrics(links: int) -> dict[str, GpmMetric]:
     """Those of single NVLinks, by metric and link: `gpu.link_rx_bytes_per_s/3`."""
     found = {}
@@ -64,25 +75,31 @@ class GpmReader:
 
     source = "nvml.gpm"
 
-    def __init__(self, handle: Any, metrics: dict[str, GpmMetric] = GPM_METRICS, instance: int | None = None) -> None:
+    def __init__(self, handle: Any, metrics: dict[str, GpmMetric], instance: int | None = None) -> None:
         self._handle = handle
         self._instance = instance
         self._metrics = metrics
         self._query: Any = None
         self._earlier: Any = None
         self._later: Any = None
+        self._earlier_t = float("-inf")
         self._has_earlier = False
-        self.waiting: list[str] = []  # it is never too slow to be asked
+        self.waiting: list[str] = []
+        """All of them, where the last reading came too soon after the one before."""
         self._never: CallFailed | None = None
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
         """Values in catalogue units, unchecked, and the failures of the others. Raises CallFailed for a loss only.
 
-        The first call only takes a sample. A failed sample leaves the earlier one in place, so the next average
+        The first call only takes a sample; one that comes before the driver's counters are refreshed takes none. A failed sample leaves the earlier one in place, so the next average
         reaches further back.
         """
+        self.waiting = []
         if self._never is not None:
             return {}, dict.fromkeys(self._metrics, self._never)
+        if self._has_earlier and time.monotonic() - self._earlier_t < REFRESH_S:
+            self.waiting = list(self._metrics)
+            return {}, {}
         try:
             if self._query is None:
                 self._open()
@@ -125,6 +142,7 @@ class GpmReader:
 
     def _keep_later(self) -> None:
         self._earlier, self._later = self._later, self._earlier
+        self._earlier_t = time.monotonic()
         self._has_earlier = True
 
     def _split(self) -> tuple[dict[str, float], dict[str, CallFailed]]:

@@ -11,9 +11,9 @@ from gpuconsole.model.gpu_metrics import GPU_METRICS as DECLARED
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, is_plausible
 from gpuconsole.telemetry.nvml.facts import describe, describe_slice, fact, is_mig_on
-from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, SLOW_FIELDS, FieldReader
-from gpuconsole.telemetry.nvml.gpm import GPM_METRICS, GpmReader
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, meter
+from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_FIELDS, FieldReader, reason_fields
+from gpuconsole.telemetry.nvml.gpm import C2C, GpmReader, gpm_metrics
+from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, driver_is_at_least, meter
 from gpuconsole.telemetry.nvml.links import LinksReader, link_states
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
@@ -27,6 +27,7 @@ _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
 _WAITS = "the driver has not said it yet"
 _MIG = "not supported while MIG mode is on"
+_DRIVER_575 = "needs driver 575 or newer"
 _WHOLE_ONLY = "only the whole GPU reports it, not a MIG slice"
 
 
@@ -45,7 +46,7 @@ class Gpu:
         meter.device = device
         self.handle = handle
         self.loss: str | None = None
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {} if driver_is_at_least(575) else dict.fromkeys((*REASON_COUNTERS, *C2C), _DRIVER_575)
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self.substitutes: dict[str, str] = {}
         self._seen: set[str] = set()
@@ -58,8 +59,8 @@ class Gpu:
         self.nvlinks = sum(states) if states is not None else None
         self.device: Device = describe(device, handle, self.nvlinks)
         self._fast: tuple[_Reader, ...] = (
-            GpmReader(handle),
-            FieldReader(handle, FAST_FIELDS),
+            GpmReader(handle, gpm_metrics()),
+            FieldReader(handle, FAST_FIELDS + reason_fields()),
             CallReader(handle, FAST_CALLS, lambda question: may_ask(device, question)),
         )
         self._slow: tuple[_Reader, ...] = (FieldReader(handle, SLOW_FIELDS), CallReader(handle, SLOW_CALLS))
@@ -130,7 +131,7 @@ class Gpu:
             refused.update(failures)
             for name in reader.waiting:  # what it was told before stands
                 refused.pop(name, None)
-                if name not in self._seen:
+                if name not in self._seen and name not in self.reasons:
                     refused[name] = CallFailed(-1, _WAITS)
             passed.update(reader.waiting)
             for name, value in found.items():
@@ -167,13 +168,13 @@ class Gpu:
     def _derive(self, values: dict[str, float]) -> None:
         name, source = "gpu.hbm_bytes_per_s", "gpu.dram_active_ratio"
         peak = self.device.peaks.memory_bytes_per_s
-        self.reasons.pop(name, None)
-        if source not in values:
-            self.reasons[name] = self.reasons[source]
-        elif peak is None:
-            self.reasons[name] = "no datasheet bandwidth is known for this device"
-        else:
+        if source in values and peak is not None:
             values[name] = values[source] * peak
+            self.reasons.pop(name, None)
+        elif source in values:
+            self.reasons[name] = "no datasheet bandwidth is known for this device"
+        elif source in self.reasons:  # else both are as they were
+            self.reasons[name] = self.reasons[source]
 
     def _words(self, failure: CallFailed) -> str:
         return _MIG if self._mig and failure.code == NOT_SUPPORTED else str(failure)
@@ -196,7 +197,7 @@ class MigSlice:
         self.reasons: dict[str, str] = dict.fromkeys(GPU_METRICS, _WHOLE_ONLY)
         self._readers: tuple[_Reader, ...] = (CallReader(handle, (MEMORY,)),)
         if self.instance is not None:
-            self._readers = (GpmReader(whole.handle, GPM_METRICS, self.instance), *self._readers)
+            self._readers = (GpmReader(whole.handle, gpm_metrics(), self.instance), *self._readers)
 
     def read(self) -> dict[str, float]:
         """Values; `reasons` holds the rest."""

@@ -172,6 +172,12 @@ def driver_version() -> str | None:
         return None  # a fact to show, not one to fail on
 
 
+def driver_is_at_least(*version: int) -> bool:
+    """Whether the driver is of `version` or newer, such as 580, 82; one that does not say is taken for new."""
+    parts = tuple(int(part) for part in (driver_version() or "").split(".") if part.isdigit())
+    return not parts or parts >= version
+
+
 def cuda_version() -> str:
     """The newest CUDA that the driver runs, as `13.0`; empty when it does not say."""
     try:

@@ -48,12 +48,13 @@ class Pace:
 
     def turn_s(self) -> float:
         """How long a slow question waits for its next turn: half a round less than the rounds that all of them take."""
-        per_round = max(1, int(self._budget_s / max(self._slow.values(), default=SLOW_CALL_S)))
+        per_round = max(1, int(self._budget_s / max(tuple(self._slow.values()), default=SLOW_CALL_S)))
         return (-(-len(self._asked) // per_round) - 0.5) * self._interval_s
 
     def words(self) -> str:
         """What is slow and how often it is read; empty when nothing is."""
-        if not self._slow:
+        slow = dict(self._slow)  # the thread that asks goes on
+        if not slow:
             return ""
-        name, cost_s = max(self._slow.items(), key=lambda item: item[1])
+        name, cost_s = max(slow.items(), key=lambda item: item[1])
         return f"{name} takes {cost_s * 1e3:.0f} ms: read every {self.turn_s() + 0.5 * self._interval_s:.1f} s"

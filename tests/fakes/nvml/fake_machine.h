@@ -46,7 +46,7 @@ static const struct { const char *name; size_t offset; } KEYS[] = {
     KEY(architecture), KEY(capability_major), KEY(capability_minor), KEY(persistence), KEY(ecc), KEY(numa_node), KEY(affinity_low),
 };
 static const int GPM_KNOWN[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 60, 61, 100, 101 };
-static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 186, 197, 198, 269, 270, 271 };
+static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 186, 197, 198, 251, 252, 253, 269, 270, 271 };
 
 static Gpu *gpus; /* MAX_GPUS of them: an untouched page costs nothing */
 static int gpu_count, init_error, init_delay_ms, count_error, events_error;

@@ -403,7 +403,7 @@ int nvmlDeviceGetGpuInstanceId(Gpu *g, unsigned *id) {
 
 /* --- GPM --------------------------------------------------------------------------------------------------------------- */
 
-typedef struct { Gpu *gpu; int slice; } GpmSample; /* slice -1: the whole GPU */
+typedef struct { Gpu *gpu; int slice; double taken_s; } GpmSample; /* slice -1: the whole GPU */
 typedef struct { unsigned id; int result; double value; const char *short_name, *long_name, *unit; } GpmMetric;
 typedef struct { unsigned version, count; GpmSample *first, *second; GpmMetric metrics[]; } GpmMetricsGet;
 typedef struct { unsigned version, supported; } GpmSupport;
@@ -418,11 +418,17 @@ int nvmlGpmQueryDeviceSupport(Gpu *g, GpmSupport *support) {
 int nvmlGpmSampleAlloc(GpmSample **sample) { *sample = calloc(1, sizeof **sample); return OK; }
 int nvmlGpmSampleFree(GpmSample *sample) { free(sample); return OK; }
 
+static double clock_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + now.tv_nsec * 1e-9;
+}
+
 int nvmlGpmSampleGet(Gpu *g, GpmSample *sample) {
     ENTER(g);
     if (!g->gpm_support) return NOT_SUPPORTED;
     if (g->mig) return NOT_SUPPORTED; /* then only its slices have counters */
-    sample->gpu = g, sample->slice = -1;
+    sample->gpu = g, sample->slice = -1, sample->taken_s = clock_s();
     return OK;
 }
 
@@ -430,7 +436,7 @@ int nvmlGpmMigSampleGet(Gpu *g, unsigned instance, GpmSample *sample) {
     ENTER(g);
     for (int k = 0; k < g->slice_count; k++)
         if (g->slices[k].instance == instance) {
-            sample->gpu = g, sample->slice = k;
+            sample->gpu = g, sample->slice = k, sample->taken_s = clock_s();
             return OK;
         }
     return INVALID_ARGUMENT;
@@ -441,10 +447,12 @@ int nvmlGpmMetricsGet(GpmMetricsGet *query) {
     if (query->first == query->second || !query->first->gpu || query->first->gpu != query->second->gpu) return INVALID_ARGUMENT;
     Gpu *g = query->first->gpu;
     ENTER(g);
+    int blank = query->second->taken_s - query->first->taken_s < 0.1; /* the counters are refreshed every 100 ms */
     for (unsigned i = 0; i < query->count; i++) {
         GpmMetric *metric = &query->metrics[i];
         metric->result = metric->id < MAX_GPM ? g->gpm_error[metric->id] : NOT_SUPPORTED;
         metric->value = metric->result ? 0 : query->first->slice < 0 ? g->gpm[metric->id] : g->slices[query->first->slice].gpm[metric->id];
+        if (blank) metric->value = metric->id < 20 ? 0.0 / 0.0 : 0;
     }
     return OK;
 }
