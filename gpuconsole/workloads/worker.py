@@ -133,6 +133,7 @@ class Worker:
             self._recover()
             first = loop.account.index
         self._answer(KnobsSet(now(), command.request, first, loop.knobs, error))
+        loop.restart_peak_memory()
         loop.account.restart()
 
     def _try_out(self) -> None:
@@ -168,7 +169,8 @@ class Worker:
         try:
             if not isinstance(self._loop, TrainingLoop):
                 raise ProbeError("this workload trains nothing: there is no pass to experiment with")
-            signals = PROBES[command.probe](self._loop)
+            with self._loop.beside_the_peak():
+                signals = PROBES[command.probe](self._loop)
         except Exception as problem:  # a probe must not end the run that it looks at; what went wrong is its answer
             error = explain(problem, self._loop.knobs)
             self._loop.release_cached_memory()
@@ -191,6 +193,7 @@ class Worker:
     def _wait_for_resume(self) -> None:
         self._loop.account.finish()
         self._flush()
+        self._loop.release_cached_memory()  # the other side of a trial may need it
         while True:
             command = self._inbox.wait()
             if isinstance(command, Stop):

@@ -214,6 +214,13 @@ def test_rules_about_training_and_about_serving_keep_apart() -> None:
     assert not [rule.id for rule in all_rules() if rule.serving and not rule.id.startswith("serve.")]
 
 
+def test_int8_of_the_embedded_server_is_for_cpus() -> None:
+    reading = {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013}
+    on_gpu = Case({**KNOBS, "concurrency": 1}, case(reading | {"is_gpu": 1.0}).signals, serves=True)
+    found = serve_decode_bandwidth_bound.check(on_gpu)
+    assert found.state == "fires" and not found.suggestions
+
+
 def test_at_the_roof_with_nobody_waiting_the_advice_is_to_stop() -> None:
     found = serve_saturated_healthy.check(case({"mbu_ratio": 0.7}))
     assert found.state == "fires" and found.recoverable_ratio == 0.0 and not found.suggestions

@@ -20,9 +20,10 @@ def check(case: Case) -> Finding:
     if case.get("mfu_ratio", 0.0) >= HEALTHY_MFU:
         return clear(ID, TITLE, 0.0, (case.evidence("mfu_ratio"),), "the GPU is busy")
     after_sync, gaps, busy = case.value("probe.sync_gaps_s"), case.value("probe.gaps_s"), case.value("probe.busy_s")
-    # the profiler makes gaps longer but no kernel: how much the GPU idles comes from ordinary steps, its causes from the profiled ones
-    idle = max(0.0, 1 - busy / step)
-    share = min(_gpu.MOST, idle * after_sync / gaps) if gaps > 0 else 0.0
+    # the profiler makes gaps longer but no kernel: how much the GPU idles comes from ordinary steps, its causes from the profiled ones, which
+    # are without side work; and what waits for data after a synchronisation waits for data
+    idle = max(0.0, 1 - busy / step - sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval")))
+    share = min(_gpu.MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
     evidence = (
         case.evidence("probe.sync_gaps_s"),
         case.evidence("probe.gaps_s"),

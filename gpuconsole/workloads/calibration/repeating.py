@@ -92,6 +92,9 @@ class RepeatingLoop:
     def forget_peak_memory(self) -> None:
         memory.forget_peak(self.device)
 
+    def restart_peak_memory(self) -> None:
+        memory.restart_peak(self.device)
+
     def release_cached_memory(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

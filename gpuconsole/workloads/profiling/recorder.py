@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Recorder:
     def _begin(self, activities: list[ProfilerActivity], plan: dict[str, Any]) -> None:
         if torch._C._autograd._profiler_enabled():
             raise RuntimeError("another profiler is running in this process")
+        _let_cupti_go_afterwards()
         self._profile = profile(activities=activities, record_shapes=True, **plan)
         self._profile.start()
 
@@ -66,6 +68,14 @@ class Recorder:
         except Exception as problem:  # Kineto's and CUPTI's own: whatever they object to is the user's answer
             line = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
             self.error = self.error or f"torch.profiler cannot profile here: {line}"
+
+
+def _let_cupti_go_afterwards() -> None:
+    """Else Kineto leaves CUPTI attached when it stops, and the job is some percent slower from then on (pytorch#144455, #146604). Before CUDA 12.6
+    that crashes jobs with CUDA graphs, and is left as it is."""
+    version = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
+    if version >= (12, 6):
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
 
 
 def synchronize(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from gpuconsole.workloads.training.probing import ProbeError, Signals, resident_
 
 BUDGET_S = 1.0
 PROFILED_STEPS = 3
-CYCLES_PER_S = 2e9
+CYCLES_PER_S = 3e9
 """No SM runs faster, so that a wait of so many cycles a second is never shorter than meant."""
 LONGEST_WAIT_S = 0.5
 LINK_BYTES = 64 * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from gpuconsole.workloads import account as phase
 from gpuconsole.workloads.account import CudaStepAccount, Moment, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import memory, settings
-from gpuconsole.workloads.training.compiling import compiled
+from gpuconsole.workloads.training.compiling import check_compile, compiled
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.loader import settle_steps
 from gpuconsole.workloads.training.optimizers import carry_state, check_optimizer, make_optimizer
@@ -47,6 +48,7 @@ class TrainingLoop:
         self.kind = COUNTS
         self.side_work = True
         self.last_batch: Batch | None = None
+        check_compile(knobs, device)
         memory.enforce_limit(device, knobs)
         settings.apply_model_knobs(task.model, knobs)
         task.model = self.plan.wrap(compiled(task.model, knobs), knobs, device)
@@ -63,6 +65,7 @@ class TrainingLoop:
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
+        self._peak_bytes = 0.0
         self._buckets_ready: Moment | None = None
         self.plan.on_bucket = self._bucket_ready
 
@@ -118,17 +121,19 @@ class TrainingLoop:
         return losing_backward(loss, lost_s("backward", self.knobs, self.plan.world))
 
     def _update(self) -> None:
-        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move either."""
+        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move either (but see below)."""
         if not self._scaler.is_enabled():
             self.optimizer.step()
             self._schedule.step()
             return
         if self.knobs["log_gradients"]:
             self._scaler.unscale_(self.optimizer)  # so that true gradients are written
-        before = self._scaler.get_scale()
+        # To read the scale makes the host wait for the GPU. A fused optimizer would be the only one to be spared that: its schedule moves always.
+        blind = self.device.type == "cuda" and any(group.get("fused") for group in self.optimizer.param_groups)
+        before = 0.0 if blind else self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        if self._scaler.get_scale() >= before:
+        if blind or self._scaler.get_scale() >= before:
             self._schedule.step()
 
     def _do_side_work(self, loss: torch.Tensor) -> float | None:
@@ -188,6 +193,7 @@ class TrainingLoop:
         self.task.check({**before, **changes})
         check_optimizer(str(changes.get("optim", before["optim"])))
         check_precision({**before, **changes})
+        check_compile({**before, **changes}, self.device)
         self.knobs = {**before, **changes}
         try:
             self._put_in_force(before)
@@ -253,10 +259,27 @@ class TrainingLoop:
         self.totals.close()
 
     def peak_memory_bytes(self) -> float:
-        return memory.peak_bytes(self.device)
+        """Of the steps since the start or the last change; what probes take is not in it."""
+        return max(self._peak_bytes, memory.peak_bytes(self.device))
 
     def forget_peak_memory(self) -> None:
+        self._peak_bytes = 0.0
         memory.forget_peak(self.device)
+
+    def restart_peak_memory(self) -> None:
+        """After a change: what the steps took before it is no longer so."""
+        self._peak_bytes = 0.0
+        memory.restart_peak(self.device)
+
+    @contextmanager
+    def beside_the_peak(self) -> Iterator[None]:
+        """What is done within is not the job's: its memory does not count."""
+        before = self.peak_memory_bytes()
+        try:
+            yield
+        finally:
+            memory.restart_peak(self.device)
+            self._peak_bytes = before
 
     def release_cached_memory(self) -> None:
         """After an out-of-memory error: drop gradients and the allocator's cache."""

@@ -43,6 +43,8 @@ def set_up_allocator(knobs: Knobs) -> None:
     keep_freed_memory(int(knobs.get("malloc_trim_threshold_mb", 0)), mmap_threshold_kb)
     conf = str(knobs.get("pytorch_alloc_conf", "default"))
     if conf != "default":
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # torch reads either, the old name first where it is set
+            os.environ.pop(name, None)
         newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= RENAMED_IN
         os.environ["PYTORCH_ALLOC_CONF" if newer else "PYTORCH_CUDA_ALLOC_CONF"] = conf
 
@@ -58,6 +60,12 @@ def forget_peak(device: torch.device) -> None:
     """Calibration's buffers are not the workload's (CUDA only: a process's peak resident set cannot be reset)."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def restart_peak(device: torch.device) -> None:
+    """From here on `peak_bytes` tells the peak of what comes (CUDA only)."""
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -1,6 +1,6 @@
 """What probes are made of: passes that are timed, in a loop that is left as it was.
 
-Times are the training thread's own, wall less run-queue delay, unless that very delay is asked for.
+On a CPU times are the training thread's own, wall less run-queue delay, unless that very delay is asked for.
 """
 
 from __future__ import annotations
@@ -56,13 +56,16 @@ def rounds(loop: TrainingLoop, budget_s: float, least: int, most: int) -> Iterat
 
 @contextmanager
 def stopwatch(loop: TrainingLoop, contention_free: bool = True) -> Iterator[list[float]]:
-    """Appends the seconds of its block to the list that it gives, less the training thread's run-queue delay where `contention_free`."""
+    """Appends the seconds of its block to the list that it gives, less the training thread's run-queue delay where `contention_free`.
+
+    On a GPU nothing is taken off: while the thread waits for a core, the device goes on with what is queued.
+    """
     times: list[float] = []
     synchronize(loop)
     start, runq = now(), loop.account.times.runq_s()
     yield times
     synchronize(loop)
-    delay = loop.account.times.runq_s() - runq if contention_free else 0.0
+    delay = loop.account.times.runq_s() - runq if contention_free and loop.device.type == "cpu" else 0.0
     times.append(max(1e-9, now() - start - delay))
 
 

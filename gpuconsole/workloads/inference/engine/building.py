@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
 import torch
 from torch import nn
 
@@ -42,9 +43,11 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     elif can_pack(device, dtype):
         model = model.to(dtype)
         pack(model)
+    _check_room(seats * max_model_len * Decoder.bytes_per_token(model, dtype), device)
     decoder = Decoder(model, seats, max_model_len, device, dtype)
     blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_SIZE)
-    prefixes = PrefixCache(blocks if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)
+    kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_SIZE))
+    prefixes = PrefixCache(kept if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)
     tokens = int(knobs["max_num_batched_tokens"])
     scheduler = Scheduler(seats, tokens, blocks, BLOCK_SIZE, chunked=bool(knobs["enable_chunked_prefill"]), prefixes=prefixes)
     facts = {
@@ -72,6 +75,20 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     return Server(core, {name: float(value) for name, value in facts.items()}, cache)
 
 
+def _free_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def _check_room(cache_bytes: int, device: torch.device) -> None:
+    """Raises ValueError, one line, where keys and values would not fit beside the weights."""
+    free = _free_bytes(device)
+    if cache_bytes > free:
+        raise ValueError(
+            f"the KV cache takes {cache_bytes / 1e9:.1f} GB (max_num_seqs times max_model_len tokens), and {free / 1e9:.1f} GB are free: "
+            "lower one of them"
+        )
+
+
 def make_model(knobs: Knobs, max_model_len: int, progress: Callable[[str], None]) -> GPT:
     """With as many positions as it is to serve. Raises ValueError where the trained one has fewer."""
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
@@ -79,4 +96,5 @@ def make_model(knobs: Knobs, max_model_len: int, progress: Callable[[str], None]
         return GPT(width, depth, max_model_len)
     if max_model_len > POSITIONS:
         raise ValueError(f"max_model_len {max_model_len}: the trained model has {POSITIONS} positions")
-    return trained_model(width, depth, progress)
+    with torch.device("cpu"):  # where its batches are drawn
+        return trained_model(width, depth, progress)

@@ -25,10 +25,14 @@ class Decoder:
         self._keys = torch.zeros(shape, device=device, dtype=dtype)
         self._values = torch.zeros(shape, device=device, dtype=dtype)
 
+    @staticmethod
+    def bytes_per_token(model: GPT, dtype: torch.dtype) -> int:
+        """Of keys and values, all layers."""
+        return 2 * len(model.blocks) * model.tokens.embedding_dim * dtype.itemsize
+
     @property
     def kv_bytes_per_token(self) -> int:
-        layers, _, heads, _, size = self._keys.shape
-        return 2 * layers * heads * size * self._keys.element_size()
+        return self.bytes_per_token(self._model, self._keys.dtype)
 
     @torch.inference_mode()
     def prefill(self, slot: int, tokens: list[int], start: int) -> torch.Tensor:

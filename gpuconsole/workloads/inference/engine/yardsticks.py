@@ -13,6 +13,8 @@ from gpuconsole.workloads.inference.engine.packing import can_pack, pack
 BEYOND_CACHES_BYTES = 2**27
 PROMPT_ROWS = 512
 BUDGET_S = 0.25
+READINGS = 30
+"""On a GPU that many in one go: a single one takes about as long as its launch and the wait for its end."""
 
 
 @torch.inference_mode()
@@ -29,7 +31,8 @@ def yardsticks(d_model: int, device: torch.device, dtype: torch.dtype) -> dict[s
         if can_pack(device, dtype):
             pack(layers)
         one, many = (torch.randn(rows, d_model, device=device).to(dtype) for rows in (1, PROMPT_ROWS))
-        reading = median(repeats_s(lambda: [layer(one) for layer in layers], device, BUDGET_S))
+        times = READINGS if device.type == "cuda" else 1
+        reading = median(repeats_s(lambda: [layer(one) for _ in range(times) for layer in layers], device, BUDGET_S)) / times
         computing = median(repeats_s(lambda: layers[0](many), device, BUDGET_S))
     weights = 4 * d_model * d_model
     return {
