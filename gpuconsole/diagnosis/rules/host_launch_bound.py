@@ -36,6 +36,8 @@ def check(case: Case) -> Finding:
     if issuing < ISSUE.value or busy >= BUSY.value:
         return clear(ID, TITLE, min(0.99, level), evidence)
     share = min(_gpu.MOST, compute * (1 - busy))
+    graphs = int(case.knobs.get("gradient_accumulation_steps", 1)) == 1  # a replay overwrites the gradients of the one before it
+    mode = "reduce-overhead" if graphs else "default"
     return fires(
         ID,
         TITLE,
@@ -46,12 +48,12 @@ def check(case: Case) -> Finding:
         suggestions=some(
             suggest(
                 case,
-                {"torch_compile": "reduce-overhead"},
+                {"torch_compile": mode},
                 Interval(1.0, 1 / (1 - share)),
-                "fused kernels in CUDA graphs: one launch for many; at best the GPU's own time is left",
-                'model = torch.compile(model, mode="reduce-overhead")',
+                f"fused kernels{' in CUDA graphs' if graphs else ''}: one launch for many; at best the GPU's own time is left",
+                f'model = torch.compile(model, mode="{mode}")',
             )
-            if case.knobs.get("torch_compile") in ("off", "default")
+            if case.knobs.get("torch_compile") in ("off", "default") and case.knobs.get("torch_compile") != mode
             else None
         ),
         level=level,
