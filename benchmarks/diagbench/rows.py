@@ -26,6 +26,8 @@ class Realised(msgspec.Struct, omit_defaults=True):
     speedup: Speedup | None = None
     verdict: str = ""
     error: str = ""
+    short: Speedup | None = None
+    """What a short look had said, where this is the longer one."""
 
 
 class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -147,7 +147,7 @@ async def confirm(engine: Engine, row: Row) -> None:
     """Tries the oracle's best anew, for as long as a first suggestion, until the best is one that was: the largest of many is also the luckiest."""
     confirmed: list[Realised] = []
     while (found := best(row)) is not None and found is not row.top and not any(found is one for one in confirmed):
-        confirmed.append(await _try(engine, found.changes, TOP))
+        confirmed.append(msgspec.structs.replace(await _try(engine, found.changes, TOP), short=found.speedup))
         row.oracle = [confirmed[-1] if one is found else one for one in row.oracle]
 
 

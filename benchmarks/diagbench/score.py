@@ -34,7 +34,7 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
         "top1_disputed_too": _share(sum(is_hit(row) for row in rows if row.truth), sum(bool(row.truth) for row in rows)),
         **_accusations([row for row in kept if not row.truth]),
         **_gains([row for row in kept if row.top]),
-        **_against_oracle([row for row in kept if row.truth and row.fix and row.oracle]),
+        **_against_oracle([row for row in kept if row.fix and row.oracle and not (row.top and UNDOES & row.top.changes.keys())]),
         **_times([row for row in kept if row.truth]),
         "cases": len({row.case for row in kept}),
         "seeds": min((len(seeds) for seeds in _seeds(kept).values()), default=0),
@@ -180,10 +180,10 @@ def is_right(row: Row) -> bool:
 
 
 def _against_oracle(swept: Sequence[Row]) -> dict[str, Any]:
-    """Of the faulty runs with an oracle and a cure.
+    """Of the faulty runs with an oracle and a cure that a user has.
 
     `top_realises`: the share in which the first suggestion has 90 % of the best knob's gain, of those `top_realises_runs` in which some knob
-    surely gains. `rivals_excluded`: the share of all of them in which so short looks also rule out that any other knob has more.
+    surely gains. `rivals_excluded`: the share of all of them in which every other knob's interval, from so short a look, ends below the first suggestion's estimate.
     """
     looked = [(row, found) for row in swept if (found := best(row))]
     return {
@@ -199,8 +199,10 @@ def _gain(one: Realised | None) -> float:
 
 
 def _no_rival(row: Row) -> bool:
-    others = [one for one in row.oracle if row.top and one.changes.keys() != row.top.changes.keys()]
-    return all(one.speedup is not None and NEARLY * (one.speedup.high - 1) <= _gain(row.top) for one in others)
+    if row.top is None or row.top.speedup is None:
+        return False
+    others = [one for one in row.oracle if one.changes.keys() != row.top.changes.keys()]
+    return all(one.speedup is not None and one.speedup.high <= row.top.speedup.estimate for one in others)
 
 
 def disputed_cases(rows: Sequence[Row]) -> dict[str, str]:

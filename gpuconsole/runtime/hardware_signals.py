@@ -43,6 +43,7 @@ HELD = {
     ),
 }
 """What holds clocks down: the driver's counter of time, and the reason that it gives at each reading, which counts where there is no counter."""
+LIST_AGE_S = 5.0
 UNNAMED_BYTES = 500e6
 """More than a driver holds for itself beside its reserve, and about a bare CUDA context."""
 UNDER_LOAD = f"under load (utilization {LOADED:.0%} or more)"
@@ -261,9 +262,11 @@ def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
 
 
 def _used_bytes(store: Store, device: str) -> float | None:
-    """Memory in use; None where the driver's own reserve would be in it."""
-    used, reserve = (store.latest.get(series_key(f"gpu.hbm_{name}_bytes", device)) for name in ("used", "reserved"))
-    return None if reserve is None else used
+    """Least memory in use in the last seconds, since the list of processes is read less often; None where the driver's own reserve would be in it."""
+    used = store.series.get(series_key("gpu.hbm_used_bytes", device))
+    if used is None or series_key("gpu.hbm_reserved_bytes", device) not in store.latest:
+        return None
+    return min(used.since(store.session_time(store.now) - LIST_AGE_S)[1], default=None)
 
 
 def sharing_signals(processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None) -> Signals:

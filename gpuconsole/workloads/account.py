@@ -137,10 +137,6 @@ class StepAccount:
         return (now() - start) / 200
 
 
-MOST_AHEAD = 4
-"""Steps that the host may be ahead of the GPU. Enough to keep it busy; and a side of a trial that is told to stand still soon does."""
-
-
 class CudaStepAccount(StepAccount):
     """Times steps on the CUDA stream's timeline. The first event of a step is the last one of the step before."""
 
@@ -171,8 +167,7 @@ class CudaStepAccount(StepAccount):
         self._events.append((OTHER, self._record()))
         self._pending.append((self._step(self._raw.pop()), self._events))
         self._events = [self._events[-1]]
-        while self._pending and (len(self._pending) > MOST_AHEAD or self._pending[0][1][-1][1].query()):
-            self._pending[0][1][-1][1].synchronize()
+        while self._pending and self._pending[0][1][-1][1].query():
             self._resolve()
 
     def take(self) -> list[Step]:

@@ -166,14 +166,14 @@ class Worker:
 
         start = now()
         signals, error = {}, None
-        try:
-            if not isinstance(self._loop, TrainingLoop):
-                raise ProbeError("this workload trains nothing: there is no pass to experiment with")
-            with self._loop.beside_the_peak():
+        with self._loop.beside_the_peak():
+            try:
+                if not isinstance(self._loop, TrainingLoop):
+                    raise ProbeError("this workload trains nothing: there is no pass to experiment with")
                 signals = PROBES[command.probe](self._loop)
-        except Exception as problem:  # a probe must not end the run that it looks at; what went wrong is its answer
-            error = explain(problem, self._loop.knobs)
-            self._loop.release_cached_memory()
+            except Exception as problem:  # a probe must not end the run that it looks at; what went wrong is its answer
+                error = explain(problem, self._loop.knobs)
+                self._loop.release_cached_memory()
         error = self._world.outcome(error)
         if error is not None:
             self._recover()

@@ -79,6 +79,8 @@ def test_the_best_of_many_short_looks_is_tried_anew(monkeypatch: pytest.MonkeyPa
     found.oracle = [found.oracle[0], found.oracle[2]]
     figures = report([found])
     assert (figures["top_realises"], figures["rivals_excluded"]) == (1.0, 1.0), "other values of the same knob are no rivals"
+    found.top = None
+    assert report([found])["rivals_excluded"] == 0.0, "without a suggestion there is nothing that others could fall short of"
 
 
 def row(case: str, truth: tuple[str, ...], fired: tuple[str, ...], **changes: object) -> Row:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpuconsole.model.run import PHASES
-from gpuconsole.workloads.account import StepAccount
+from gpuconsole.workloads.account import CudaStepAccount, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop import TrainingLoop
@@ -64,3 +64,56 @@ def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
                 taken[account] += account.take()
     assert all(step.runq is not None for step in taken[slow])
     assert 2 <= sum(step.runq is not None for step in taken[quick][5:]) <= 30
+
+
+class Timeline:
+    """Stands in for a GPU that takes 1 ms from one event to the next, and has got as far as `reached`."""
+
+    def __init__(self) -> None:
+        self.recorded = self.reached = 0
+
+    def event_type(self) -> type:
+        timeline = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = 0
+
+            def record(self) -> None:
+                timeline.recorded += 1
+                self.at = timeline.recorded
+
+            def query(self) -> bool:
+                return self.at <= timeline.reached
+
+            def synchronize(self) -> None:
+                timeline.reached = max(timeline.reached, self.at)
+
+            def elapsed_time(self, other: Any) -> float:
+                assert timeline.reached >= other.at, "an event was read before it was reached"
+                return float(other.at - self.at)
+
+        return Event
+
+
+def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = Timeline()
+    monkeypatch.setattr(torch.cuda, "Event", timeline.event_type())
+    account = CudaStepAccount(ThreadTimes())
+    account.restart()
+
+    def step() -> None:
+        account.mark(PHASES.index("forward"))
+        account.mark(PHASES.index("backward"))
+        account.end(4, 0, None, 0, 0)
+
+    for _ in range(10):
+        step()
+    assert account.take() == [] and timeline.reached == 0
+    timeline.reached = timeline.recorded
+    step()
+    told = account.take()
+    assert [step.index for step in told] == list(range(10))
+    assert all(step.wall_s == pytest.approx(3e-3) and step.phases[PHASES.index("forward")] == pytest.approx(1e-3) for step in told)
+    account.finish()
+    assert len(account.take()) == 1

@@ -23,6 +23,12 @@ def compute_ratio(case: Case) -> float:
     return case.value("forward_ratio") + case.value("backward_ratio")
 
 
+def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
+    """A replayed CUDA graph overwrites the gradients that the one before it left, unless they are in the buckets of several processes."""
+    count = int(case.knobs.get("gradient_accumulation_steps", 1)) if passes is None else passes
+    return count == 1 or case.knobs.get("sharding", "none") != "none"
+
+
 def clock_loss(case: Case) -> float:
     """Share of the highest SM clock that the device lacks under load. Raises Missing."""
     return max(0.0, 1 - case.value("hw.sm_clock_ratio"))

@@ -36,7 +36,7 @@ def check(case: Case) -> Finding:
     if issuing < ISSUE.value or busy >= BUSY.value:
         return clear(ID, TITLE, min(0.99, level), evidence)
     share = min(_gpu.MOST, compute * (1 - busy))
-    graphs = int(case.knobs.get("gradient_accumulation_steps", 1)) == 1  # a replay overwrites the gradients of the one before it
+    graphs = _gpu.graphs_keep_gradients(case)
     mode = "reduce-overhead" if graphs else "default"
     return fires(
         ID,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs import Knobs
@@ -54,6 +55,8 @@ def _smaller_passes(case: Case) -> Suggestion | None:
     """The same training in twice the passes."""
     batch, passes = int(case.knobs.get("batch_size", 1)), int(case.knobs.get("gradient_accumulation_steps", 1))
     if batch < 2 or batch % 2:
+        return None
+    if case.knobs.get("torch_compile") in ("reduce-overhead", "max-autotune") and not _gpu.graphs_keep_gradients(case, 2 * passes):
         return None
     changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * passes}
     return suggest(case, changes, None, "half of the activations, the same samples per optimizer step", "(loss / passes).backward()")

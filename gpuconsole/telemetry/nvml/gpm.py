@@ -85,7 +85,8 @@ class GpmReader:
         self._earlier_t = float("-inf")
         self._has_earlier = False
         self.waiting: list[str] = []
-        """All of them, where the last reading came too soon after the one before."""
+        """Those that it has, where the last reading came too soon after the one before."""
+        self._refused: dict[str, CallFailed] = {}
         self._never: CallFailed | None = None
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
@@ -98,8 +99,8 @@ class GpmReader:
         if self._never is not None:
             return {}, dict.fromkeys(self._metrics, self._never)
         if self._has_earlier and time.monotonic() - self._earlier_t < REFRESH_S:
-            self.waiting = list(self._metrics)
-            return {}, {}
+            self.waiting = [name for name in self._metrics if name not in self._refused]
+            return {}, self._refused
         try:
             if self._query is None:
                 self._open()
@@ -109,7 +110,8 @@ class GpmReader:
                 raise
             if failure.is_permanent:
                 self._never = failure
-            return {}, dict.fromkeys(self._metrics, failure)
+            self._refused = dict.fromkeys(self._metrics, failure)
+            return {}, self._refused
 
     def _open(self) -> None:
         """Raises CallFailed when the device, the driver or the binding has no GPM."""
@@ -134,7 +136,8 @@ class GpmReader:
             call("nvmlGpmMigSampleGet", self._handle, self._instance, self._later)
         if not self._has_earlier:
             self._keep_later()
-            return {}, dict.fromkeys(self._metrics, CallFailed(-1, FIRST_SAMPLE))
+            self._refused = dict.fromkeys(self._metrics, CallFailed(-1, FIRST_SAMPLE))
+            return {}, self._refused
         self._query.sample1, self._query.sample2 = self._earlier, self._later
         call("nvmlGpmMetricsGet", self._query)
         self._keep_later()
@@ -156,4 +159,5 @@ class GpmReader:
                 failures[name] = CallFailed(code)
             else:
                 values[name] = member(answer, "value") * metric.factor
+        self._refused = failures
         return values, failures

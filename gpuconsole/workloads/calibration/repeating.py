@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -94,6 +95,10 @@ class RepeatingLoop:
 
     def restart_peak_memory(self) -> None:
         memory.restart_peak(self.device)
+
+    def beside_the_peak(self) -> AbstractContextManager[None]:
+        """Nothing is: it has no probes."""
+        return nullcontext()
 
     def release_cached_memory(self) -> None:
         if self.device.type == "cuda":

@@ -6,14 +6,15 @@ import torch
 
 from gpuconsole.model.knobs import Knobs
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
 DYNAMIC = {"auto": None, "true": True, "false": False}
 
 
 def check_compile(knobs: Knobs, device: torch.device) -> None:
     """Raise ValueError, one line, for CUDA graphs with accumulation: a replay overwrites the gradients that the one before it left
-    (torch/_inductor/cudagraph_trees.py says so of tensors that outlive a replay; pytorch#169545)."""
+    (torch/_inductor/cudagraph_trees.py says so of tensors that outlive a replay; pytorch#169545). Several processes keep theirs in buckets."""
     mode, passes = str(knobs.get("torch_compile", "off")), int(knobs.get("gradient_accumulation_steps", 1))
-    if device.type == "cuda" and mode in ("reduce-overhead", "max-autotune") and passes > 1:
+    if device.type == "cuda" and mode in GRAPH_MODES and passes > 1 and knobs.get("sharding", "none") == "none":
         raise ValueError(
             f"torch_compile {mode} replays CUDA graphs, which lose the gradients of all but the last of {passes} passes; try default"
         )

@@ -259,7 +259,7 @@ class TrainingLoop:
         self.totals.close()
 
     def peak_memory_bytes(self) -> float:
-        """Of the steps since the start or the last change; what probes take is not in it."""
+        """On a GPU of the steps since the start or the last change, without what probes took; a CPU's peak cannot be reset and holds everything."""
         return max(self._peak_bytes, memory.peak_bytes(self.device))
 
     def forget_peak_memory(self) -> None:
@@ -273,7 +273,7 @@ class TrainingLoop:
 
     @contextmanager
     def beside_the_peak(self) -> Iterator[None]:
-        """What is done within is not the job's: its memory does not count."""
+        """What is done within is not the job's: on a GPU its memory does not count."""
         before = self.peak_memory_bytes()
         try:
             yield
@@ -282,7 +282,7 @@ class TrainingLoop:
             self._peak_bytes = before
 
     def release_cached_memory(self) -> None:
-        """After an out-of-memory error: drop gradients and the allocator's cache."""
+        """Drop gradients and the allocator's cache: after an error, a probe, or where another process needs the room."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -43,10 +43,15 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     elif can_pack(device, dtype):
         model = model.to(dtype)
         pack(model)
+    model = model.to(device=device, dtype=dtype) if byte_size == dtype.itemsize else model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # of the weights as they were made
     _check_room(seats * max_model_len * Decoder.bytes_per_token(model, dtype), device)
     decoder = Decoder(model, seats, max_model_len, device, dtype)
     blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_SIZE)
-    kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_SIZE))
+    kept = blocks  # copies beside the cache itself: on a GPU half of what is free at most
+    if device.type == "cuda":
+        kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_SIZE))
     prefixes = PrefixCache(kept if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)
     tokens = int(knobs["max_num_batched_tokens"])
     scheduler = Scheduler(seats, tokens, blocks, BLOCK_SIZE, chunked=bool(knobs["enable_chunked_prefill"]), prefixes=prefixes)
