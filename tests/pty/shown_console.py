@@ -1,7 +1,8 @@
-"""The console on a scripted front, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [moving] [skeleton] [eco]`."""
+"""The console on a scripted front, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [moving|restless] [skeleton] [eco]`."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -18,15 +19,15 @@ NEWEST = "running 16:39"
 
 
 class MovingFront(FakeFront):
-    """Every number is another one at each look, for `MOVES_S` from the first key on."""
+    """Every number is another one at each look, for so long from the start on."""
 
-    def __init__(self) -> None:
+    def __init__(self, moves_s: float) -> None:
         super().__init__(gpu_view())
-        self._begun = time.monotonic()
+        self._still_from = time.monotonic() + moves_s
 
     def view(self) -> View:
         shown = super().view()
-        if time.monotonic() - self._begun > MOVES_S:
+        if time.monotonic() > self._still_from:
             return msgspec.structs.replace(shown, running_s=999.0)
         n = self.views % 97
         moved = {key: value * (1 + n / 200) for key, value in shown.latest.items()}
@@ -34,7 +35,7 @@ class MovingFront(FakeFront):
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
         history = super().history(key, columns, seconds)
-        moved = 0 if time.monotonic() - self._begun > MOVES_S else self.views % columns if columns else 0
+        moved = 0 if time.monotonic() > self._still_from else self.views % columns if columns else 0
         return history[moved:] + history[:moved]
 
 
@@ -51,7 +52,9 @@ def main(words: list[str]) -> int:
         skeleton.paint()
     if "plain" in words:
         app.driver_class = lambda: None
-    front = MovingFront() if "moving" in words else FakeFront(gpu_view())
+    front = FakeFront(gpu_view())
+    if "moving" in words or "restless" in words:
+        front = MovingFront(MOVES_S if "moving" in words else math.inf)
     return int(app.asyncio.run(app.show(Console(front, refresh_hz=40.0, eco="eco" in words))))
 
 

@@ -107,6 +107,10 @@ class Terminal:
         )
         return True
 
+    def unread(self) -> int:
+        """Bytes that the program has written and nobody has read."""
+        return struct.unpack("i", fcntl.ioctl(self._master, termios.FIONREAD, bytes(4)))[0]
+
     def settle(self) -> bool:
         """Read until nothing comes for a moment: a frame may come in parts. False once the program has closed the terminal."""
         while self.read(0.0):
