@@ -5,6 +5,9 @@ from __future__ import annotations
 from gpuconsole.model.exercise_knobs import EXERCISES
 from gpuconsole.model.knob import Knob
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Values of `torch_compile` that replay CUDA graphs."""
+
 LOOP = (
     Knob(
         "batch_size", "int", "samples in one forward pass, per process", low=1, high=65536, changes_training=True, examples=(4, 8, 16, 32)
@@ -23,7 +26,7 @@ LOOP = (
         "choice",
         "torch.compile of the model, by mode",
         apply="cold",
-        choices=("off", "default", "reduce-overhead", "max-autotune"),
+        choices=("off", "default", *GRAPH_MODES),
         default="off",
         examples=("off", "default"),
     ),

@@ -98,14 +98,17 @@ def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
 def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with shown(tmp_path, "restless") as terminal:
         terminal.wait_for("SM active")
-        grew = [(0, time.monotonic())]
+        program = psutil.Process(terminal.process.pid)
+        written = [(program.io_counters().write_chars, time.monotonic())]
 
         def full() -> bool:
-            if terminal.unread() != grew[-1][0]:
-                grew.append((terminal.unread(), time.monotonic()))
-            return len(grew) > 1 and time.monotonic() - grew[-1][1] > 1.0  # some forty frames had no room
+            now = program.io_counters().write_chars
+            if now != written[-1][0]:
+                written.append((now, time.monotonic()))
+            return len(written) > 1 and time.monotonic() - written[-1][1] > 1.0  # some forty frames had no room
 
         wait_until(full, 30, "the terminal is full")
+        assert terminal.unread() > 4000  # a line of a terminal holds 4095
         terminal.press("q")
         wait_until(lambda: terminal.process.poll() is not None, 10, "the program ends unread")
 

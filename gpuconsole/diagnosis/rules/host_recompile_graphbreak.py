@@ -72,10 +72,10 @@ RULE = Rule(
     title=TITLE,
     signals=SIGNALS,
     thresholds=(COUNT, EVERY, MOSTLY),
-    text="""torch.compile guards a graph by what it was compiled for: sizes, types, flags. When a guard fails it compiles anew, which takes seconds;
-after 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function as plain Python for good.
-Such a run is never steady before that, so this rule looks at torch's own counters from the second message on and does not wait.
-What was compiled for the first step does not count. Where more than half of the time so far went into compiling, no gain is promised. Graph breaks alone are told without a share: what they cost depends on what
-lies between them.""",
+    text="""torch.compile guards a graph by what it was compiled for: sizes, types, flags. When a guard fails it compiles anew, which takes
+seconds; after 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function as plain Python for good.
+Such a run is never steady before that, so this rule looks at torch's own counters from the second message on and does not wait. What was
+compiled for the first step does not count. Where more than half of the time so far went into compiling, no gain is promised. Graph breaks
+alone are told without a share: what they cost depends on what lies between them.""",
     check=check,
 )

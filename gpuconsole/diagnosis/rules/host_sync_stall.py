@@ -62,9 +62,10 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "step_s", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "probe.syncs_per_step"),
     thresholds=(SHARE,),
-    text="""Calling .item() once a step is free where the host is far ahead of the GPU: what counts is not the number of synchronisations but what
-they cost. Probe P4 profiles a few ordinary steps and adds up the gaps in which the GPU did nothing that begin within 50 µs of a
+    text="""Calling .item() once a step is free where the host is far ahead of the GPU: what counts is not the number of synchronisations
+but what they cost. Probe P4 profiles a few ordinary steps and adds up the gaps in which the GPU did nothing that begin within 50 µs of a
 synchronisation's return; their share of all gaps is applied to how much the GPU idles in steps without the profiler, less what goes to
-logging, checkpoints and evaluation; and what waits for data after a synchronisation is left to the input rules. The signal's source names the operator that waited most. Gaps for other reasons (launching, data) are other rules' matters.""",
+logging, checkpoints and evaluation; and what waits for data after a synchronisation is left to the input rules. The signal's source names
+the operator that waited most. Gaps for other reasons (launching, data) are other rules' matters.""",
     check=check,
 )

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.training_knobs import GRAPH_MODES
 
 ID = "mem.activation_capped"
 TITLE = "Activations fill the memory"
@@ -56,7 +57,7 @@ def _smaller_passes(case: Case) -> Suggestion | None:
     batch, passes = int(case.knobs.get("batch_size", 1)), int(case.knobs.get("gradient_accumulation_steps", 1))
     if batch < 2 or batch % 2:
         return None
-    if case.knobs.get("torch_compile") in ("reduce-overhead", "max-autotune") and not _gpu.graphs_keep_gradients(case, 2 * passes):
+    if case.knobs.get("torch_compile") in GRAPH_MODES and not _gpu.graphs_keep_gradients(case, 2 * passes):
         return None
     changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * passes}
     return suggest(case, changes, None, "half of the activations, the same samples per optimizer step", "(loss / passes).backward()")

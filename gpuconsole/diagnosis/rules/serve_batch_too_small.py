@@ -70,12 +70,12 @@ RULE = Rule(
         "client.output_tokens",
     ),
     thresholds=(DOMINATE, GAIN),
-    text="""Decoding reads all weights once per iteration, whatever the batch, and each sequence's keys and values beside them. While the weights are
-most of it, b' sequences in place of b give b' (W + b K) / (b (W + b' K)) of the throughput (W weight bytes, K bytes of keys and values of a
-sequence; DIAGNOSIS I09): nearly in proportion, if the kernels reach the memory's bandwidth at every batch. On CPUs they do not: two sequences may cost
-twice one, and eight hardly more than two. So the gain is not computed but measured (probe P12: the same load by four times the users, for 2.5 s
-each). A single user is left alone: what counts for one is latency (serve.decode_bandwidth_bound). The latency of one request hardly changes. It is the load that is small, not the server:
-a single user is served as fast as the memory allows.""",
+    text="""Decoding reads all weights once per iteration, whatever the batch, and each sequence's keys and values beside them. While the
+weights are most of it, b' sequences in place of b give b' (W + b K) / (b (W + b' K)) of the throughput (W weight bytes, K bytes of keys and
+values of a sequence; DIAGNOSIS I09): nearly in proportion, if the kernels reach the memory's bandwidth at every batch. On CPUs they do not:
+two sequences may cost twice one, and eight hardly more than two. So the gain is not computed but measured (probe P12: the same load by four
+times the users, for 2.5 s each). A single user is left alone: what counts for one is latency (serve.decode_bandwidth_bound). The latency of
+one request hardly changes. It is the load that is small, not the server: a single user is served as fast as the memory allows.""",
     check=check,
     serving=True,
 )

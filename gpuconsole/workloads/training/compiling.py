@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.training_knobs import GRAPH_MODES
 
-GRAPH_MODES = ("reduce-overhead", "max-autotune")
 DYNAMIC = {"auto": None, "true": True, "false": False}
 
 

@@ -121,7 +121,7 @@ class TrainingLoop:
         return losing_backward(loss, lost_s("backward", self.knobs, self.plan.world))
 
     def _update(self) -> None:
-        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move either (but see below)."""
+        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move (a fused optimizer's does)."""
         if not self._scaler.is_enabled():
             self.optimizer.step()
             self._schedule.step()
