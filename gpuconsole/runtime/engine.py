@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -229,6 +229,10 @@ class Engine(StoreReader):
             raise FrontError(answer.error)
         self._next(changes, worker)
 
+    def look_first_for(self, knobs: Collection[str]) -> None:
+        """Probes that may lead to a change of one of these go before all others; without any, all in their usual order."""
+        self._diagnosing.turning = knobs
+
     async def try_change(
         self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
     ) -> Trial:
@@ -395,7 +399,10 @@ class Engine(StoreReader):
                 baseline.pause()
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
-                sides = TwoWorkers(baseline, self._challenger)
+                sides = workers = TwoWorkers(baseline, self._challenger)
+                if not run.serves:
+                    with self._diagnosing.showing("the second process, as the first was"):
+                        await workers.age_alike()
             trial = await run_trial(trial, run, sides, self._on_trial, limits)
             trial = await with_quality(trial, sides)
         except (TrialFailed, WorkerGone) as error:

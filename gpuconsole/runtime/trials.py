@@ -82,6 +82,16 @@ class TwoWorkers:
     def worker(self, arm: int) -> WorkerHandle:
         return self._workers[arm]
 
+    async def age_alike(self) -> None:
+        """Put the changed side through the probes that the baseline has had: a process is some 2 % slower from then on, which would look like
+        a merit of the other. What they find, and whether they apply with these knobs, is not asked. Raises WorkerGone.
+        """
+        baseline, changed = self._workers[BASELINE], self._workers[CHANGED]
+        changed.resume(0)
+        for probe in dict.fromkeys(baseline.probed):
+            await changed.probe(probe)
+        changed.pause()
+
 
 async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
     """`trial` of a change to `run`, brought to a verdict (state done), or failed with its reason. The sides are left as they were last.

@@ -73,6 +73,7 @@ class WorkerHandle:
         self._steps_heard = asyncio.Event()
         self.trial_steps: list[Step] = []
         self.joined: list[RankJoined] = []
+        self.probed: list[str] = []
         self._child: Child
         if launch is None:
             self._child = Child(module, ["--scratch", str(self._scratch)], self._heard, self._exited)
@@ -113,6 +114,7 @@ class WorkerHandle:
         """Run a probe. Raises WorkerGone."""
         answer = await self._ask(lambda request: RunProbe(request, name))
         assert isinstance(answer, ProbeDone)
+        self.probed.append(name)
         return answer
 
     async def profile(self, steps: int, keep: str) -> Profiled:

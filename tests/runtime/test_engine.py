@@ -78,9 +78,12 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
 def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
     async def play(engine: Engine) -> None:
         await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})
-        before = engine._worker.pid if engine._worker else None
+        assert engine._worker is not None
+        before = engine._worker.pid
+        await engine._worker.probe("held_out_loss")
         trial = await engine.try_change({"n_layer": 1})
         assert trial.method == "two workers ABBA"
+        assert "held_out_loss" in engine._worker.probed  # which nobody asks for here but a trial that treats both sides alike
         assert trial.verdict == "win", trial
         assert engine._worker is not None
         assert engine._worker.pid != before
