@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_data(rule: Rule) -> dict[str, object]:
     thresholds = [{"name": t.name, "value": t.value, "unit": t.unit, "source": t.source} for t in rule.thresholds]
-    return {"id": rule.id, "title": rule.title, "signals": rule.signals, "thresholds": thresholds, "text": rule.text}
+    return {"id": rule.id, "title": rule.title, "signals": rule.signals, "knobs": rule.knobs, "thresholds": thresholds, "text": rule.text}
 
 
 def explain(rule: Rule) -> str:
@@ -48,4 +48,6 @@ def explain(rule: Rule) -> str:
     lines = [f"{rule.id}: {rule.title}", "", rule.text, "", "Thresholds:"]
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
     lines += ["", "Signals: " + ", ".join(rule.signals)]
+    if rule.knobs:
+        lines += ["", "Knobs: " + ", ".join(rule.knobs)]
     return "\n".join(lines)

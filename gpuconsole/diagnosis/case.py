@@ -66,6 +66,8 @@ class Rule:
     thresholds: tuple[Threshold, ...]
     text: str
     check: Callable[[Case], Finding] = field(repr=False)
+    knobs: tuple[str, ...] = ()
+    """Those that its suggestions turn."""
     serving: bool = False
     """Whether it is about model servers; the others are about training."""
     shared: bool = False

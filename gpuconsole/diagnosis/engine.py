@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Collection, Iterable
 from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
@@ -107,14 +108,20 @@ def wanted_probes(findings: list[Finding]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def about(findings: Iterable[Finding], turning: Collection[str]) -> list[Finding]:
+    """Those of rules that may suggest to turn one of these knobs; all of them where none is named."""
+    rules = {rule.id for rule in all_rules() if not turning or not set(turning).isdisjoint(rule.knobs)}
+    return [finding for finding in findings if not turning or finding.rule in rules]
+
+
 class Steadied:
     """Findings over successive windows: opened by two in a row, closed only well below the threshold."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._open: dict[str, Finding] = {}
-        self.opened = False
-        """Whether the last look showed something for the first time."""
+        self.opened: list[Finding] = []
+        """What the last look showed for the first time."""
 
     @property
     def waiting(self) -> bool:
@@ -125,7 +132,7 @@ class Steadied:
         """What to show after this window."""
         before = set(self._open)
         shown = rank([self._steady(finding) for finding in findings])
-        self.opened = not self._open.keys() <= before
+        self.opened = [finding for rule, finding in self._open.items() if rule not in before]
         return shown
 
     def _steady(self, finding: Finding) -> Finding:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
-from gpuconsole.diagnosis.engine import PROBE_OF
+from gpuconsole.diagnosis.engine import PROBE_OF, about
 from gpuconsole.model.run import Run
 from gpuconsole.runtime.front import FrontError, View
 
@@ -25,8 +25,13 @@ class Shows(Protocol):
     def view(self) -> View: ...
 
 
-async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None) -> Run:
-    """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended."""
+async def until_diagnosed(
+    front: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, turning: Collection[str] = ()
+) -> Run:
+    """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended.
+
+    With `turning`, as far as it may lead to a change of one of these knobs; other rules' doubts and probes are not waited for.
+    """
     running_at = idle_at = time.monotonic()
     stood = 0.0
     before: list[str] = []
@@ -37,8 +42,9 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
         if run is None or run.state not in ("starting", "running"):
             raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
         seen(view)
-        now = [one.rule for one in run.findings if one.state == "fires"]
-        stood = stood + LOOK_S if now == before and not view.probing and not in_doubt(run) else 0.0
+        now = [one.rule for one in about(run.findings, turning) if one.state == "fires"]
+        quiet = turning or not view.probing
+        stood = stood + LOOK_S if now == before and quiet and not in_doubt(run, turning) else 0.0
         before = now
         now_s, steady = time.monotonic(), run.steady_from_s is not None
         if run.state == "starting":
@@ -53,7 +59,8 @@ async def until_diagnosed(front: Shows, enough: Callable[[], bool], seen: Callab
             return run
 
 
-def in_doubt(run: Run) -> bool:
-    """A rule waits for a probe that has not failed, or for its second look."""
-    probes = {PROBE_OF[signal] for one in run.findings for signal in one.missing if signal in PROBE_OF}
-    return any(f"probe.{probe}" not in run.unavailable for probe in probes) or any("second look" in one.summary for one in run.findings)
+def in_doubt(run: Run, turning: Collection[str] = ()) -> bool:
+    """A rule (with `turning`, one that turns such a knob) waits for a probe that has not failed, or for its second look."""
+    findings = about(run.findings, turning)
+    probes = {PROBE_OF[signal] for one in findings for signal in one.missing if signal in PROBE_OF}
+    return any(f"probe.{probe}" not in run.unavailable for probe in probes) or any("second look" in one.summary for one in findings)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
 from gpuconsole.model.finding import Finding
 from gpuconsole.runtime.environment import cores
 from gpuconsole.runtime.hardware_signals import HardwareWatch
@@ -31,12 +31,16 @@ FIRST_PROBES = ("cached_batch", "memory_parts")
 
 
 class Diagnosing:
-    """Drives diagnosis for the engine. `busy` is held by whoever intervenes in the workload."""
+    """Drives diagnosis for the engine. `busy` is held by whoever intervenes in the workload.
+
+    `turning`: where somebody waits to turn some knobs and no others, the probes that may lead to that go first.
+    """
 
     def __init__(
         self, store: Store, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], busy: asyncio.Lock
     ) -> None:
         self.probing = ""
+        self.turning: Collection[str] = ()
         self._store = store
         self._emit = emit
         self._worker = worker
@@ -62,7 +66,7 @@ class Diagnosing:
             await self.look(record, worker)
 
     def _pause_s(self) -> float:
-        if self._steadied.waiting or self._steadied.opened:
+        if self._steadied.waiting or self._to_act_on:
             return SOON_S
         if self._more_due:
             return BETWEEN_PROBES_S
@@ -76,16 +80,21 @@ class Diagnosing:
         """
         record.refresh_summary(self._store.devices, LIVE_STEPS)
         findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
-        if record.steady_t is not None and not self._steadied.waiting and not self._steadied.opened:
+        if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
             first = [one for one in due if one in FIRST_PROBES]
-            for probe in due[:1] if due and due[0] in DECISIVE else first or due[:1]:
+            for probe in first if due[:1] == first[:1] else due[:1]:
                 await self._run_probe(probe, worker)
                 if self._store.record is not record:
                     return
             if due:
                 findings = self._judge(record)
         self._more_due = bool(self._due(findings)) and record.steady_t is not None
+
+    @property
+    def _to_act_on(self) -> bool:
+        """Whether something was just shown that somebody may want to act on."""
+        return any(finding.suggestions for finding in about(self._steadied.opened, self.turning))
 
     def _judge(self, record: RunRecord) -> list[Finding]:
         """What the rules say now. Those findings that stand are shown, with the very signals that they were made from."""
@@ -98,7 +107,8 @@ class Diagnosing:
         record = self._store.record
         first = () if record is None or record.run.serves else FIRST_PROBES
         wanted = wanted_probes(findings)
-        order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
+        urgent = wanted_probes(about(findings, self.turning)) if self.turning else []
+        order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *urgent, *first, *wanted))
         return [probe for probe in order if probe not in self._probed]
 
     def _case(self, record: RunRecord) -> Case:

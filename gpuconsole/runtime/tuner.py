@@ -19,7 +19,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.diagnosed import until_diagnosed
 from gpuconsole.runtime.front import Busy, FrontError, View
-from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s
+from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s, turnable
 
 BUSY_S = 1.0
 AT_ONCE = 1.1
@@ -35,6 +35,8 @@ class Tunes(Protocol):
     def view(self) -> View: ...
 
     def environment(self) -> Environment: ...
+
+    def look_first_for(self, knobs: Collection[str]) -> None: ...
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial: ...
 
@@ -82,8 +84,16 @@ class Tuner:
 
     async def run(self) -> Certificate:
         """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
+        turning = turnable(self.certificate.start, self._allow, self.certificate.only)
+        self._engine.look_first_for(turning)
+        try:
+            return await self._search(turning)
+        finally:
+            self._engine.look_first_for(())
+
+    async def _search(self, turning: Collection[str]) -> Certificate:
         while True:
-            run = await until_diagnosed(self._engine, self._enough)
+            run = await until_diagnosed(self._engine, self._enough, turning=turning)
             if not self.certificate.end.keys() <= run.knobs.keys():
                 raise FrontError(f"{run.scenario} runs now")
             found = self._candidates(run)

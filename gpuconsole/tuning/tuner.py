@@ -52,7 +52,7 @@ def candidates(
         for suggestion in finding.suggestions:
             if any(changes == suggestion.changes and before == knobs for before, changes in tried):
                 continue
-            if not _allowed(suggestion.changes, allow_training_changes) or (only and not suggestion.changes.keys() <= set(only)):
+            if suggestion.changes.keys() - turnable(suggestion.changes, allow_training_changes, only):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
             if most < (WORTH if in_place(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
@@ -88,6 +88,11 @@ def trial_s(changes: Knobs) -> float:
     return COLD_S if cold else LOADER_S if any(knob.loader for knob in knobs) else HOT_S
 
 
-def _allowed(changes: Knobs, training_changes: bool) -> bool:
+def turnable(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:
+    """Those of `knobs` that may be turned."""
     load = {knob.name for knob in GROUPS["load"]}
-    return not load & changes.keys() and (training_changes or not any(CATALOGUE[name].changes_training for name in changes))
+    return {
+        name
+        for name in knobs
+        if name not in load and (allow_training_changes or not CATALOGUE[name].changes_training) and (not only or name in only)
+    }

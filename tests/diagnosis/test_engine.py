@@ -21,7 +21,7 @@ def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not_
     for share in (0.01, 0.10, 0.10, 0.02):
         steadied.update(evaluate(case(logging_ratio=share, **loud)))
         waiting.append(steadied.waiting)
-        opened.append(steadied.opened)
+        opened.append(bool(steadied.opened))
     assert waiting == [False, True, False, False]
     assert opened == [False, False, True, False]
 

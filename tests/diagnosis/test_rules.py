@@ -1,9 +1,13 @@
 """Each rule on ten lines of data: its cause, its look-alikes, its boundary, and its missing signal."""
 
+import ast
+import inspect
+import sys
+
 import pytest
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.engine import all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import about, all_rules, evaluate, wanted_probes
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs import CATALOGUE
 from tests.diagnosis.cases import case, loader
@@ -144,3 +148,17 @@ def test_evidence_carries_value_threshold_and_source_and_suggestions_name_real_k
             if finding.state == "fires":
                 assert any(item.threshold is not None and item.source for item in finding.evidence)
                 assert all(name in CATALOGUE for suggestion in finding.suggestions for name in suggestion.changes)
+
+
+def test_every_rule_names_the_knobs_that_its_suggestions_turn() -> None:
+    """As its file has them: the keys of the changes that it may suggest."""
+    for rule in all_rules():
+        tree = ast.parse(inspect.getsource(sys.modules[rule.check.__module__]))
+        keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant)]
+        assert set(rule.knobs) == {key for key in keys if key in CATALOGUE}, rule.id
+
+
+def test_probes_of_rules_that_turn_what_is_asked_for() -> None:
+    findings = evaluate(case(data_wait_ratio=0.5))
+    assert {finding.rule for finding in about(findings, {"num_workers"})} == {"input.jitter", "input.slow_storage", "input.too_few_workers"}
+    assert about(findings, ()) == findings

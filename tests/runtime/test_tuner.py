@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,16 +19,22 @@ from gpuconsole.runtime import diagnosed
 from gpuconsole.runtime.front import View
 from gpuconsole.runtime.tuner import Tuner
 
-LACKING = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.concurrency_gain",))
+LACKING = {
+    rule: Finding(rule, "cant_tell", "", missing=("probe.concurrency_gain",))
+    for rule in ("input.jitter", "gpu.small_batch", "gpu.optimizer_unfused")
+}
 ANSWER_S = 0.5
 
 
 class Engine:
-    """Its loader is too slow, by `predicted`; a rule lacks a probe's answer for ANSWER_S. Every change wins, and clears it."""
+    """Its loader is too slow, by `predicted`; the rule `lacking` lacks a probe's answer for ANSWER_S. Every change wins, and clears it."""
 
-    def __init__(self, predicted: Interval) -> None:
-        found = Finding("input.cpu_transform", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
-        self._found, self._knobs, self._begun = [found], {"num_workers": 0}, time.monotonic()
+    def __init__(self, predicted: Interval, lacking: str = "input.jitter") -> None:
+        self._lacking = LACKING[lacking]
+        self.looked_for: list[set[str]] = []
+        found = Finding("input.too_few_workers", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
+        self._found, self._begun = [found], time.monotonic()
+        self._knobs: Knobs = {"num_workers": 0, "batch_size": 8, "optim": "adamw"}
         self.answered_before_trial: list[bool] = []
 
     @property
@@ -35,7 +42,7 @@ class Engine:
         return time.monotonic() - self._begun > ANSWER_S
 
     def view(self) -> View:
-        findings = [*self._found, *([] if self._answered else [LACKING])]
+        findings = [*self._found, *([] if self._answered else [self._lacking])]
         run = Run("1", "data-starved", "training.vision", dict(self._knobs), "cpu", "running", findings=findings)
         run.steady_from_s = 1.0
         return cast("View", SimpleNamespace(run=run, probing=""))
@@ -43,20 +50,44 @@ class Engine:
     def environment(self) -> Environment:
         return Environment()
 
+    def look_first_for(self, knobs: Collection[str]) -> None:
+        self.looked_for.append(set(knobs))
+
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         self.answered_before_trial.append(self._answered)
         self._knobs |= changes
-        self._found = [Finding("input.cpu_transform", "clear", "")]
+        self._found = [Finding("input.too_few_workers", "clear", "")]
         return Trial("1", "1", changes, "done", verdict="win", kept=True)
 
 
-@pytest.mark.parametrize(("predicted", "waited"), [(Interval(1.5, 2.5), False), (Interval(1.06, 1.3), True)])
-def test_what_promises_much_is_tried_before_the_probes_have_answered(
-    predicted: Interval, waited: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LOOK_S", 0.01), ("SETTLED_S", 0.02)):
         monkeypatch.setattr(diagnosed, name, seconds)
+
+
+@pytest.mark.parametrize(("predicted", "waited"), [(Interval(1.5, 2.5), False), (Interval(1.06, 1.3), True)])
+def test_what_promises_much_is_tried_before_the_probes_have_answered(predicted: Interval, waited: bool, looks_often: None) -> None:
     engine = Engine(predicted)
     certificate = asyncio.run(Tuner(engine, "data-starved", 60.0).run())
     assert engine.answered_before_trial == [waited]
-    assert certificate.end == {"num_workers": 2}
+    assert certificate.changed == {"num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "allow", "only", "waited"),
+    [
+        ("gpu.small_batch", False, (), False),  # would suggest another batch size, which changes what is learnt per step
+        ("gpu.small_batch", True, (), True),
+        ("gpu.optimizer_unfused", False, (), True),
+        ("gpu.optimizer_unfused", False, ("num_workers",), False),
+    ],
+)
+def test_only_probes_are_waited_for_that_may_lead_to_a_change(
+    lacking: str, allow: bool, only: tuple[str, ...], waited: bool, looks_often: None
+) -> None:
+    engine = Engine(Interval(1.06, 1.3), lacking)
+    asyncio.run(Tuner(engine, "data-starved", 60.0, allow_training_changes=allow, only=only).run())
+    assert engine.answered_before_trial == [waited]
+    every = {"num_workers", "optim", *(["batch_size"] if allow else [])}
+    assert engine.looked_for == [set(only) or every, set()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -41,6 +42,9 @@ class Engine:
 
     def environment(self) -> Environment:
         return Environment()
+
+    def look_first_for(self, knobs: Collection[str]) -> None:
+        pass
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         self.calls += 1

@@ -54,6 +54,7 @@ RULE = Rule(
     title=TITLE,
     signals=("comm.exchanges_per_step", "comm.exposed_s", "step_s"),
     thresholds=(TOO_MANY, GAIN),
+    knobs=("sync_each_batch",),
     text="""DistributedDataParallel exchanges gradients in every backward pass, unless the pass runs under no_sync(). Exchanges are counted
 where they happen; more than one per optimizer step is waste: the sum is the same. What one exchange adds to a pass is measured by probe P7.
 Predicted: 1 / (1 - (n - 1) E / T).""",

@@ -102,6 +102,7 @@ RULE = Rule(
         "comm.exchanges_per_step",
     ),
     thresholds=(_comm.EXPOSED,),
+    knobs=("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook"),
     text="""Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
 shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
 without it is communication that overlaps with nothing. In ordinary steps the process that communicates least came last and waited for

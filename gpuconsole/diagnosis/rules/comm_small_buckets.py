@@ -52,6 +52,7 @@ RULE = Rule(
     title=TITLE,
     signals=("comm.exchange_now_s", "comm.exchange_large_s", "comm.exposed_s", "step_s"),
     thresholds=(GAIN,),
+    knobs=("bucket_cap_mb",),
     text="""Probe P10 all-reduces as many bytes as the gradients have, once in pieces of bucket_cap_mb and once in pieces of 25 MB. An
 all-reduce takes latency + 2 (n-1)/n bytes / bandwidth (ring), so pieces below latency x bandwidth leave the link idle. What
 the larger pieces save of the communication that nothing hides (P7) is what this finding claims; the rest is comm.exposed's.""",

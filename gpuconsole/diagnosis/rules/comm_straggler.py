@@ -66,6 +66,7 @@ RULE = Rule(
     title=TITLE,
     signals=("comm.straggler_ratio", "comm.slowest_rank", "comm.late_s", "ranks.busy_ratio", "ranks.busiest", "step_s"),
     thresholds=(_comm.LATE, _comm.LATE_OUTSIDE),
+    knobs=("straggler_ms",),
     text="""Probe P8 runs passes without communication on every process: each then takes its own time, and the slow one shows, also when
 it loses its time in the backward pass, where step times are equal because all wait in the all-reduce. What happens outside of
 passes (waiting for data) is read off the time account: a step's time without communication, per process. A slow link is told

@@ -43,6 +43,7 @@ RULE = Rule(
     title=TITLE,
     signals=("forward_ratio", "backward_ratio", "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread"),
     thresholds=(_swap.GAIN,),
+    knobs=("attention",),
     text="""softmax(q k^T / sqrt d) v, written out, puts a T x T matrix of scores per head into memory several times in a pass, and keeps
 it for the backward pass. A fused kernel (FlashAttention and its kin, behind torch's scaled_dot_product_attention) works on
 tiles and writes none of them. The rule looks only where attention is `math`, and it does not guess: probe P5 runs the same

@@ -49,6 +49,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "forward_ratio", "backward_ratio", "probe.channels_last_speedup", "probe.channels_last_spread"),
     thresholds=(_swap.GAIN,),
+    knobs=("channels_last",),
     text="""Tensor cores multiply over channels: in 16 bits, or TF32, cuDNN wants NHWC and copies NCHW tensors to and fro around its kernels. oneDNN
 blocks channels likewise. Probe P5 runs the present pass in both layouts, in turn, and puts the weights back as they lay; nothing is guessed
 from the layout alone, since small images or few channels may gain nothing. On a CPU it is a note: NCHW is how most models are written there,

@@ -71,6 +71,7 @@ RULE = Rule(
     title=TITLE,
     signals=("backward_ratio", "optimizer_ratio", "forward_ratio", "embedding.rows_touched_ratio", "embedding.table_bytes"),
     thresholds=(TOUCHED, SHARE),
+    knobs=("sparse",),
     text="""A dense gradient of an embedding table is a table of the same size, zero but for the rows that the batch looked up; it is written,
 and the optimizer reads it and passes over parameters and both moments of every row: eight tables of traffic for a few rows. With
 sparse=True the gradient holds those rows only, and SparseAdam updates them alone. Its moments of a row that is not looked up

@@ -54,6 +54,7 @@ RULE = Rule(
     title=TITLE,
     signals=("forward_ratio", "backward_ratio", *(f"profile.{name}_ratio" for name in CLASSES)),
     thresholds=(SHARE,),
+    knobs=("torch_compile",),
     text="""A short profiler window says which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few
 FLOPs for every value that they fetch, so their time is memory traffic, and one after the other they fetch the same values again.
 Utilisation reads 100 % all the while. torch.compile generates one kernel for such a chain. Where matrix products dominate it

@@ -56,6 +56,7 @@ RULE = Rule(
     title=TITLE,
     signals=("forward_ratio", "backward_ratio", "is_gpu", "probe.precision_bf16_native", "probe.precision_bf16_speedup"),
     thresholds=(COMPUTE, ACTIVE, _swap.GAIN),
+    knobs=("precision",),
     text="""GPUs since Ampere multiply matrices 7 to 15 times as fast in bf16 as in fp32, on tensor cores that plain fp32 never touches; some
 CPUs (AVX512-BF16, AMX) have such units too. Probe P5 runs the present pass in bf16 (and on a GPU in TF32) in turn with the
 present one: small products may gain nothing. Where a device only emulates bf16 the rule is silent. On a CPU it is a note: there

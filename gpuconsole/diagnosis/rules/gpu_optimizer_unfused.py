@@ -61,6 +61,7 @@ RULE = Rule(
     title=TITLE,
     signals=("optimizer_ratio", "probe.optim_present_step_s", "probe.optim_fused_step_s"),
     thresholds=(SHARE, _swap.GAIN),
+    knobs=("optim",),
     text="""AdamW reads parameter, gradient and two moments and writes three of them back: 28 bytes a parameter in fp32. Done one tensor and
 one operation at a time it moves several times as much and launches a kernel for each; `foreach` saves launches, `fused` saves
 the traffic too (on a CPU as well). Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the

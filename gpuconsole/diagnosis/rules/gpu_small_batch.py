@@ -73,6 +73,7 @@ RULE = Rule(
     title=TITLE,
     signals=("probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "backward_ratio", "optimizer_ratio", "memory_used_ratio"),
     thresholds=(COST, GAIN, MEMORY),
+    knobs=("batch_size",),
     text="""Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
 3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
 utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the

@@ -97,6 +97,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "h2d_ratio", "probe.h2d_pageable_s", PROBE),
     thresholds=(SHARE,),
+    knobs=("non_blocking", "pin_memory", "h2d_stream"),
     text="""How long the CUDA stream copies a batch before it can compute, by events in the stream itself: on the host's clock a copy that has to wait
 for the step before would be blamed for that. From pageable memory the driver copies twice, and non_blocking=True is then silently
 synchronous. Pinned memory makes the copy faster (probe P10 copies the present batch both ways to tell by how much); a stream of its own

@@ -42,6 +42,7 @@ RULE = Rule(
     title=TITLE,
     signals=("checkpoint_ratio", "probe.step_no_side_work_s", "step_s"),
     thresholds=(_side_work.SHARE,),
+    knobs=("save_every",),
     text="""Time in which training waits for torch.save and the disk. A longer interval divides it; Young and Daly give
 sqrt(2 C MTBF) as the interval that loses least, C being the time of one checkpoint. torch.distributed.checkpoint.async_save
 copies the state and writes it while training goes on.""",

@@ -81,6 +81,7 @@ RULE = Rule(
     title=TITLE,
     signals=("runq_ratio", "cores", "threads", "host.others_cpu_ratio"),
     thresholds=(DELAY, NOISE),
+    knobs=("num_threads",),
     text="""The kernel counts how long a thread was runnable without running (/proc/thread-self/schedstat). When that is 15 % of
 step time or more, either the job itself has more runnable threads than cores (then fewer threads help: as many as there are cores, less what
 workers and other programs use), or others use them (then nothing in this job helps, and every timing is less certain). All other rules work on

@@ -53,6 +53,7 @@ RULE = Rule(
     title=TITLE,
     signals=("eval_ratio", "probe.step_no_side_work_s", "step_s"),
     thresholds=(SHARE,),
+    knobs=("eval_every", "eval_batch_size"),
     text="""The share of step time in evaluation, timed around it. Evaluation is often run too often, over too much, or at a batch size
 far below what fits without a backward pass. Predicted for evaluating N times more rarely: 1 / (1 - s (1 - 1/N)); probe P3 runs the same
 steps with logging, checkpoints and evaluation off and so measures what leaving them out is worth.""",

@@ -67,6 +67,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "forward_ratio", "backward_ratio", "threads", "cores", "probe.threads_speedup", "probe.threads_tried"),
     thresholds=(OTHERS, _swap.GAIN),
+    knobs=("num_threads",),
     text="""A run on a CPU computes on num_threads threads: by default one less than there are cores, which leaves one to loader, console and
 neighbours and keeps timings quiet. Where cores stand idle, more threads may compute faster. Probe P5 runs the present pass on all that
 the loader's workers leave, in turn with the present one and by the clock on the wall, so that what others need shows in it; small operations

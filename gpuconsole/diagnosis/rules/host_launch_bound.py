@@ -65,6 +65,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "forward_ratio", "backward_ratio", "probe.issue_s", "probe.pass_gpu_s", "probe.pass_s"),
     thresholds=(ISSUE, BUSY),
+    knobs=("torch_compile",),
     text="""Probe P9 times how long the host needs to issue a forward and backward pass without waiting for it, how long the pass takes, and how long
 the GPU needs for it when all of it is issued beforehand, behind a kernel that only waits. When issuing takes nearly all of the pass and
 the work itself far less, the GPU idles between small kernels, though its utilisation reads 100 %. Fewer and larger kernels help: CUDA

@@ -42,6 +42,7 @@ RULE = Rule(
     title=TITLE,
     signals=("logging_ratio", "probe.step_no_side_work_s", "step_s"),
     thresholds=(_side_work.SHARE,),
+    knobs=("log_every",),
     text="""Time between the optimizer and the next step that goes into log records: reading values off the device,
 formatting, writing, flushing. It is timed around the logging itself, so a checkpoint or the loader cannot be taken for it;
 probe P3 runs the same steps with logging, checkpoints and evaluation off and so measures what leaving them out is worth.

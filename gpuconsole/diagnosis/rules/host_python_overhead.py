@@ -71,6 +71,7 @@ RULE = Rule(
     title=TITLE,
     signals=("other_ratio", "stack.script_ratio", "stack.line_ratio", "gc.pause_ratio"),
     thresholds=(SHARE, IN_SCRIPT, GC),
+    knobs=("gc_collect_every", "gradient_percentiles"),
     text="""Time outside of every named phase: metrics over Python lists, conversions, garbage collection. Probe P15 samples the training
 thread's stack during ordinary steps and names the line; gc.callbacks time the collector. What is not in the script is the account's own
 cost and fires nothing. What helps: tensor operations in place of lists, gc.freeze() and no gc.collect() in the loop, work that

@@ -72,6 +72,7 @@ RULE = Rule(
     title=TITLE,
     signals=SIGNALS,
     thresholds=(COUNT, EVERY, MOSTLY),
+    knobs=("compile_dynamic", "pad_to_multiple_of"),
     text="""torch.compile guards a graph by what it was compiled for: sizes, types, flags. When a guard fails it compiles anew, which takes
 seconds; after 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function as plain Python for good.
 Such a run is never steady before that, so this rule looks at torch's own counters from the second message on and does not wait. What was

@@ -62,6 +62,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "step_s", "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "probe.syncs_per_step"),
     thresholds=(SHARE,),
+    knobs=("non_blocking", "pin_memory"),
     text="""Calling .item() once a step is free where the host is far ahead of the GPU: what counts is not the number of synchronisations
 but what they cost. Probe P4 profiles a few ordinary steps and adds up the gaps in which the GPU did nothing that begin within 50 µs of a
 synchronisation's return; their share of all gaps is applied to how much the GPU idles in steps without the profiler, less what goes to

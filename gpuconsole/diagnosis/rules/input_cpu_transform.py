@@ -44,6 +44,7 @@ RULE = Rule(
     title=TITLE,
     signals=("data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads"),
     thresholds=(_input.WAIT, _input.SATURATED, _input.WORKER_GAIN),
+    knobs=("transform_cost",),
     text="""The training thread waits for batches, the loading processes are on a core most of the time (CPU seconds over
 wall less run-queue delay), and by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %.
 What helps is less work per sample: cheaper or vectorised transforms, images stored at training size, augmentation

@@ -48,6 +48,7 @@ RULE = Rule(
     title=TITLE,
     signals=("loader.restart_ratio", "data_wait_ratio", "loader.restarts"),
     thresholds=(_input.RESTART, _input.RESTARTS),
+    knobs=("persistent_workers",),
     text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
 batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
 when that is most of the wait for data. Short epochs make it worse; a sampler without end does away with it.

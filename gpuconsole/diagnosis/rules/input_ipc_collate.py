@@ -47,6 +47,7 @@ RULE = Rule(
     title=TITLE,
     signals=("data_wait_ratio", "probe.loader_receive_ratio", "probe.loader_cpu_ratio"),
     thresholds=(_input.WAIT, _input.RECEIVES),
+    knobs=("collate_fn",),
     text="""The loader's processes have batches ready, yet next() takes long: each tensor of a batch travels by a file descriptor of its
 own and is mapped into the training process, which then stacks them. Probe P6 drains the loader alone and reads the CPU time
 of the receiving thread: when it is on a core for half of the time or more, and more than the processes that load, receiving is the limit and

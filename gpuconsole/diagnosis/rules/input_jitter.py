@@ -77,6 +77,7 @@ RULE = Rule(
     title=TITLE,
     signals=("data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_samples_per_s", "samples_per_step", "step_s"),
     thresholds=(_input.EXCESS, _input.TYPICAL, REFILLS),
+    knobs=("prefetch_factor", "num_workers"),
     text="""The typical step finds its batch ready, and yet waits add up: excess is the sum of what each wait is longer than the
 median one. So a few samples take many times longer than the others (a cold cache, a large file, a slow server), and the queue runs
 dry while one of them is read. A deeper queue helps if the loader alone (probe P6) delivers enough to fill it again soon; else another

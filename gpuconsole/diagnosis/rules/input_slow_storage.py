@@ -42,6 +42,7 @@ RULE = Rule(
     title=TITLE,
     signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s"),
     thresholds=(_input.WAIT, _input.SLEEPS),
+    knobs=("num_workers",),
     text="""The training thread waits for batches while the processes that load them are off the CPU: they wait for disk,
 network or a lock. Probe P6 measures it on the loader alone: CPU seconds over wall less run-queue delay, below one half.
 A sleeping worker needs no core, so workers may exceed cores; throughput grows in proportion until the bandwidth of the

@@ -42,6 +42,7 @@ RULE = Rule(
     title=TITLE,
     signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s", "cores", "threads"),
     thresholds=(_input.WAIT, _input.WORKER_GAIN),
+    knobs=("num_workers",),
     text="""The training thread waits for batches, and the processes that make them are busy computing, not sleeping.
 Probe P6 drains the loader alone with the present number of workers and with one more. When the model
 T' = max(T_compute, T_load / k) says that a worker more wins at least 15 %, capacity is what is missing.

@@ -63,6 +63,7 @@ RULE = Rule(
     title=TITLE,
     signals=("memory_used_ratio",),
     thresholds=(USED,),
+    knobs=("gradient_checkpointing", "batch_size"),
     text="""Device memory in use (all processes) over its size; on a CPU, host memory that is not available to new programs. Near the top,
 an allocation may fail at the next larger input, and on a GPU the caching allocator starts to free and retry, which stalls.""",
     check=check,

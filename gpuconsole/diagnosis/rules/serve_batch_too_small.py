@@ -70,6 +70,7 @@ RULE = Rule(
         "client.output_tokens",
     ),
     thresholds=(DOMINATE, GAIN),
+    knobs=("concurrency",),
     text="""Decoding reads all weights once per iteration, whatever the batch, and each sequence's keys and values beside them. While the
 weights are most of it, b' sequences in place of b give b' (W + b K) / (b (W + b' K)) of the throughput (W weight bytes, K bytes of keys and
 values of a sequence; DIAGNOSIS I09): nearly in proportion, if the kernels reach the memory's bandwidth at every batch. On CPUs they do not:

@@ -70,6 +70,7 @@ RULE = Rule(
         "server.requests_running",
     ),
     thresholds=(REACHED, DOMINATE),
+    knobs=("quantization",),
     text="""Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the arithmetic.
 A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several tokens per
 reading, or more sequences in the batch, which share one reading: with several users those are tried first (probe P12). The bandwidth is

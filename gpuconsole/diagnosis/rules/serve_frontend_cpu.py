@@ -51,6 +51,7 @@ RULE = Rule(
     title=TITLE,
     signals=("server.frontend_cpu_ratio", "server.itl_s", "client.tpot_s"),
     thresholds=(BUSY, LATER),
+    knobs=("api_server_count",),
     text="""vLLM takes requests, tokenises, turns tokens into text and streams them in a process of its own beside the engine. It is Python: one
 core at most. When that is used up, the engine waits for requests and tokens wait to be sent, and the GPU looks idle for no reason (vllm#8147: a
 faster CPU alone gave 3.8 times). Measured: the CPU time of that process, for a server that was started here, and how much further apart tokens

@@ -68,6 +68,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "server.requests_running", "mbu_ratio", "hw.busy_ratio"),
     thresholds=(BUSY, ROOF, RUNNING),
+    knobs=("enforce_eager",),
     text="""A decoding iteration is hundreds of small kernels. Launched one by one (enforce_eager) they take the host longer than the GPU, which is
 then idle in between: it runs a kernel for less than three quarters of the time although requests are running, and is far from the roof
 of its memory. CUDA graphs launch them all at once. Where graphs are on already, the same picture points at scheduling or sampling on the

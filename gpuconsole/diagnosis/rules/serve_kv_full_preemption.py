@@ -76,6 +76,7 @@ RULE = Rule(
     title=TITLE,
     signals=("server.preemptions_per_request", "server.kv_cache_peak_ratio", "client.prompt_tokens", "server.generation_tokens_per_s"),
     thresholds=(RATE, FULL),
+    knobs=("num_gpu_blocks_override", "max_num_seqs", "gpu_memory_utilization"),
     text="""When a running sequence needs a KV block and none is free, the server throws the youngest one out and computes it anew later:
 its prompt and its tokens so far are prefilled again. Preemptions are counted over the window, not since the server began. vLLM's own
 advice: more memory for the cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8

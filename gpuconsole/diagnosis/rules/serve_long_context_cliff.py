@@ -53,6 +53,7 @@ RULE = Rule(
     title=TITLE,
     signals=("server.weight_bytes", "server.kv_bytes_per_token", "server.requests_running", "client.prompt_tokens", "client.output_tokens"),
     thresholds=(RATIO, LONG),
+    knobs=("kv_cache_dtype", "prompt_tokens"),
     text="""Each token that is decoded reads all weights and the keys and values of every token before it. When the latter outgrow the weights, time per
 token grows in proportion to the context, and batching no longer helps. Fewer bytes per token (fp8 keys and values, grouped-query attention),
 fewer tokens, or more devices.""",

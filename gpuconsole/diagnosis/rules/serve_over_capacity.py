@@ -53,6 +53,7 @@ RULE = Rule(
     title=TITLE,
     signals=("server.queue_s", "server.e2e_s", "server.requests_waiting", "server.requests_per_s", "client.request_rate"),
     thresholds=(QUEUE,),
+    knobs=("request_rate",),
     text="""In an open loop requests fall due whether or not earlier ones have been answered, as they do in production. Past the server's
 capacity the queue grows without end, and every latency with it; throughput stays what it was. The suggestion is the rate to admit: what was
 answered per second, less 15 %. A trial of it measures fewer tokens per second and far shorter latencies: that is the trade.""",

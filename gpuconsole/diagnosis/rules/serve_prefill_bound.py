@@ -47,6 +47,7 @@ RULE = Rule(
     title=TITLE,
     signals=("server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens"),
     thresholds=(SHARE,),
+    knobs=("prompt_tokens",),
     text="""A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token comes; no batching makes that less. What helps: shorter
 prompts, a prefix cache for what they share, lower precision, tensor parallelism for the latency, prefill on machines of its own. The server's
 own account of time in prefill and decode is compared, both from admission on, without the queue.""",

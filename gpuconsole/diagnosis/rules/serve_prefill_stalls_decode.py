@@ -56,6 +56,7 @@ RULE = Rule(
     title=TITLE,
     signals=("client.chunk_gap_p99_s", "client.chunk_gap_p50_s", "client.prompt_tokens", "server.requests_running"),
     thresholds=(SPIKE, LONG),
+    knobs=("max_num_batched_tokens",),
     text="""An iteration that takes in a piece of a prompt lasts as long as that piece needs, and every sequence that decodes in it waits. Smaller
 max_num_batched_tokens cuts prompts into smaller pieces: gaps between tokens become even, the first token of the long prompt comes later, and
 throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192 for throughput.""",

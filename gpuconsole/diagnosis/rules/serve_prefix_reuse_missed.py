@@ -98,6 +98,7 @@ RULE = Rule(
     title=TITLE,
     signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s", *ATTENDED),
     thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
+    knobs=("enable_prefix_caching",),
     text="""The console compares the prompts that it sends: how much of their text is a beginning that another one has too. The server tells
 how many prompt tokens it found in its prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or
 something that varies stands early in the prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.

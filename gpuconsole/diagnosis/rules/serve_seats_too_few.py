@@ -62,6 +62,7 @@ RULE = Rule(
     title=TITLE,
     signals=("server.seats_taken_ratio", "server.requests_waiting", "server.kv_cache_usage_ratio", "server.queue_s"),
     thresholds=(TAKEN, ROOM),
+    knobs=("max_num_seqs",),
     text="""max_num_seqs bounds how many sequences take part in an iteration. When all seats are taken, others wait, and the KV cache has room,
 a larger batch would serve them at once: each iteration takes longer, but reads the weights once for more sequences. How much longer depends
 on the device, so the gain is not predicted but measured. Not in every reading are all taken: answers of one length end in step, and the

@@ -63,6 +63,7 @@ RULE = Rule(
         "mfu_ratio",
     ),
     thresholds=(PIECES, IDLE, PREFILL),
+    knobs=("max_num_batched_tokens",),
     text="""The opposite of serve.prefill_stalls_decode, on the same knob. Each iteration costs something whatever it holds: weights are read,
 kernels started, answers sent. A prompt that is cut into many pieces pays that many times before its first token. While the arithmetic stands
 mostly idle and the others' tokens come evenly, max_num_batched_tokens may grow; as it does, gaps between tokens grow too. vLLM's

@@ -72,6 +72,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "link.nvlink_joined", "link.pcie_rx_bytes_per_s", "link.pcie_tx_bytes_per_s", "link.pcie_peak_bytes_per_s"),
     thresholds=(SHARE,),
+    knobs=("tensor_parallel_size",),
     text="""With tensor parallelism every layer ends in two all-reduces over all GPUs, which nothing hides. Over NVLink they are cheap; over PCIe they
 take a good part of each token's time. How much of the link's bandwidth is in use, under load, is a lower bound of that part: small
 exchanges, which wait for latency, do not show in it. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) says what half as many
