@@ -38,7 +38,7 @@ async def started(knobs: Knobs) -> WorkerHandle:
     await worker.launch()
     worker.start(find_scenario(SCENARIO).workload.name, knobs, Device("cpu", "host"))
     await worker.next_steps()
-    worker.pause()
+    await worker.pause()
     return worker
 
 
@@ -48,7 +48,7 @@ async def block(worker: WorkerHandle, plan: BlockPlan) -> float:
     worker.resume(ARM)
     while not plan.complete(steps := [step for step in worker.trial_steps if step.kind == 0]):
         await worker.next_steps()
-    worker.pause()
+    await worker.pause()
     return rate(plan.trimmed(steps), contention_free=True)
 
 
@@ -72,7 +72,7 @@ async def one_round(probes: list[str], pairs: int) -> float:
         probed.resume(0)
         for name in probes * TIMES:
             await probed.probe(name)
-        probed.pause()
+        await probed.pause()
         return await difference(probed, other, plan, pairs) - before
     finally:
         await probed.stop()

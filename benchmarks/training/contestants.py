@@ -132,7 +132,7 @@ class Ours:
         self._worker.start(self._workload, self._knobs, Device("cpu", "cpu"))
         async with asyncio.timeout(START_S):
             await self._worker.next_steps()
-            await self._pause()
+            await self._worker.pause()
 
     async def block(self, seconds: float) -> Block:
         """From the message with the step that settles to the last one: each is sent between two steps."""
@@ -141,7 +141,7 @@ class Ours:
         while not self._with_steps():
             await self._worker.next_steps()
         await asyncio.sleep(max(0.0, seconds - (time.perf_counter() - self._with_steps()[0].t)))
-        await self._pause()
+        await self._worker.pause()
         first, *others = self._with_steps()
         last = others[-1]
         started = self._worker.last_started
@@ -150,13 +150,6 @@ class Ours:
 
     async def stop(self) -> None:
         await self._worker.stop()
-
-    async def _pause(self) -> None:
-        """Stand still; an empty message says that it does."""
-        begun = len(self._heard)
-        self._worker.pause()
-        while not any(not heard.steps for heard in self._heard[begun:]):
-            await self._worker.next_steps()
 
     def _with_steps(self) -> Sequence[Steps]:
         return [heard for heard in self._heard if heard.steps]

@@ -396,7 +396,7 @@ class Engine(StoreReader):
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
             if is_cold(trial.changes, record.run):
-                baseline.pause()
+                await baseline.pause()
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
                 sides = workers = TwoWorkers(baseline, self._challenger)
@@ -439,7 +439,7 @@ class Engine(StoreReader):
                 await challenger.next_steps()
         except (TimeoutError, WorkerGone):
             raise TrialFailed(challenger.cause() if not challenger.alive else f"not running after {START_S:.0f} s") from None
-        challenger.pause()
+        await challenger.pause()
 
     def _on_trial(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))

@@ -80,7 +80,7 @@ class Sweeper:
         worker = await self._worker(point)
         if worker is not self._running:
             if self._running is not None and self._running.alive:
-                self._running.pause()
+                await self._running.pause()
             worker.resume(arm)
             self._running = worker
         worker.trial_steps.clear()
@@ -99,7 +99,7 @@ class Sweeper:
         key = self._key(point)
         if key not in self._workers:
             if self._running is not None and self._running.alive:
-                self._running.pause()
+                await self._running.pause()
                 self._running = None
             knobs = {**self._base, **point}
             nproc = int(knobs.get("nproc", 1))
@@ -113,7 +113,7 @@ class Sweeper:
                     await worker.next_steps()
             except TimeoutError:
                 raise FrontError(f"no step within {START_S:.0f} s") from None
-            worker.pause()
+            await worker.pause()
         worker = self._workers[key]
         if not worker.alive:
             raise WorkerGone(worker.cause())

@@ -76,7 +76,7 @@ class TwoWorkers:
 
     async def switch_to(self, arm: int) -> None:
         other = CHANGED if arm == BASELINE else BASELINE
-        self._workers[other].pause()
+        await self._workers[other].pause()
         self._workers[arm].resume(arm)
 
     def worker(self, arm: int) -> WorkerHandle:
@@ -90,7 +90,7 @@ class TwoWorkers:
         changed.resume(0)
         for probe in dict.fromkeys(baseline.probed):
             await changed.probe(probe)
-        changed.pause()
+        await changed.pause()
 
 
 async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:

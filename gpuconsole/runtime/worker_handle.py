@@ -22,6 +22,7 @@ from gpuconsole.wire.events import (
     Failed,
     KnobsSet,
     Pause,
+    Paused,
     ProbeDone,
     Profile,
     Profiled,
@@ -123,8 +124,9 @@ class WorkerHandle:
         assert isinstance(answer, Profiled)
         return answer
 
-    def pause(self) -> None:
-        self._child.send(Pause())
+    async def pause(self) -> None:
+        """Have it stand still; returns once nothing of it computes any more. Raises WorkerGone."""
+        await self._ask(Pause)
 
     def resume(self, arm: int) -> None:
         self._child.send(Resume(arm))
@@ -154,7 +156,7 @@ class WorkerHandle:
         """Why the worker is gone, in one line."""
         return self.failed.cause if self.failed else "the worker process ended unexpectedly"
 
-    async def _ask(self, command: Callable[[int], SetKnobs | RunProbe | Profile]) -> AnyEvent:
+    async def _ask(self, command: Callable[[int], SetKnobs | RunProbe | Profile | Pause]) -> AnyEvent:
         if not self.alive:
             raise WorkerGone(self.cause())
         self._request += 1
@@ -165,7 +167,7 @@ class WorkerHandle:
 
     def _heard(self, event: AnyEvent) -> None:
         self.listener(event)
-        if isinstance(event, KnobsSet | ProbeDone | Profiled):
+        if isinstance(event, KnobsSet | ProbeDone | Profiled | Paused):
             answer = self._answers.pop(event.request, None)
             if answer is not None and not answer.done():
                 answer.set_result(event)

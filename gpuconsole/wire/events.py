@@ -201,6 +201,12 @@ class ProbeDone(Event, frozen=True):
     cost_s: float = 0.0
 
 
+class Paused(Event, frozen=True):
+    """The answer to Pause: all that was under way is done, on the device too, and nothing follows."""
+
+    request: int
+
+
 class Profiled(Event, frozen=True):
     """What a profiler window showed; or why there is none. `cost_s`: for how long the workload stood under the profiler."""
 
@@ -281,7 +287,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerState | KnobsSet | ProbeDone | Profiled | Failed | Calibrated
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
     | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
@@ -330,7 +336,9 @@ class Profile(Command, frozen=True):
 
 
 class Pause(Command, frozen=True):
-    """Stand still between two steps until Resume, so that another worker has the device to itself."""
+    """Stand still between two steps until Resume, so that another worker has the device to itself. Answered by Paused."""
+
+    request: int = 0
 
 
 class Resume(Command, frozen=True):

@@ -27,6 +27,7 @@ from gpuconsole.wire.events import (
     KnobsSet,
     Note,
     Pause,
+    Paused,
     ProbeDone,
     Profile,
     Profiled,
@@ -109,7 +110,7 @@ class Worker:
         elif isinstance(command, Profile):
             self._profile(command)
         elif isinstance(command, Pause):
-            self._wait_for_resume()
+            self._wait_for_resume(command)
         elif isinstance(command, Resume):
             self._loop.set_arm(command.arm)
 
@@ -190,11 +191,14 @@ class Worker:
         self._profiling = self._profiling or Profiling(self._loop, self._channel.send, world.leads, note)
         self._profiling.take(command)
 
-    def _wait_for_resume(self) -> None:
-        self._loop.account.finish()
+    def _wait_for_resume(self, command: AnyCommand) -> None:
+        self._loop.account.finish()  # how far the host is ahead of a GPU, nothing else bounds
         self._flush()
         self._loop.release_cached_memory()  # the other side of a trial may need it
+        self._world.gather(None)  # each of the processes has come as far
         while True:
+            if isinstance(command, Pause):
+                self._answer(Paused(now(), command.request))
             command = self._inbox.wait()
             if isinstance(command, Stop):
                 self._stopping = True

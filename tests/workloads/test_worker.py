@@ -17,7 +17,7 @@ import pytest
 
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import PHASES
-from gpuconsole.wire.events import Failed, KnobsSet, Pause, ProbeDone, Resume, RunProbe, SetKnobs, Started, Steps
+from gpuconsole.wire.events import Failed, KnobsSet, Pause, Paused, ProbeDone, Resume, RunProbe, SetKnobs, Started, Steps
 from gpuconsole.workloads.account import SAMPLE_SPAN_S
 from tests.no_torch import without_torch
 from tests.waiting import gone, wait_until
@@ -161,7 +161,14 @@ def test_every_hot_value_of_every_knob_works_on_a_cpu(worker: RunningWorker) -> 
 
 @of_one_worker
 def test_pause_stands_still_until_resumed(worker: RunningWorker) -> None:
-    worker.send(Pause())
+    """Its answer comes after the last step, however often one asks."""
+    for request in (5, 6):
+        worker.send(Pause(request))
+        assert worker.wait_for(Paused).request == request
+    made = len(worker.steps)
+    worker.send(SetKnobs(7, {"log_every": 2}))
+    assert "paused" in (worker.wait_for(KnobsSet).error or "")
+    assert len(worker.steps) == made
     worker.send(Resume(2))
     worker.run_until(lambda steps: steps[-1].arm == 2)
     resumed = next(step for step in worker.steps if step.arm == 2)

@@ -31,6 +31,7 @@ from gpuconsole.wire.events import (
     Hello,
     KnobsSet,
     Pause,
+    Paused,
     ProbeDone,
     Progress,
     Requests,
@@ -128,6 +129,7 @@ class Generator:
             self._tick()
             self._paused = True
             self._traffic.hold()
+            self._channel.send(Paused(now(), command.request))
         elif isinstance(command, Resume):
             self._paused = False
             self._ticked = now()
