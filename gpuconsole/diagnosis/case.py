@@ -68,6 +68,8 @@ class Rule:
     check: Callable[[Case], Finding] = field(repr=False)
     knobs: tuple[str, ...] = ()
     """Those that its suggestions turn."""
+    resource: Resource = "time"
+    """What they would save: its findings say the same."""
     serving: bool = False
     """Whether it is about model servers; the others are about training."""
     shared: bool = False

@@ -109,8 +109,8 @@ def wanted_probes(findings: list[Finding]) -> list[str]:
 
 
 def about(findings: Iterable[Finding], turning: Collection[str]) -> list[Finding]:
-    """Those of rules that may suggest to turn one of these knobs; all of them where none is named."""
-    rules = {rule.id for rule in all_rules() if not turning or not set(turning).isdisjoint(rule.knobs)}
+    """Those of rules that may suggest to turn one of these knobs to save time; all of them where none is named."""
+    rules = {rule.id for rule in all_rules() if rule.resource == "time" and not set(turning).isdisjoint(rule.knobs)}
     return [finding for finding in findings if not turning or finding.rule in rules]
 
 

@@ -13,7 +13,7 @@ from gpuconsole.runtime.front import FrontError, View
 
 LOOK_S = 0.25
 SETTLED_S = 1.0
-"""A diagnosis that has stood for so long without a probe under way is believed."""
+"""A diagnosis that has stood for so long is believed, where no probe is under way or waited for."""
 DOUBT_S = 25.0
 """After so long in steady state without a probe under way rules that still lack a signal are waited for no longer."""
 NOT_STEADY_S = 60.0
@@ -42,16 +42,17 @@ async def until_diagnosed(
         if run is None or run.state not in ("starting", "running"):
             raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
         seen(view)
+        now_s, steady = time.monotonic(), run.steady_from_s is not None
+        judged = steady and (run.serves or "step_s" in run.signals)  # what was found before is not about its steady steps
         now = [one.rule for one in about(run.findings, turning) if one.state == "fires"]
         quiet = turning or not view.probing
-        stood = stood + LOOK_S if now == before and quiet and not in_doubt(run, turning) else 0.0
+        stood = stood + LOOK_S if judged and now == before and quiet and not in_doubt(run, turning) else 0.0
         before = now
-        now_s, steady = time.monotonic(), run.steady_from_s is not None
         if run.state == "starting":
             running_at = now_s
         if not steady or view.probing:  # what is compiled takes long to be steady, and is compiled again for some probes
             idle_at = now_s
-        stands = steady and run.findings and (stood >= SETTLED_S or now_s - idle_at > DOUBT_S)
+        stands = judged and run.findings and (stood >= SETTLED_S or now_s - idle_at > DOUBT_S)
         if run.serves and run.duration_s - (run.steady_from_s or 0.0) < SERVING_S:
             stands = False
         given_up = now_s - (idle_at if steady else running_at) > NOT_STEADY_S

@@ -230,7 +230,7 @@ class Engine(StoreReader):
         self._next(changes, worker)
 
     def look_first_for(self, knobs: Collection[str]) -> None:
-        """Probes that may lead to a change of one of these go before all others; without any, all in their usual order."""
+        """Probes that may lead to a change of one of these go first, after those that settle what is plain already. (): the usual order."""
         self._diagnosing.turning = knobs
 
     async def try_change(
@@ -401,7 +401,7 @@ class Engine(StoreReader):
                 assert self._challenger is not None
                 sides = workers = TwoWorkers(baseline, self._challenger)
                 if not run.serves:
-                    with self._diagnosing.showing("the second process, as the first was"):
+                    with self._diagnosing.showing("in the second process too"):
                         await workers.age_alike()
             trial = await run_trial(trial, run, sides, self._on_trial, limits)
             trial = await with_quality(trial, sides)

@@ -23,7 +23,7 @@ from gpuconsole.wire.events import (
     Doing,
     Failed,
     Note,
-    Pause,
+    Paused,
     Progress,
     RankJoined,
     Resume,
@@ -144,7 +144,7 @@ class RankedChild(Child):
     def send(self, command: Command) -> None:
         """To the process that leads, as soon as it is there."""
         self._stopping |= isinstance(command, Stop)
-        if isinstance(command, Pause | Resume):
+        if isinstance(command, Resume):
             self._stepped = None  # until the next step
         if self._writer is None:
             self._waiting.append(command)
@@ -252,6 +252,8 @@ class RankedChild(Child):
             return
         if isinstance(event, Steps) and event.steps:
             self._stepped = time.monotonic()
+        if isinstance(event, Paused):
+            self._stepped = None
         if not isinstance(event, Failed):
             self._on_event(event)
             return

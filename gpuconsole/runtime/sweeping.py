@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -79,8 +80,7 @@ class Sweeper:
         """The counted steps of one block under `point`. Raises WorkerGone, FrontError."""
         worker = await self._worker(point)
         if worker is not self._running:
-            if self._running is not None and self._running.alive:
-                await self._running.pause()
+            await self._stand_still()
             worker.resume(arm)
             self._running = worker
         worker.trial_steps.clear()
@@ -94,13 +94,18 @@ class Sweeper:
                 return list(plan.trimmed(counted))
             await worker.next_steps()
 
+    async def _stand_still(self) -> None:
+        """The worker that has been running, before another runs. If it is gone, its own settings hear of it at their next turn."""
+        if self._running is not None:
+            with contextlib.suppress(WorkerGone):
+                await self._running.pause()
+        self._running = None
+
     async def _worker(self, point: Knobs) -> WorkerHandle:
         """The one that has the cold knobs of `point`, started when it is first needed. Raises WorkerGone, FrontError."""
         key = self._key(point)
         if key not in self._workers:
-            if self._running is not None and self._running.alive:
-                await self._running.pause()
-                self._running = None
+            await self._stand_still()
             knobs = {**self._base, **point}
             nproc = int(knobs.get("nproc", 1))
             module = SERVING if self._chosen.workload.serves else TRAINING

@@ -19,6 +19,8 @@ from gpuconsole.tuning.statistics import BETWEEN, MIN_PAIRS, exhausted, resoluti
 
 MAX_PAIRS = 60
 START_S = 180.0
+AGE_S = 15.0
+"""Probes that a trial's second process has not come to by then are left out."""
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
@@ -88,8 +90,10 @@ class TwoWorkers:
         """
         baseline, changed = self._workers[BASELINE], self._workers[CHANGED]
         changed.resume(0)
+        until = time.monotonic() + AGE_S
         for probe in dict.fromkeys(baseline.probed):
-            await changed.probe(probe)
+            if time.monotonic() < until:
+                await changed.probe(probe)
         await changed.pause()
 
 

@@ -25,6 +25,8 @@ BUSY_S = 1.0
 AT_ONCE = 1.1
 """A change in place that promises this much at the least is tried at once: while the probes answered, the run would go on that much slower, and
 of a setting that is about to go they would tell little."""
+LOOKED_S = 10.0
+"""Seconds of steady steps without which nothing is taken to be all right: checkpoints, evaluations and ends of epochs are rare."""
 TUNE_S = 300.0
 """Seconds of a session, where nobody says how many: five to fifteen trials."""
 
@@ -85,6 +87,8 @@ class Tuner:
     async def run(self) -> Certificate:
         """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
         turning = turnable(self.certificate.start, self._allow, self.certificate.only)
+        if not turning:
+            return await self._end("none of these knobs may be turned: they change what is learnt per step")
         self._engine.look_first_for(turning)
         try:
             return await self._search(turning)
@@ -98,6 +102,8 @@ class Tuner:
                 raise FrontError(f"{run.scenario} runs now")
             found = self._candidates(run)
             if not found and self._left_s() > HOT_S:
+                if run.steady_from_s is not None and run.duration_s - run.steady_from_s < LOOKED_S:
+                    continue  # and looks again
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 left = "nothing that is left promises 5 %" + (" with these knobs" if self.certificate.only else "")
                 return await self._end(left if known else "it never became steady: nothing could be diagnosed")

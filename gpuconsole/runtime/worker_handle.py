@@ -125,7 +125,7 @@ class WorkerHandle:
         return answer
 
     async def pause(self) -> None:
-        """Have it stand still; returns once nothing of it computes any more. Raises WorkerGone."""
+        """Have it stand still; returns once its last step is done, on the device too. Raises WorkerGone."""
         await self._ask(Pause)
 
     def resume(self, arm: int) -> None:

@@ -13,7 +13,7 @@ from gpuconsole.tuning.statistics import LEAST_BETWEEN_PROCESSES
 
 WORTH = 0.05
 """A change that promises less is not worth a trial: the least gain that the diagnosis benchmark counts as a cause."""
-HOT_S, LOADER_S, COLD_S, SERVER_S = 8.0, 20.0, 30.0, 60.0
+HOT_S, LOADER_S, COLD_S, SERVER_S = 8.0, 20.0, 40.0, 60.0
 """What a trial takes, roughly: in place, through a DataLoader, with a second worker, with a second model server."""
 UNPREDICTED = 0.5
 """Of the time at stake, what a change without a prediction is expected to win back."""

@@ -59,11 +59,12 @@ class ChildChannel:
             self._outbox += line
             self._push()
 
-    def flush(self) -> None:
-        """Send what an earlier full pipe left behind, as far as it goes now."""
+    def flush(self) -> bool:
+        """Send what an earlier full pipe left behind, as far as it goes now. Returns whether that was all."""
         if self._outbox:
             with self._lock:
                 self._push()
+        return not self._outbox
 
     def drain(self, timeout_s: float) -> None:
         """Send everything that is left, waiting up to `timeout_s`. For the last words of a child."""

@@ -202,7 +202,7 @@ class ProbeDone(Event, frozen=True):
 
 
 class Paused(Event, frozen=True):
-    """The answer to Pause: all that was under way is done, on the device too, and nothing follows."""
+    """The answer to Pause: its steps are done, on the device too, and none follows. (A loader's workers may still fill their queues.)"""
 
     request: int
 

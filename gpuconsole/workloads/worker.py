@@ -57,6 +57,10 @@ TRIAL_FLUSH_S = 0.05
 message it costs a trial's both sides about 1 % of their time."""
 
 
+FULL_PIPE_S = 0.01
+"""Between two attempts to send what a full pipe has no room for."""
+
+
 class DeviceError(RuntimeError):
     """The device is there, but this torch cannot use it."""
 
@@ -192,13 +196,14 @@ class Worker:
         self._profiling.take(command)
 
     def _wait_for_resume(self, command: AnyCommand) -> None:
-        self._loop.account.finish()  # how far the host is ahead of a GPU, nothing else bounds
-        self._flush()
+        """Stand still. `_serve` has waited for the device, ahead of which nothing else bounds the host."""
         self._loop.release_cached_memory()  # the other side of a trial may need it
         self._world.gather(None)  # each of the processes has come as far
         while True:
             if isinstance(command, Pause):
                 self._answer(Paused(now(), command.request))
+            while not self._channel.flush():  # nothing is sent after an answer that would take it along
+                time.sleep(FULL_PIPE_S)
             command = self._inbox.wait()
             if isinstance(command, Stop):
                 self._stopping = True

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run
 from gpuconsole.runtime import diagnosed
 from gpuconsole.runtime.front import View
@@ -19,16 +19,20 @@ KNOWN = Finding("gpu.small_batch", "fires", "")
 
 
 class Front:
-    """Steady after `steady_s`; the probe's answer is there `answer_s` after that, and until then it is `probing`, or not."""
+    """Steady after `steady_s`, and judged `judged_s` after that; the probe's answer is there after `answer_s`, and until then it is `probing`,
+    or not."""
 
-    def __init__(self, steady_s: float, answer_s: float, probing: str = "") -> None:
+    def __init__(self, steady_s: float, answer_s: float, probing: str = "", judged_s: float = 0.0) -> None:
         self._begun, self._steady_s, self._answer_s, self._probing = time.monotonic(), steady_s, answer_s, probing
+        self._judged_s = judged_s
 
     def view(self) -> View:
         passed = time.monotonic() - self._begun
         answered = passed > self._steady_s + self._answer_s
         run = Run("1", "train-gpt", "training.gpt", {}, "cpu", "running", findings=[KNOWN if answered else LACKING])
         run.steady_from_s = self._steady_s if passed > self._steady_s else None
+        if passed > self._steady_s + self._judged_s:
+            run.signals = {"step_s": Signal(0.01, "s", "")}
         return cast("View", SimpleNamespace(run=run, probing="" if answered else self._probing))
 
 
@@ -38,8 +42,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(diagnosed, name, seconds)
 
 
-def told(front: Front) -> Run:
-    return asyncio.run(diagnosed.until_diagnosed(front, lambda: False))
+def told(front: Front, turning: tuple[str, ...] = ()) -> Run:
+    return asyncio.run(asyncio.wait_for(diagnosed.until_diagnosed(front, lambda: False, turning=turning), 20.0))
 
 
 def test_a_probe_is_waited_for_however_long_the_run_took_to_be_steady() -> None:
@@ -56,3 +60,14 @@ def test_an_answer_that_does_not_come_is_given_up() -> None:
 
 def test_so_is_a_run_that_is_never_steady() -> None:
     assert told(Front(steady_s=60.0, answer_s=0.0)).steady_from_s is None
+
+
+@pytest.mark.parametrize("turning", [(), ("optim",)])
+def test_what_was_found_before_it_was_steady_is_not_believed(turning: tuple[str, ...]) -> None:
+    """Also where nothing is in doubt by then that anybody waits for."""
+    run = told(Front(steady_s=0.2, answer_s=0.4, judged_s=0.4), turning)
+    assert (run.findings, run.signals.keys()) == ([KNOWN], {"step_s"})
+
+
+def test_a_doubt_that_leads_to_no_change_of_what_may_be_turned_is_not_waited_for() -> None:
+    assert told(Front(steady_s=0.1, answer_s=60.0, probing="batch_elasticity"), ("optim",)).findings == [LACKING]

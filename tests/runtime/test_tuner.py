@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from gpuconsole.model.finding import Finding, Interval, Suggestion
+from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
@@ -23,7 +23,7 @@ LACKING = {
     rule: Finding(rule, "cant_tell", "", missing=("probe.concurrency_gain",))
     for rule in ("input.jitter", "gpu.small_batch", "gpu.optimizer_unfused")
 }
-ANSWER_S = 0.5
+ANSWER_S = 1.0
 
 
 class Engine:
@@ -32,6 +32,7 @@ class Engine:
     def __init__(self, predicted: Interval, lacking: str = "input.jitter") -> None:
         self._lacking = LACKING[lacking]
         self.looked_for: list[set[str]] = []
+        self.duration_s = 60.0
         found = Finding("input.too_few_workers", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
         self._found, self._begun = [found], time.monotonic()
         self._knobs: Knobs = {"num_workers": 0, "batch_size": 8, "optim": "adamw"}
@@ -44,7 +45,7 @@ class Engine:
     def view(self) -> View:
         findings = [*self._found, *([] if self._answered else [self._lacking])]
         run = Run("1", "data-starved", "training.vision", dict(self._knobs), "cpu", "running", findings=findings)
-        run.steady_from_s = 1.0
+        run.steady_from_s, run.duration_s, run.signals = 1.0, self.duration_s, {"step_s": Signal(0.01, "s", "")}
         return cast("View", SimpleNamespace(run=run, probing=""))
 
     def environment(self) -> Environment:
@@ -91,3 +92,27 @@ def test_only_probes_are_waited_for_that_may_lead_to_a_change(
     assert engine.answered_before_trial == [waited]
     every = {"num_workers", "optim", *(["batch_size"] if allow else [])}
     assert engine.looked_for == [set(only) or every, set()]
+
+
+class Seldom(Engine):
+    """Nothing is found in its first steps: a checkpoint, say, comes later."""
+
+    def view(self) -> View:
+        young = time.monotonic() - self._begun < ANSWER_S / 2
+        shown = super().view()
+        assert shown.run is not None
+        if young:
+            shown.run.findings, shown.run.duration_s = [Finding("host.checkpoint_stall", "clear", "")], 3.0
+        return shown
+
+
+def test_a_run_of_which_little_has_been_seen_is_not_taken_to_be_all_right(looks_often: None) -> None:
+    certificate = asyncio.run(Tuner(Seldom(Interval(1.06, 1.3)), "data-starved", 60.0).run())
+    assert certificate.changed == {"num_workers": 2}
+
+
+def test_where_no_knob_may_be_turned_nothing_is_waited_for(looks_often: None) -> None:
+    engine = Engine(Interval(1.5, 2.5))
+    certificate = asyncio.run(Tuner(engine, "data-starved", 60.0, only=("batch_size",)).run())
+    assert "change what is learnt" in certificate.stopped
+    assert not engine.answered_before_trial

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
-from gpuconsole.model.finding import Finding, Interval, Suggestion
+from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
@@ -30,11 +31,14 @@ SLOW = Finding(
 )
 
 
+JUDGED: dict[str, Any] = {"steady_from_s": 0.5, "duration_s": 60.0, "signals": {"step_s": Signal(0.01, "s", "")}}
+
+
 class Engine:
     """Somebody else's trial is under way at the first call; after that every change wins."""
 
     def __init__(self, findings: list[Finding]) -> None:
-        self.run = Run("1", "chatty-logging", "training.gpt", {"log_every": 1}, "cpu", "running", findings=findings, steady_from_s=0.5)
+        self.run = Run("1", "chatty-logging", "training.gpt", {"log_every": 1}, "cpu", "running", findings=findings, **JUDGED)
         self.calls = 0
 
     def view(self) -> View:
@@ -50,9 +54,7 @@ class Engine:
         self.calls += 1
         if self.calls == 1:
             raise Busy("a trial is under way")
-        self.run = Run(
-            "2", "chatty-logging", "training.gpt", {**self.run.knobs, **changes}, "cpu", "running", findings=[FINE], steady_from_s=0.5
-        )
+        self.run = Run("2", "chatty-logging", "training.gpt", {**self.run.knobs, **changes}, "cpu", "running", findings=[FINE], **JUDGED)
         return Trial("1", "1", changes, "done", Speedup(1.5, 1.4, 1.6), predicted=predicted, verdict="win", kept=True)
 
 

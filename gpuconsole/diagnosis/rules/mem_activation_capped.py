@@ -69,6 +69,7 @@ RULE = Rule(
     signals=tuple(f"memory.{name}_bytes" for name in ("parameters", "gradients", "optimizer", "activations", "limit")),
     thresholds=(USED, PART),
     knobs=("attention", "gradient_checkpointing", "batch_size", "gradient_accumulation_steps"),
+    resource="memory",
     text="""Every forward pass keeps what its backward pass needs. That grows with batch size times sequence length (with plain attention with
 its square), while parameters, gradients and optimizer state stay as they are. Bytes are counted exactly: each storage that one
 forward pass saves, once, without parameters and batch. The limit is `memory_limit_mb`, else the device's memory; on a CPU

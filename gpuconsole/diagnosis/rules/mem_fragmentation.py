@@ -93,6 +93,7 @@ RULE = Rule(
     signals=("memory.limit_bytes", *(f"memory.{heap}{name}_peak_bytes" for heap in ("", "heap_") for name in ("allocated", "reserved"))),
     thresholds=(LOST, MATTERS),
     knobs=("pytorch_alloc_conf", "pad_to_multiple_of", "malloc_mmap_threshold_kb"),
+    resource="memory",
     text="""What an allocator has taken from the device and what tensors use of it are both known: torch.cuda.memory_stats keeps the peaks of both;
 on a CPU glibc's mallinfo2 is asked all through a few passes (its heap holds the whole process, libraries too). The two are
 compared at the peak, since what is unused between steps is only waiting for the next. A third lost means that sizes come and

@@ -50,6 +50,7 @@ RULE = Rule(
     title=TITLE,
     signals=("is_gpu", "memory.growth_bytes_per_s", "memory.grown_bytes", "memory.room_bytes"),
     thresholds=(GROWN,),
+    resource="memory",
     text="""The peak of allocated memory (tensors, not what the caching allocator keeps) since the run became steady, over 50 steps or more. It leaks
 when the slope is positive beyond doubt (Theil and Sen's median of slopes, its lower 95 % bound) and as steep in the second half as in the
 first: inputs of varied length push a peak up too, but ever more rarely. The time until memory is full is taken from that lower bound.""",

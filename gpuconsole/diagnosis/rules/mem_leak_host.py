@@ -55,6 +55,7 @@ RULE = Rule(
         "host.private_bytes",
     ),
     thresholds=(GROWN, RISES, STEADY, HORIZON),
+    resource="memory",
     text="""Resident memory that is this process's alone (no files, nothing shared), twice a second over steady steps. The slope is Theil
 and Sen's, from all pairs of readings, so that single jumps do not move it; its lower 95 % bound must be above zero, its second half as
 steep as the first, it must explain at least half of the growth, and nearly every reading no lower than the one before. The page cache and

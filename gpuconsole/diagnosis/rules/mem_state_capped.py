@@ -95,6 +95,7 @@ RULE = Rule(
     signals=tuple(f"memory.{name}_bytes" for name in ("parameters", "gradients", "optimizer", "activations", "limit")),
     thresholds=(USED, PART),
     knobs=("sharding", "peft", "optim"),
+    resource="memory",
     text="""AdamW in fp32 holds 16 bytes for each parameter that is trained: the parameter, its gradient and two moments (mixed precision with
 fp32 masters: 16 too). No batch size changes that. Several processes can share them out (ZeRO-1: optimizer state; ZeRO-2: gradients
 too; ZeRO-3: parameters too); fine-tuning can do with low-rank adapters, whose gradients and moments are a few per cent; 8-bit

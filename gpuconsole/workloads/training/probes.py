@@ -55,7 +55,7 @@ def cached_batch(loop: TrainingLoop) -> Signals:
 def batch_elasticity(loop: TrainingLoop) -> Signals:
     """P2: one forward and backward pass at 1x, 2x and 4x the batch, interleaved, until the budget is used."""
     batch = resident_batch(loop)
-    if loop.device.type == "cuda" and loop.knobs["torch_compile"] != "off":  # minutes; and the job may run on the new kernels from then on
+    if loop.knobs["torch_compile"] != "off":  # tens of seconds, minutes on a GPU; and the job may run on the new kernels from then on
         raise ProbeError("the model is compiled, and other batch sizes would have it compiled anew")
     batches = {factor: tuple(torch.cat([tensor] * factor) for tensor in batch) for factor in (1, 2, 4)}
     if loop.task.sizes(batches[2])[0] == loop.task.sizes(batch)[0]:
