@@ -1,6 +1,6 @@
 """Is a job slower, or faster, for having been probed?
 
-    python -m benchmarks.aftermath [--probes NAME ...] [--rounds 10] [--pairs 14] [--keep]
+    python -m benchmarks.aftermath [--probes NAME ...] [--device cpu] [--rounds 10] [--pairs 14] [--keep]
 
 A round has two workers of the same workload, which run in turn in blocks, as the sides of a trial do. Half of the pairs go by; then the probes
 are run in one worker, three times each, and the other half follows. What counts is by how much its step time, over the other's, has changed. Two
@@ -33,47 +33,47 @@ TIMES = 3
 ARM = 1
 
 
-async def started(knobs: Knobs) -> WorkerHandle:
+async def started(knobs: Knobs, device: str) -> WorkerHandle:
     worker = WorkerHandle(nobody, lambda gone, code: None)
     await worker.launch()
-    worker.start(find_scenario(SCENARIO).workload.name, knobs, Device("cpu", "host"))
+    worker.start(find_scenario(SCENARIO).workload.name, knobs, Device(device, ""))
     await worker.next_steps()
     await worker.pause()
     return worker
 
 
-async def block(worker: WorkerHandle, plan: BlockPlan) -> float:
-    """Work per second of the training thread's time, less what it waited for a core."""
+async def block(worker: WorkerHandle, plan: BlockPlan, contention_free: bool) -> float:
+    """Work per second; where `contention_free`, without what the training thread waited for a core."""
     worker.trial_steps.clear()
     worker.resume(ARM)
     while not plan.complete(steps := [step for step in worker.trial_steps if step.kind == 0]):
         await worker.next_steps()
     await worker.pause()
-    return rate(plan.trimmed(steps), contention_free=True)
+    return rate(plan.trimmed(steps), contention_free)
 
 
-async def difference(probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan, pairs: int) -> float:
+async def difference(probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan, pairs: int, contention_free: bool) -> float:
     """Log of the probed one's step time over the other's: the mean of pairs, a fifth left out at either end."""
     found = []
     for n in range(pairs):
-        rates = {worker: await block(worker, plan) for worker in ((probed, other) if n % 2 == 0 else (other, probed))}
+        rates = {worker: await block(worker, plan, contention_free) for worker in ((probed, other) if n % 2 == 0 else (other, probed))}
         found.append(math.log(rates[other] / rates[probed]))
     left_out = pairs // 5
     return statistics.fmean(sorted(found)[left_out : pairs - left_out])
 
 
-async def one_round(probes: list[str], pairs: int) -> float:
-    knobs = {**find_scenario(SCENARIO).knobs_for("cpu"), **SMALL}
+async def one_round(probes: list[str], pairs: int, device: str) -> float:
+    knobs = {**find_scenario(SCENARIO).knobs_for(device.partition(":")[0]), **SMALL}
     plan = BlockPlan(knobs, {}, {})
-    probed, other = await started(knobs), await started(knobs)
+    probed, other = await started(knobs, device), await started(knobs, device)
     try:
-        await difference(probed, other, plan, 4)  # both are new
-        before = await difference(probed, other, plan, pairs)
+        await difference(probed, other, plan, 4, device == "cpu")  # both are new
+        before = await difference(probed, other, plan, pairs, device == "cpu")
         probed.resume(0)
         for name in probes * TIMES:
             await probed.probe(name)
         await probed.pause()
-        return await difference(probed, other, plan, pairs) - before
+        return await difference(probed, other, plan, pairs, device == "cpu") - before
     finally:
         await probed.stop()
         await other.stop()
@@ -82,19 +82,28 @@ async def one_round(probes: list[str], pairs: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--probes", nargs="*", default=list(PROBES), help="none: what two workers drift apart by themselves")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=14, help="of blocks, before and after")
     parser.add_argument("--keep", action="store_true", help="write the result under benchmarks/results")
     args = parser.parse_args()
     changes = []
     for _ in range(args.rounds):
-        changes.append(asyncio.run(one_round(args.probes, args.pairs)))
+        changes.append(asyncio.run(one_round(args.probes, args.pairs, args.device)))
         print(f"{math.expm1(changes[-1]):+.1%}", end=" ", flush=True)
     mean, bounds = statistics.fmean(changes), interval(changes)
     within = f" [{bounds[0]:+.1%}, {bounds[1]:+.1%}]" if bounds else ""
     print(f"\nafter {', '.join(args.probes) or 'nothing'} steps take {mean:+.1%}{within}, {args.rounds} rounds")
     if args.keep:
-        result = {"scenario": SCENARIO, "knobs": SMALL, "probes": args.probes, "log_changes": changes, "mean": mean, "interval": bounds}
+        result = {
+            "scenario": SCENARIO,
+            "device": args.device,
+            "knobs": SMALL,
+            "probes": args.probes,
+            "log_changes": changes,
+            "mean": mean,
+            "interval": bounds,
+        }
         print(f"kept in {keep('aftermath', result)}")
     return 0
 
