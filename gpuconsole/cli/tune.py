@@ -206,7 +206,8 @@ def lines(certificate: Certificate) -> list[str]:
     total = gain(certificate)
     told.append(f"in all  {total}" if total else "in all  not measured in one trial")
     told.append(f"flags   gpuconsole run {certificate.scenario} {certificate.flags}")
-    told += [f"code    {code}" for code in dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept and one.code)]
+    codes = dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept)
+    told += [f"code    {row}" for code in codes for row in code.splitlines()]
     return [visible(one) for one in told]
 
 

@@ -396,6 +396,8 @@ class Engine(StoreReader):
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
             if is_cold(trial.changes, record.run):
+                trial = msgspec.structs.replace(trial, method=TwoWorkers.method)
+                self._on_trial(trial)
                 await baseline.pause()
                 await self._launch_challenger({**run.knobs, **trial.changes})
                 assert self._challenger is not None
