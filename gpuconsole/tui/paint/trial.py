@@ -29,7 +29,7 @@ def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
         text = f"{format.speedup(speedup.estimate)} ({format.interval(speedup.low, speedup.high)})"
         rows.append(_scale("measured", text, (speedup.low, speedup.high, speedup.estimate), top, width))
     else:
-        so_far = "first blocks under way" if trial.method == "live ABBA" else "a second process is made ready, then the first blocks"
+        so_far = "first blocks under way" if trial.method == "live ABBA" else "a second process is made ready"
         rows.append(line(width, (f"  measured   {so_far}", "dim")))
     return rows
 
