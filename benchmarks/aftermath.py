@@ -64,7 +64,7 @@ async def difference(probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan,
 
 async def one_round(probes: list[str], pairs: int, device: str) -> float:
     knobs = {**find_scenario(SCENARIO).knobs_for(device.partition(":")[0]), **SMALL}
-    plan = BlockPlan(knobs, {}, {})
+    plan = BlockPlan(knobs, (), {})
     probed, other = await started(knobs, device), await started(knobs, device)
     try:
         await difference(probed, other, plan, 4, device == "cpu")  # both are new

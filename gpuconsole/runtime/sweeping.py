@@ -87,7 +87,7 @@ class Sweeper:
         answer = await worker.set_knobs({name: value for name, value in point.items() if CATALOGUE[name].apply == "hot"}, arm)
         if answer.error:
             raise FrontError(answer.error)
-        plan = BlockPlan(self._base, point)
+        plan = BlockPlan({**self._base, **point}, point)
         while True:
             counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
             if plan.complete(counted):

@@ -103,7 +103,9 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
     other processes than the training thread (the loader, a model server).
     """
-    plan = BlockPlan(run.knobs, trial.changes, run.summary.phases_ratio or None)
+    values = {BASELINE: run.knobs, CHANGED: {**run.knobs, **trial.changes}}
+    plans = {arm: BlockPlan(values[arm], trial.changes, run.summary.phases_ratio or None) for arm in values}
+    plan = plans[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     ratios: list[float] = []
     wall_ratios: list[float] = []
@@ -123,7 +125,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     decided = None
     try:
         for pair in itertools.islice(order(), MAX_PAIRS):
-            blocks = {arm: await _block(sides, arm, plan) for arm in pair}
+            blocks = {arm: await _block(sides, arm, plans[arm]) for arm in pair}
             if not all(rate(block, False) > 0 for block in blocks.values()):
                 raise TrialFailed("nothing was done in a whole block")
             rates = {arm: rate(block, contention_free) for arm, block in blocks.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Step
@@ -31,18 +31,20 @@ def order() -> Iterator[tuple[int, int]]:
 
 
 class BlockPlan:
-    """How long a block must be for a change: whole periods of what happens every so many steps, and time to mean something."""
+    """How long a block of one side must be: whole periods of what happens every so many steps there, and time to mean something."""
 
-    def __init__(self, knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None) -> None:
-        """`phases_ratio`: each phase's share of step time before the trial, where it is known."""
+    def __init__(self, knobs: Knobs, changes: Collection[str], phases_ratio: Mapping[str, float] | None = None) -> None:
+        """`knobs` as they are on this side, `changes`: the names of those that differ between the sides.
+
+        `phases_ratio`: each phase's share of step time before the trial, where it is known.
+        """
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
         self.serving = any(CATALOGUE[name].serving for name in changes)
         self.min_s = MIN_SERVING_BLOCK_S if self.serving else MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
-        shares = None if SIDE_KNOBS & changes.keys() else phases_ratio
+        shares = None if SIDE_KNOBS.intersection(changes) else phases_ratio
         weighs = [name for name, phase in PERIOD_KNOBS.items() if shares is None or shares.get(phase, 1.0) >= NEGLIGIBLE]
-        both = [int(values[name]) for values in (knobs, {**knobs, **changes}) for name in weighs if name in values]
-        periods = [period for period in both if 0 < period <= MAX_PERIOD]
-        period = math.lcm(*periods) if periods else 1
+        periods = [int(knobs[name]) for name in weighs if 0 < int(knobs.get(name, 0)) <= MAX_PERIOD]
+        period = math.lcm(*periods)
         self.period = period if period <= MAX_PERIOD else max(periods)
 
     def complete(self, steps: Sequence[Step]) -> bool:

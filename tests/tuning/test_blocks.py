@@ -17,23 +17,34 @@ def test_order_is_abba() -> None:
 
 
 def test_blocks_hold_whole_periods_of_what_happens_now_and_then() -> None:
-    plan = BlockPlan({"log_every": 0, "save_every": 6, "eval_every": 0}, {"save_every": 120})
+    plan = BlockPlan({"log_every": 3, "save_every": 6, "eval_every": 0}, ["save_every"])
     assert not plan.complete(steps(5, 0.2))
     assert plan.complete(steps(6, 0.2))
     assert len(plan.trimmed(steps(14, 0.2))) == 12
 
 
+def test_a_side_on_which_it_happens_more_often_has_shorter_blocks() -> None:
+    often, rarely = (BlockPlan({"save_every": every}, ["save_every"]) for every in (6, 30))
+    assert often.complete(steps(6, 0.06))
+    assert not rarely.complete(steps(29, 0.06))
+    assert rarely.complete(steps(30, 0.06))
+
+
+def test_what_happens_too_rarely_for_a_block_makes_it_no_longer() -> None:
+    assert BlockPlan({"save_every": 120}, ["save_every"]).complete(steps(6, 0.2))
+
+
 def test_what_happens_now_and_then_and_costs_nothing_makes_no_block_longer() -> None:
     knobs = {"log_every": 20, "save_every": 0, "eval_every": 0}
-    assert BlockPlan(knobs, {"optim": "sgd"}, {"logging": 0.001}).complete(steps(6, 0.2))
-    assert not BlockPlan(knobs, {"optim": "sgd"}, {"logging": 0.05}).complete(steps(6, 0.2))
-    assert not BlockPlan(knobs, {"log_gradients": True}, {"logging": 0.001}).complete(steps(6, 0.2))  # it may weigh from now on
+    assert BlockPlan(knobs, ["optim"], {"logging": 0.001}).complete(steps(6, 0.2))
+    assert not BlockPlan(knobs, ["optim"], {"logging": 0.05}).complete(steps(6, 0.2))
+    assert not BlockPlan(knobs, ["log_gradients"], {"logging": 0.001}).complete(steps(6, 0.2))  # it may weigh from now on
 
 
 def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
-    assert BlockPlan({}, {"num_workers": 2}).through_loader
-    assert not BlockPlan({}, {"num_workers": 2}).complete(steps(6, 0.1))
-    assert BlockPlan({}, {"precision": "bf16"}).complete(steps(6, 0.1))
+    assert BlockPlan({}, ["num_workers"]).through_loader
+    assert not BlockPlan({}, ["num_workers"]).complete(steps(6, 0.1))
+    assert BlockPlan({}, ["precision"]).complete(steps(6, 0.1))
 
 
 def test_rate_takes_off_run_queue_delay() -> None:
