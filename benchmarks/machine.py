@@ -8,6 +8,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -50,8 +51,17 @@ def keep(name: str, result: dict[str, object]) -> Path:
     return path
 
 
+def has_features(one_of: Sequence[str]) -> bool:
+    """Whether the CPU has one of these features, as the kernel names them; true where none is asked for."""
+    return not one_of or not set(one_of).isdisjoint(_of_cpu("flags").split())
+
+
 def _cpu_name() -> str:
+    return _of_cpu("model name") or platform.processor()
+
+
+def _of_cpu(field: str) -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
+        if line.startswith(field):
             return line.partition(":")[2].strip()
-    return platform.processor()
+    return ""

@@ -26,7 +26,7 @@ from benchmarks.diagbench.run import Trials, run_all
 from benchmarks.diagbench.score import report
 from benchmarks.diagbench.serving_cases import SERVING
 from benchmarks.diagbench.text import one_line, page
-from benchmarks.machine import keep
+from benchmarks.machine import has_features, keep
 from benchmarks.pictures import svg
 
 ALL = TRAINING + SERVING
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="run nothing, report what the rows say")
     args = parser.parse_args()
     known = ALL if args.device == "cpu" else GPU + GPU_SERVING
-    chosen = [case for case in known if not args.only or case.id in args.only or case.name in args.only]
+    chosen = [case for case in known if (not args.only or case.id in args.only or case.name in args.only) and has_features(case.needs)]
     if not chosen:
         parser.error(f"no such case; there are: {', '.join(f'{case.id} {case.name}' for case in known)}")
     rows, seeds = read(args.rows), range(args.first_seed, args.first_seed + args.seeds)

@@ -33,6 +33,10 @@ class Case:
     serving: bool = False
     watch_s: float = 4.0
     """Least time in steady state: what grows slowly must have grown."""
+    offer: bool = False
+    """What is right is a note that promises something, no fault: nothing is wrong, and yet a knob gains."""
+    needs: tuple[str, ...] = ()
+    """CPU features of which one must be there."""
 
     @property
     def family(self) -> str:
@@ -149,6 +153,18 @@ def saturated(chance: random.Random, half: Half) -> Made:
     return "vision-healthy", {**NHWC, **sizes, "num_workers": 1, "transform_cost": chance.randint(12, 20)}
 
 
+def unpacked(chance: random.Random, half: Half) -> Made:
+    """Samples of many tensors, each of which travels to the training process by itself."""
+    scenario, knobs = vision(chance, half)
+    return scenario, {**knobs, "collate_fn": "list", "tensors_per_sample": chance.randint(6, 12), "num_workers": chance.choice((1, 2))}
+
+
+def products(chance: random.Random, half: Half) -> Made:
+    """Hardly anything but large matrix products, on all cores."""
+    wide = width(chance, 320, 448) if half == "tuning" else width(chance, 512, 640)
+    return "train-gpt", {"d_model": wide, "n_layer": 3, "seq_len": 128, "batch_size": chance.randint(6, 10), "num_threads": 2}
+
+
 def tiny(chance: random.Random, half: Half) -> Made:
     sizes: Knobs = (
         {"d_model": 128, "n_layer": 4} if half == "tuning" else {"d_model": width(chance, 64, 104), "n_layer": chance.choice((5, 6))}
@@ -211,6 +227,13 @@ FAULTY = (
         ("num_workers",),
     ),
     Case(
+        "C09",
+        "storage_real",
+        ("input.slow_storage",),
+        either(vision, vision, num_workers=fixed(0), storage_reads=integer(40, 70)),
+        ("num_workers",),
+    ),
+    Case(
         "C10",
         "transform_w0",
         ("input.too_few_workers",),
@@ -218,6 +241,7 @@ FAULTY = (
         ("num_workers",),
     ),
     Case("C11", "transform_saturated", ("input.cpu_transform",), saturated, ("transform_cost",)),
+    Case("C12", "collate_slow", ("input.ipc_collate",), unpacked, ("collate_fn",)),
     Case("C13", "epoch_restart", ("input.epoch_restart",), epochs, ("persistent_workers",)),
     Case("C14", "jitter_tail", ("input.jitter",), tail, ("prefetch_factor", "num_workers")),
     Case("C15", "tiny_batch", ("gpu.small_batch",), tiny, ("batch_size",)),
@@ -254,6 +278,15 @@ FAULTY = (
         ("num_threads",),
     ),
     Case("C23", "optimizer_loop", ("gpu.optimizer_unfused",), many_parameters, ("optim",)),
+    Case(
+        "C26",
+        "fp32_on_a_cpu_with_bf16",
+        ("gpu.fp32_no_tensor_core",),
+        products,
+        ("precision",),
+        offer=True,
+        needs=("avx512_bf16", "amx_bf16"),
+    ),
     Case("C25", "host_leak", ("mem.leak_host",), either(gpt, vision, leak_mb=between(3.0, 6.0)), watch_s=20.0),
     Case("C27", "ddp_allreduce", ("comm.exposed",), replicas, ("gradient_accumulation_steps", "comm_hook")),
     Case(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from gpuconsole.model.knobs import CATALOGUE, Knobs, Value
 
-EXERCISES = ("storage_latency_ms", "slow_sample_ratio", "leak_mb", "straggler_ms", "straggler_phase", "varied_lengths")
+EXERCISES = (
+    "storage_latency_ms",
+    "slow_sample_ratio",
+    "storage_reads",
+    "tensors_per_sample",
+    "leak_mb",
+    "straggler_ms",
+    "straggler_phase",
+    "varied_lengths",
+)
 """What was put in: not a user's to turn."""
 MEANING = ("seq_len", "lr_scheduler", "warmup_steps", "max_train_samples", "memory_limit_mb")
 """They change what is learnt, not how fast."""
@@ -20,7 +29,8 @@ def changes_to_try(knobs: Knobs, fix: tuple[str, ...] = ()) -> list[Knobs]:
     """
     found: list[Knobs] = []
     for name, value in knobs.items():
-        if name in (*EXERCISES, *MEANING, *NOTHING_HERE, *LOAD) or CATALOGUE[name].serving:
+        left_out = (*EXERCISES, *MEANING, *NOTHING_HERE, *LOAD)
+        if (name in left_out and name not in fix) or CATALOGUE[name].serving:
             continue
         if CATALOGUE[name].apply == "cold" or (fix and CATALOGUE[name].changes_training and name not in fix):
             continue

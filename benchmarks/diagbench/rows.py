@@ -42,8 +42,10 @@ class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     sets: Knobs
     truth: tuple[str, ...]
     fix: tuple[str, ...] = ()
+    offer: bool = False
     fired: tuple[str, ...] = ()
-    """Rules that fired when the diagnosis stood, best first, without notes and without what says that all is well."""
+    """Rules that fired when the diagnosis stood, best first, without notes and without what says that all is well; of an offer's case with those
+    notes that promise something."""
     notes: tuple[str, ...] = ()
     offers: tuple[str, ...] = ()
     """Notes whose suggestion promises 5 % or more."""

@@ -51,7 +51,7 @@ class Trials(msgspec.Struct, frozen=True):
 async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, trials: Trials) -> Row:
     """The row. What goes wrong in it is told in `error`."""
     scenario, sets = case.drawn(half, seed)
-    row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix, commit=commit())
+    row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix, offer=case.offer, commit=commit())
     begun = time.monotonic()
     try:
         with burning(neighbours + case.neighbours), burning(case.gpu_neighbours, BURN_GPU):
@@ -75,9 +75,9 @@ async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
     while row.steady_from_s is not None and run.duration_s - row.steady_from_s < watch_s:
         run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
     row.stood_s = round(run.duration_s, 2)
-    noted = [one for one in run.findings if one.state == "fires" and one.note]
-    row.fired, row.notes = faults(run), tuple(one.rule for one in noted)
-    row.offers = tuple(one.rule for one in noted if any(_promised(suggestion) >= WORTH for suggestion in one.suggestions))
+    row.fired = tuple(one.rule for one in told(run, row.offer))
+    row.notes = tuple(one.rule for one in run.findings if one.state == "fires" and one.note)
+    row.offers = tuple(one.rule for one in _offers(run))
     row.undecided = tuple(one.rule for one in run.findings if one.state == "cant_tell" and _unanswered(run, one))
     row.signals = {name: float(f"{signal.value:.4g}") for name, signal in run.signals.items()}
     row.blind = _fired(run, run.knobs) == _fired(run, {name: v for name, v in run.knobs.items() if name not in INJECTED})
@@ -97,13 +97,16 @@ def _promised(suggestion: Suggestion) -> float:
     return suggestion.predicted_speedup.middle if suggestion.predicted_speedup else 1.0
 
 
-def faults(run: Run) -> tuple[str, ...]:
-    """What a user would take for something wrong, best first."""
-    return tuple(one.rule for one in _faults(run))
+def told(run: Run, offer: bool = False) -> list[Finding]:
+    """What a user would take for something wrong, best first; where the case is about an `offer`, what is offered after it."""
+    faults = [one for one in run.findings if one.state == "fires" and not one.note and not one.rule.endswith("_healthy")]
+    return faults + (_offers(run) if offer else [])
 
 
-def _faults(run: Run) -> list[Finding]:
-    return [one for one in run.findings if one.state == "fires" and not one.note and not one.rule.endswith("_healthy")]
+def _offers(run: Run) -> list[Finding]:
+    """Notes that promise 5 % or more."""
+    noted = [one for one in run.findings if one.state == "fires" and one.note]
+    return [one for one in noted if any(_promised(suggestion) >= WORTH for suggestion in one.suggestions)]
 
 
 def _watch(row: Row, view: View) -> None:
@@ -111,13 +114,14 @@ def _watch(row: Row, view: View) -> None:
     run = view.run
     if run is None:
         return
-    row.accused = tuple(dict.fromkeys((*row.accused, *(rule for rule in faults(run) if rule not in row.truth))))
+    found = [one.rule for one in told(run, row.offer)]
+    row.accused = tuple(dict.fromkeys((*row.accused, *(rule for rule in found if rule not in row.truth))))
     if run.steady_from_s is None:
         return
     now = round(run.duration_s, 2)
     if row.steady_known_s is None:
         row.steady_from_s, row.steady_known_s = round(run.steady_from_s, 2), now
-    if (faults(run)[:1] or ("",))[0] not in row.truth:
+    if not found or found[0] not in row.truth:
         row.found_s = None  # it counts from when it came to stay
     elif row.found_s is None:
         row.found_s = now
@@ -126,7 +130,7 @@ def _watch(row: Row, view: View) -> None:
 async def _realise(engine: Engine, row: Row, trials: Trials) -> None:
     run = engine.view().run
     assert run is not None
-    found = _faults(run)
+    found = told(run, row.offer)
     if found:
         row.confidence = found[0].confidence
         tried = found[0].suggestions[:1] if row.seed in trials.top else ()

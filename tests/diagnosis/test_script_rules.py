@@ -94,11 +94,16 @@ def test_without_workers_there_is_no_queue() -> None:
     assert [rule.RULE.check(found).state for rule in (input_jitter, input_epoch_restart, input_ipc_collate)] == ["clear"] * 3
 
 
-def test_a_receiving_thread_that_is_busy_is_the_limit() -> None:
+def test_a_training_process_that_unpacks_is_the_limit() -> None:
     slow = loader(rate=150.0, plus_1=160.0, cpu=0.3)
-    found = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
+    stacked = {"samples_per_step": 16.0, "step_s": 0.1, "probe__loader_stacked_samples_per_s": 200.0}
+    found = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow, **stacked)
     finding = input_ipc_collate.RULE.check(found)
     assert finding.state == "fires" and finding.suggestions[0].changes == {"collate_fn": "stack"}
+    predicted = finding.suggestions[0].predicted_speedup
+    assert predicted is not None and predicted.low < 0.1 / 0.08 < predicted.high, "a loader that stacks gives a batch in 80 ms"
+    at_once = case(knobs={**WORKERS, "collate_fn": "stack"}, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
+    assert input_ipc_collate.RULE.check(at_once).suggestions == (), "batches are made by the workers as it is"
     assert input_slow_storage.RULE.check(found).state == "clear"
     waits = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.1, **slow)
     assert input_ipc_collate.RULE.check(waits).state == "clear"

@@ -86,6 +86,20 @@ def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
     assert ratios["sleeps"] < 0.5 < 0.7 < ratios["computes"]
 
 
+def test_the_loader_probe_tells_unpacking_from_waiting(tmp_path: Path) -> None:
+    """Forty tensors a sample: each has memory of its own, for which the training process must ask."""
+    found = {}
+    for collate in ("stack", "list"):
+        knobs = knobs_of("vision-healthy", batch_size=8, num_workers=1, width=8, image_size=40, collate_fn=collate, tensors_per_sample=40)
+        loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+        found[collate] = loader_alone(loop)
+        loop.close()
+    assert found["list"]["probe.loader_receive_ratio"].value > 0.5
+    assert found["list"]["probe.loader_receive_ratio"].value > found["stack"]["probe.loader_receive_ratio"].value
+    assert found["list"]["probe.loader_stacked_samples_per_s"].value > found["list"]["probe.loader_samples_per_s"].value
+    assert "probe.loader_stacked_samples_per_s" not in found["stack"], "it stacks as it is"
+
+
 @pytest.mark.parametrize("probe", GPU_PROBES.values(), ids=GPU_PROBES)
 def test_probes_of_a_gpu_say_so_on_a_cpu(loop: TrainingLoop, probe: Any) -> None:
     with pytest.raises(ProbeError, match="no GPU"):

@@ -16,12 +16,11 @@ import torch
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads import account as phase
 from gpuconsole.workloads.memory_stats import allocator_stats
-from gpuconsole.workloads.training import compiling, memory, optimizers, totals, vision
+from gpuconsole.workloads.training import compiling, memory, optimizers, totals
 from gpuconsole.workloads.training.copying import Copier
 from gpuconsole.workloads.training.effects import without_effect
 from gpuconsole.workloads.training.facts import model_facts
 from gpuconsole.workloads.training.gpt import TextStream, next_token_loss, padded
-from gpuconsole.workloads.training.loader import LoaderStream
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.lora import add_lora
 from gpuconsole.workloads.training.parallel.choose import plan_for
@@ -102,15 +101,6 @@ def test_what_a_script_does_between_phases_is_counted(tmp_path: Path, monkeypatc
     assert after["host.private_bytes"] - before["host.private_bytes"] > 100e6
     assert after["work.steps"] == 3
     loop.close()
-
-
-def test_epochs_are_counted_and_samples_handed_over_one_by_one_make_the_same_batch() -> None:
-    knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8, max_train_samples=8)
-    task = vision.create(knobs, CPU, 0)
-    stacked, listed = (task.open_stream({**knobs, "collate_fn": how}) for how in ("stack", "list"))
-    for _ in range(5):
-        assert all(torch.equal(a, b) for a, b in zip(stacked.next(), listed.next(), strict=True))
-    assert stacked.restarts == 2 and stacked.restart_s > 0
 
 
 def test_evaluation_in_pieces_covers_the_same_samples(tmp_path: Path) -> None:
@@ -377,14 +367,6 @@ def test_on_a_cpu_a_batch_is_not_copied_and_none_is_fetched_ahead() -> None:
     copier.knobs = {**copier.knobs, "channels_last": True}
     copier.take(stream, marks.append)
     assert marks[1:] == [phase.DATA_WAIT, phase.H2D]
-
-
-def test_the_loader_hands_out_batches_in_order_or_not() -> None:
-    dataset = torch.utils.data.TensorDataset(torch.arange(8))
-    for in_order in (True, False):
-        stream = LoaderStream(dataset, knobs_of("vision-healthy", batch_size=2, num_workers=0, in_order=in_order), 0)
-        assert stream._loader.in_order is in_order
-        stream.close()
 
 
 def test_the_loss_ignores_what_lies_beyond_the_targets() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from benchmarks.diagbench.cases import Half
 from benchmarks.diagbench.peers.peer import CASES
@@ -29,6 +29,7 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.workloads.training import settings
 from gpuconsole.workloads.training.compiling import compiled
+from gpuconsole.workloads.training.loader import as_they_are
 from gpuconsole.workloads.training.loop import EVAL_BATCHES
 from gpuconsole.workloads.training.memory import set_up_allocator
 from gpuconsole.workloads.training.optimizers import make_optimizer
@@ -36,7 +37,7 @@ from gpuconsole.workloads.training.parallel.plan import trained
 from gpuconsole.workloads.training.schedule import Schedule
 from gpuconsole.workloads.training.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.task import Batch, Stream, Task
-from gpuconsole.workloads.training.vision import VisionTask
+from gpuconsole.workloads.training.vision import VisionTask, in_one_piece
 
 CPU = torch.device("cpu")
 AroundStep = Callable[[nn.Module], AbstractContextManager[Any]]
@@ -120,15 +121,23 @@ def make_loader(task: Task, knobs: Knobs, seed: int) -> DataLoader[Any]:
     if workers:
         parallel = {"prefetch_factor": int(knobs["prefetch_factor"]), "persistent_workers": bool(knobs["persistent_workers"])}
     return DataLoader(
-        task._photographs(knobs, seed),  # the very data set that the task's own stream has
+        task.photographs(knobs),
         batch_size=int(knobs["batch_size"]),
         shuffle=True,
         drop_last=True,
         num_workers=workers,
         in_order=bool(knobs["in_order"]),
         generator=torch.Generator().manual_seed(seed),
+        collate_fn=as_they_are if knobs["collate_fn"] == "list" else None,
         **parallel,
     )
+
+
+def in_tensors(task: Task, knobs: Knobs, batch: Any) -> Batch:
+    """What the loader of photographs hands out, made a batch in the script where its processes did not."""
+    if not isinstance(task, VisionTask):
+        return tuple(batch)
+    return in_one_piece(default_collate(batch) if knobs["collate_fn"] == "list" else batch)
 
 
 def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: int, around_step: AroundStep) -> int:
@@ -148,7 +157,8 @@ def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: in
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(SideWork(task, model, optimizer, knobs, Path(scratch))) as side_work:
         loader = make_loader(task, knobs, seed)
         while True:
-            for batch in loader:
+            for drawn_batch in loader:
+                batch = in_tensors(task, knobs, drawn_batch)
                 if until is None:
                     until = time.monotonic() + seconds
                 with around_step(model):

@@ -18,7 +18,7 @@ RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch'
 RESTARTS = Threshold("restarts", 2, "", "one restart says nothing of how often they come")
 EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one add up to 8 % of step time (loadtune: p90 of 1.5 medians)")
 TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
-RECEIVES = Threshold("receives", 0.5, "ratio", "the receiving thread is on a core for half of the time that it waits for batches")
+RECEIVES = Threshold("receives", 0.5, "ratio", "the training process unpacks for half of the time that the loader alone takes")
 
 Cause = Literal["none", "epoch_restart", "ipc_collate", "jitter", "slow_storage", "cpu_transform", "too_few_workers"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -24,12 +26,12 @@ def _loader_worker_started(worker_id: int) -> None:
 
 
 class LoaderStream:
-    """Batches of `dataset`, epoch after epoch. Not thread-safe.
+    """Batches of `dataset`, epoch after epoch, each as `finish` makes it in this process. Not thread-safe.
 
     `restarts` and `restart_s` count the epochs that began after the first, and the seconds until each had its first batch.
     """
 
-    def __init__(self, dataset: Dataset[Any], knobs: Knobs, seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], knobs: Knobs, seed: int, finish: Callable[[tuple[Any, ...]], Batch] = tuple) -> None:
         workers = int(knobs["num_workers"])
         parallel: dict[str, Any] = {}
         if workers:
@@ -50,6 +52,7 @@ class LoaderStream:
                 **parallel,
             )
         self.restarts, self.restart_s = 0, 0.0
+        self._finish = finish
         self._stacks_here = knobs["collate_fn"] == "list"
         self._batches: Iterator[Any] = iter(self._loader)
 
@@ -58,7 +61,7 @@ class LoaderStream:
             batch = next(self._batches)
         except StopIteration:
             batch = self._next_epoch()
-        return tuple(default_collate(batch) if self._stacks_here else batch)
+        return self._finish(default_collate(batch) if self._stacks_here else batch)
 
     def _next_epoch(self) -> Any:
         start = now()
@@ -77,6 +80,29 @@ class LoaderStream:
         shutdown = getattr(self._batches, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+
+
+@contextlib.contextmanager
+def waits_for_messages() -> Iterator[list[float]]:
+    """The seconds of each wait for a message from the processes of a loader that is opened within the block.
+
+    What remains of the time in `next()` goes into unpacking, also where that in its turn waits: a tensor's memory is asked for by a descriptor
+    of its own, which the process that loads must send.
+    """
+    poll, waits = Connection.poll, []
+
+    def timed(connection: Connection, timeout: float | None = 0.0) -> bool:
+        start = now()
+        try:
+            return poll(connection, timeout)
+        finally:
+            waits.append(now() - start)
+
+    Connection.poll = timed  # type: ignore[assignment, method-assign]
+    try:
+        yield waits
+    finally:
+        Connection.poll = poll  # type: ignore[method-assign]
 
 
 def as_they_are(samples: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -21,7 +22,7 @@ from gpuconsole.workloads.training import memory
 from gpuconsole.workloads.training.communication import exchange_sizes, exposed_communication
 from gpuconsole.workloads.training.fragmentation import heap_peaks
 from gpuconsole.workloads.training.gpu_probes import GPU_PROBES
-from gpuconsole.workloads.training.loader import LoaderStream
+from gpuconsole.workloads.training.loader import LoaderStream, waits_for_messages
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.probing import (
     ProbeError,
@@ -104,47 +105,66 @@ def side_work_off(loop: TrainingLoop) -> Signals:
 
 
 def loader_alone(loop: TrainingLoop) -> Signals:
-    """P6: the loader with nothing behind it, at the present number of workers and at more; and whether it computes or sleeps."""
+    """P6: the loader with nothing behind it, at the present number of workers and at more; and whether it computes or sleeps.
+
+    Where the training process gets samples one by one, also with batches made in the workers.
+    """
     if "num_workers" not in loop.knobs:
         raise ProbeError("this workload has no DataLoader")
     present = int(loop.knobs["num_workers"])
+    tried: dict[str, Knobs] = {"loader": {}, "loader_plus_1": {"num_workers": present + 1}}
+    if present and loop.knobs["collate_fn"] == "list":
+        tried["loader_stacked"] = {"collate_fn": "stack"}
     signals: Signals = {}
-    for workers in (present, present + 1):
-        rate, cpu_ratio, receive_ratio, batches = _drain(loop, {**loop.knobs, "num_workers": workers})
-        label = "loader" if workers == present else "loader_plus_1"
-        source = f"probe P6, {batches} batches, {workers} workers"
-        signals[f"probe.{label}_samples_per_s"] = Signal(rate, "samples/s", source)
-        signals[f"probe.{label}_cpu_ratio"] = Signal(cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time")
-        if workers and workers == present:
+    for label, changes in tried.items():
+        knobs = {**loop.knobs, **changes}
+        found = _drain(loop, knobs)
+        source = f"probe P6, {found.batches} batches, {knobs['num_workers']} workers"
+        signals[f"probe.{label}_samples_per_s"] = Signal(found.samples_per_s, "samples/s", source)
+        signals[f"probe.{label}_cpu_ratio"] = Signal(
+            found.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
+        )
+        if present and label == "loader":
             signals["probe.loader_receive_ratio"] = Signal(
-                receive_ratio, "ratio", source + ": CPU time of the receiving thread over its time"
+                found.receive_ratio, "ratio", source + ": time that the receiving process does not wait for a message, but unpacks one"
             )
     return signals
 
 
-def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> tuple[float, float, float, int]:
-    """Samples/s, the loading processes' and this thread's CPU shares, and batches of a fresh loader with `knobs`, its queue emptied first."""
-    stream = loop.task.open_stream(knobs)
-    assert isinstance(stream, LoaderStream)
+class Drained(NamedTuple):
+    """What a loader gives when nothing is behind it. Shares are of the time that is not spent in run queues."""
+
+    samples_per_s: float
+    cpu_ratio: float
+    receive_ratio: float
+    batches: int
+
+
+def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
+    """A fresh loader with `knobs`, its queue emptied first."""
     workers = int(knobs["num_workers"])
-    try:
-        batch = stream.next()
-        for _ in range(workers * int(knobs["prefetch_factor"])):
-            stream.next()
-        pids = stream.worker_pids()
-        cpu_before, runq_before = _load_times(pids, workers, loop)
-        start, batches, own, own_runq = now(), 0, time.thread_time(), loop.account.times.runq_s()
-        while batches < 2 or now() - start < budget_s:
-            stream.next()
-            batches += 1
-        wall = now() - start
-        receive = (time.thread_time() - own) / max(1e-9, wall - (loop.account.times.runq_s() - own_runq))
-        cpu_after, runq_after = _load_times(pids, workers, loop)
-    finally:
-        stream.close()
+    with waits_for_messages() as waits:
+        stream = loop.task.open_stream(knobs)
+        assert isinstance(stream, LoaderStream)
+        try:
+            batch = stream.next()
+            for _ in range(workers * int(knobs["prefetch_factor"])):
+                stream.next()
+            pids = stream.worker_pids()
+            cpu_before, runq_before = _load_times(pids, workers, loop)
+            start, batches, own_runq = now(), 0, loop.account.times.runq_s()
+            waits.clear()
+            while batches < 2 or now() - start < budget_s:
+                stream.next()
+                batches += 1
+            wall, waited = now() - start, sum(waits)
+            present_s = max(1e-9, wall - (loop.account.times.runq_s() - own_runq))
+            cpu_after, runq_after = _load_times(pids, workers, loop)
+        finally:
+            stream.close()
     busy = cpu_after - cpu_before
     present = max(1e-9, wall * len(pids) - (runq_after - runq_before))
-    return batches * len(batch[0]) / wall, min(1.0, busy / present), min(1.0, receive), batches
+    return Drained(batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / present_s), batches)
 
 
 def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[float, float]:

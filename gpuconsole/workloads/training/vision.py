@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import default_collate
 
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
 from gpuconsole.workloads.training.flops import count_training_flops
-from gpuconsole.workloads.training.images import CLASSES, EPOCH, Photographs, prepare_images
+from gpuconsole.workloads.training.images import CLASSES, EPOCH, Exercise, Photographs, prepare_images
 from gpuconsole.workloads.training.loader import LoaderStream
+from gpuconsole.workloads.training.records import prepare_records
 from gpuconsole.workloads.training.task import Batch
 
 
@@ -53,15 +57,26 @@ class VisionTask:
         self.model: nn.Module = ResNet(int(knobs["width"])).to(device)
 
     def check(self, knobs: Knobs) -> None:
-        """Every combination runs."""
+        if int(knobs["storage_reads"]):
+            prepare_records()
 
     def open_stream(self, knobs: Knobs) -> LoaderStream:
-        return LoaderStream(self._photographs(knobs, self._seed), knobs, self._seed)
+        return LoaderStream(self.photographs(knobs), knobs, self._seed, in_one_piece)
+
+    def photographs(self, knobs: Knobs) -> Photographs:
+        """What is trained on."""
+        exercise = Exercise(
+            latency_s=float(knobs["storage_latency_ms"]) / 1000,
+            slow_ratio=float(knobs["slow_sample_ratio"]),
+            reads=int(knobs["storage_reads"]),
+            blurs=int(knobs["transform_cost"]),
+            strips=int(knobs["tensors_per_sample"]),
+        )
+        return self._photographs(knobs, self._seed, exercise)
 
     def eval_batch(self, knobs: Knobs) -> Batch:
-        photographs = self._photographs({**knobs, "storage_latency_ms": 0.0, "transform_cost": 0}, self._seed + 1)
-        images, labels = zip(*(photographs[i] for i in range(min(32, int(knobs["batch_size"])))), strict=True)
-        return torch.stack(images), torch.tensor(labels)
+        photographs = self._photographs(knobs, self._seed + 1, Exercise())
+        return tuple(default_collate([photographs[i] for i in range(min(32, int(knobs["batch_size"])))]))
 
     def loss(self, batch: Batch) -> torch.Tensor:
         images, labels = batch
@@ -75,11 +90,15 @@ class VisionTask:
         images = torch.zeros(1, 3, side, side, device="meta")
         return count_training_flops(self.model, lambda twin: twin(images).sum())
 
-    def _photographs(self, knobs: Knobs, seed: int) -> Photographs:
-        latency_s = float(knobs["storage_latency_ms"]) / 1000
+    def _photographs(self, knobs: Knobs, seed: int, exercise: Exercise) -> Photographs:
         epoch = max(int(knobs["max_train_samples"]) or EPOCH, int(knobs["batch_size"]))
-        slow_ratio = float(knobs["slow_sample_ratio"])
-        return Photographs(self._folder, int(knobs["image_size"]), latency_s, int(knobs["transform_cost"]), seed, epoch, slow_ratio)
+        return Photographs(self._folder, int(knobs["image_size"]), seed, epoch, exercise)
+
+
+def in_one_piece(batch: tuple[Any, ...]) -> Batch:
+    """A batch whose images may have come in strips."""
+    images, labels = batch
+    return images if isinstance(images, torch.Tensor) else torch.cat(tuple(images), dim=2), labels
 
 
 def create(knobs: Knobs, device: torch.device, seed: int) -> VisionTask:

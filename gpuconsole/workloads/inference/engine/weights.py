@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
+from gpuconsole.workloads.cache import cache_folder
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop import TrainingLoop
 
@@ -63,7 +64,7 @@ def keep(weights: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def models_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuconsole" / "models"
+    return cache_folder() / "models"
 
 
 def in_int8(model: gpt.GPT) -> gpt.GPT:
