@@ -67,8 +67,12 @@ def test_records_are_read_from_the_disk_and_batches_stay_the_same(cache: Path, m
 
 
 def test_a_disk_that_cannot_be_read_directly_is_told_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, flags: int) -> int:
-        raise OSError(22, "Invalid argument")
+    opened = os.open
+
+    def refuse(path: Path, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return opened(path, flags, *rest, **named)
 
     monkeypatch.setattr(os, "open", refuse)
     knobs = knobs_of("vision-healthy", storage_reads=3)
