@@ -209,8 +209,8 @@ HEALTHY = (
     Case("C35", "decoy_sleeping_workers", (), either(vision, vision, num_workers=fixed(2), storage_latency_ms=between(0.5, 1.0))),
     Case("C36", "decoy_short_epochs", (), either(vision, vision, max_train_samples=fixed(512), persistent_workers=fixed(True))),
     Case("C37", "decoy_rare_collection", (), either(vision, gpt, gc_collect_every=fixed(200))),
-    Case("C38", "decoy_many_tensors_stacked", (), either(vision, vision, num_workers=fixed(1), tensors_per_sample=integer(6, 12))),
-    Case("C39", "decoy_hidden_reads", (), either(vision, vision, num_workers=fixed(2), storage_reads=integer(8, 16))),
+    Case("C38", "decoy_many_tensors_stacked", (), either(vision, vision, num_workers=fixed(2), tensors_per_sample=integer(3, 6))),
+    Case("C39", "decoy_hidden_reads", (), either(vision, vision, num_workers=fixed(2), storage_reads=integer(3, 6))),
 )
 
 FAULTY = (
@@ -232,7 +232,7 @@ FAULTY = (
         "C09",
         "storage_real",
         ("input.slow_storage",),
-        either(vision, vision, num_workers=fixed(0), storage_reads=integer(40, 70)),
+        either(vision, vision, num_workers=fixed(0), storage_reads=integer(18, 36)),
         ("num_workers",),
     ),
     Case(

@@ -39,12 +39,12 @@ EXERCISES = (
     Knob(
         "storage_reads",
         "int",
-        "exercise: reads of 64 kB from the disk itself (O_DIRECT) before each sample, as of a data set larger than memory",
+        "exercise: reads of 256 kB from the disk itself (O_DIRECT) before each sample, as of a data set larger than memory",
         low=0,
         high=10_000,
         loader=True,
         default=0,
-        examples=(0, 60),
+        examples=(0, 25),
     ),
     Knob(
         "tensors_per_sample",

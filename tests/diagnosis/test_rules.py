@@ -60,6 +60,14 @@ def test_input_rules_stay_silent_below_their_threshold_without_any_probe() -> No
     assert all(findings[rule].state == "clear" for rule in ("input.slow_storage", "input.too_few_workers", "input.cpu_transform"))
 
 
+def test_a_loader_that_sleeps_for_half_of_its_time_can_use_two_workers_on_one_core() -> None:
+    """17 samples in 175 ms, of which the model takes 39: one worker does 95 a second, two that share a core 186."""
+    half_asleep = case(data_wait_ratio=0.78, step_s=0.175, samples_per_step=17.0, cores=2.0, threads=1.0, **loader(119.0, 95.0, 0.51))
+    assert firing(half_asleep) == ["input.too_few_workers"]
+    finding = next(one for one in evaluate(half_asleep) if one.state == "fires")
+    assert finding.suggestions[0].changes == {"num_workers": 2}
+
+
 def test_input_rules_ask_for_the_loader_probe_rather_than_guess() -> None:
     findings = evaluate(case(data_wait_ratio=0.5))
     of_capacity = ("input.cpu_transform", "input.slow_storage", "input.too_few_workers")

@@ -63,9 +63,9 @@ def loading_cpu_ratio(case: Case) -> float:
 
 
 def next_workers(case: Case) -> int:
-    """The number of workers that a CPU-bound loader could use: what the training threads leave free."""
-    free = int(case.value("cores") - case.value("threads"))
-    return max(int(case.knobs["num_workers"]) + 1, free)
+    """The number of workers that a CPU-bound loader could use: what the training threads leave free, shared by as many as do not sleep there."""
+    free = case.value("cores") - case.value("threads")
+    return max(int(case.knobs["num_workers"]) + 1, round(free / max(loading_cpu_ratio(case), SLEEPS.value)))
 
 
 def enough_workers(case: Case) -> int:

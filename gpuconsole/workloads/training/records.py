@@ -1,4 +1,4 @@
-"""Small reads of the disk itself, as training makes them on a data set of small records that is larger than the machine's memory."""
+"""Reads of the disk itself, as training makes them on a data set that is larger than the machine's memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gpuconsole.workloads.cache import cache_folder
 
-RECORD = 65536
-"""Bytes: a small file, and a multiple of what O_DIRECT reads are aligned to."""
-RECORDS = 1024
+RECORD = 262144
+"""Bytes: a photograph, and a multiple of what O_DIRECT reads are aligned to."""
+RECORDS = 256
 
 
 def prepare_records() -> Path:
