@@ -1,6 +1,6 @@
 """The GPU cases, for a machine that has one: at GPU scale, with the same rules and the same scoring.
 
-Not built: those whose cause has no knob here (G05 and G13 have no rule yet, G03 is G06, G09 needs a branch in every layer, G18 needs rights over
+Not built: those whose cause has no knob here (G13 has no rule yet, G03 is G06, G09 needs a branch in every layer, G18 needs rights over
 clocks), and those that need two GPUs (G20).
 """
 
@@ -26,10 +26,23 @@ def pictures(chance: random.Random, half: Half, **knobs: object) -> Made:
     return "vision-healthy", {"batch_size": 256, "image_size": chance.choice((192, 224)), **knobs}  # type: ignore[dict-item]
 
 
+def convolutions(chance: random.Random, half: Half, **knobs: object) -> Made:
+    """So many channels that the loader keeps up."""
+    sizes: Knobs = {"width": 192 if half == "tuning" else chance.choice((224, 256)), "image_size": 128, "batch_size": 128, "num_workers": 8}
+    return "vision-healthy", {**sizes, "precision": "bf16", **knobs}  # type: ignore[dict-item]
+
+
 GPU = (
     Case("G01", "gpt_tuned", (), either(gpt, gpt, torch_compile=fixed("default"))),
     Case("G02", "decoy_item_each_step", (), either(gpt, gpt, log_every=fixed(1), torch_compile=fixed("default"))),
     Case("G04", "fp32", ("gpu.fp32_no_tensor_core",), either(gpt, gpt, precision=fixed("fp32")), ("precision",)),
+    Case(
+        "G05",
+        "convolutions_in_nchw",
+        ("gpu.conv_layout_autotune",),
+        either(convolutions, convolutions, channels_last=fixed(False)),
+        ("channels_last",),
+    ),
     Case("G06", "eager_batch_of_one", ("host.launch_bound", "gpu.small_batch"), tiny, ("torch_compile", "batch_size")),
     Case(
         "G07",

@@ -85,6 +85,8 @@ OTHERS = (
     Row("vision-healthy", {"collate_fn": "list"}, {"batch_size": 96, "image_size": 32, "width": 8}),
     Row("vision-healthy", {"max_train_samples": 128}, {"persistent_workers": False}),
     Row("vision-healthy", {"slow_sample_ratio": 0.01}, {"storage_latency_ms": 5.0}),
+    Row("vision-healthy", {"storage_reads": 20}),
+    Row("vision-healthy", {"tensors_per_sample": 8}, {"collate_fn": "list"}),
     Row("ddp-small-batch", {"sync_each_batch": True}, {"gradient_accumulation_steps": 4}),
     Row("vision-healthy", {"storage_latency_ms": 4.0}),
     Row("vision-healthy", {"transform_cost": 4}),

@@ -43,6 +43,24 @@ def test_a_sleeping_loader_is_slow_storage_and_asks_for_workers_beyond_the_cores
     assert top(starved).recoverable_ratio == pytest.approx(0.66, abs=0.02)
 
 
+def test_what_the_storage_gives_limits_the_workers_and_what_they_promise() -> None:
+    """20 samples in 0.2 s, 0.15 of them waiting: four workers would do 520 a second if the disk gave more than 220."""
+    knobs = {"num_workers": 0}
+    starved = case(knobs=knobs, data_wait_ratio=0.75, step_s=0.2, samples_per_step=20.0, **loader(133, 130, 0.1))
+    limited = case(
+        knobs=knobs,
+        data_wait_ratio=0.75,
+        step_s=0.2,
+        samples_per_step=20.0,
+        probe__loader_plus_4_samples_per_s=220.0,
+        **loader(133, 130, 0.1),
+    )
+    free, bound = (top(one).suggestions[0] for one in (starved, limited))
+    assert (free.changes, bound.changes) == ({"num_workers": 4}, {"num_workers": 2})
+    assert bound.predicted_speedup is not None and free.predicted_speedup is not None
+    assert bound.predicted_speedup.low < 0.2 / (20 / 220) < bound.predicted_speedup.high < free.predicted_speedup.high
+
+
 def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
     starved = case(data_wait_ratio=0.4, mfu_ratio=0.3, probe__cached_pass_s=0.055, **loader(400, 380, 0.99))
     assert firing(starved) == ["input.too_few_workers"]

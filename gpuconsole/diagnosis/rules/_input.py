@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from gpuconsole.diagnosis.case import Case, Threshold, speedup_interval
@@ -14,6 +15,11 @@ SATURATED = Threshold(
 )
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
 PREDICTION_ERROR = 0.35
+MORE_WORKERS = 4
+"""So many more than now are tried at once where the loader sleeps (probe P6)."""
+ADDS_UP = 0.8
+"""Of the sum of what each does alone: together they do less only where the storage gives no more."""
+NEARLY_ALL = 0.95
 RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch's end and the next one's first batch")
 RESTARTS = Threshold("restarts", 2, "", "one restart says nothing of how often they come")
 EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one add up to 8 % of step time (loadtune: p90 of 1.5 medians)")
@@ -69,15 +75,20 @@ def next_workers(case: Case) -> int:
 
 
 def enough_workers(case: Case) -> int:
-    """The smallest number of workers that hides a sleeping loader, with a fifth to spare; at most 4 per core.
-
-    While workers sleep they add up: k of them deliver k times what one does.
-    """
-    one = one_worker_rate(case)
+    """The smallest number of workers that hides a sleeping loader, with a fifth to spare, or has what the storage gives; at most 4 per core."""
     demand = 1.2 * case.value("samples_per_step") / compute_s(case)
-    most = max(4, 4 * int(case.value("cores")))
-    workers = next((k for k in (1, 2, 4, 6, 8, 12, 16, 24, 32) if k * one >= demand and k <= most), most)
-    return max(workers, int(case.knobs["num_workers"]) + 1)
+    now, most = int(case.knobs["num_workers"]), max(4, 4 * int(case.value("cores")))
+    tried = [k for k in (1, 2, 4, 6, 8, 12, 16, 24, 32) if now < k <= most] or [now + 1]
+    best = max(rate_of_sleepers(case, k) for k in tried)
+    return next(k for k in tried if rate_of_sleepers(case, k) >= min(demand, NEARLY_ALL * best))
+
+
+def rate_of_sleepers(case: Case, workers: int) -> float:
+    """Samples/s of `workers` that sleep. They add up until the storage gives no more, which probe P6 tries with MORE_WORKERS at once."""
+    one, tried = one_worker_rate(case), int(case.knobs["num_workers"]) + MORE_WORKERS
+    together = case.get("probe.loader_plus_4_samples_per_s", math.inf)
+    limited = together < ADDS_UP * one * tried
+    return min(one * workers, together) if limited or workers <= tried else one * workers
 
 
 def one_worker_rate(case: Case) -> float:
@@ -91,12 +102,12 @@ def compute_s(case: Case) -> float:
 
 
 def predicted(case: Case, workers: int) -> float:
-    """Speed-up with `workers`: T' = max(T_compute, T_load / k), workers that compute limited by the free cores."""
+    """Speed-up with `workers`: T' = max(T_compute, T_load / k), workers that compute limited by the free cores, those that sleep by the storage."""
     cpu = loading_cpu_ratio(case)
     free = max(1.0, case.value("cores") - case.value("threads"))
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))
-    load_s = case.value("samples_per_step") / (one_worker_rate(case) * useful)
-    return case.value("step_s") / max(compute_s(case), load_s)
+    rate = min(one_worker_rate(case) * useful, rate_of_sleepers(case, workers))
+    return case.value("step_s") / max(compute_s(case), case.value("samples_per_step") / rate)
 
 
 def predicted_interval(case: Case, workers: int) -> Interval:
@@ -113,9 +124,7 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
         case.evidence("probe.loader_plus_1_samples_per_s"),
         case.evidence("step_s"),
     ]
-    if "probe.cached_pass_s" in case.signals:
-        shown.append(case.evidence("probe.cached_pass_s"))
-    return tuple(shown)
+    return (*shown, *case.if_known("probe.loader_plus_4_samples_per_s"), *case.if_known("probe.cached_pass_s"))
 
 
 def worker_code(workers: int) -> str:

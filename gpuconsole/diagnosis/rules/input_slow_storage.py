@@ -40,13 +40,13 @@ def check(case: Case) -> Finding:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s"),
+    signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s"),
     thresholds=(_input.WAIT, _input.SLEEPS),
     knobs=("num_workers",),
     text="""The training thread waits for batches while the processes that load them are off the CPU: they wait for disk,
 network or a lock. Probe P6 measures it on the loader alone: CPU seconds over wall less run-queue delay, below one half.
-A sleeping worker needs no core, so workers may exceed cores; throughput grows in proportion until the bandwidth of the
-storage is reached. Local staging, packed formats and read-ahead remove the cause.
+A sleeping worker needs no core, so workers may exceed cores; throughput grows in proportion until the storage gives no more, which
+P6 sees with four workers more than now. Local staging, packed formats and read-ahead remove the cause.
 Confounder: a transform that computes (input.cpu_transform) shows a CPU share near 1.""",
     check=check,
 )

@@ -104,36 +104,44 @@ def side_work_off(loop: TrainingLoop) -> Signals:
     return {"probe.step_no_side_work_s": Signal(statistics.median(times), "s", f"probe P3, median of {len(times)} steps")}
 
 
+SLEEPS = 0.5
+"""As the rule has it: loading processes on a core for less than half of their time wait for storage."""
+LONGEST = 4
+"""Times its budget a drain may take, of a loader whose batches come slowly and in bursts."""
+
+
 def loader_alone(loop: TrainingLoop) -> Signals:
     """P6: the loader with nothing behind it, at the present number of workers and at more; and whether it computes or sleeps.
 
-    Where the training process gets samples one by one, also with batches made in the workers.
+    Where it sleeps, also with so many workers that the storage itself is the limit, if it is; where the training process gets samples one by
+    one, also with batches made in the workers.
     """
     if "num_workers" not in loop.knobs:
         raise ProbeError("this workload has no DataLoader")
     present = int(loop.knobs["num_workers"])
-    tried: dict[str, Knobs] = {"loader": {}, "loader_plus_1": {"num_workers": present + 1}}
+    first = _drain(loop, loop.knobs)
+    ways: dict[str, Knobs] = {"loader_plus_1": {"num_workers": present + 1}}
+    if first.cpu_ratio < SLEEPS:
+        ways["loader_plus_4"] = {"num_workers": present + 4}
     if present and loop.knobs["collate_fn"] == "list":
-        tried["loader_stacked"] = {"collate_fn": "stack"}
+        ways["loader_stacked"] = {"collate_fn": "stack"}
     signals: Signals = {}
-    for label, changes in tried.items():
-        knobs = {**loop.knobs, **changes}
-        found = _drain(loop, knobs)
-        source = f"probe P6, {found.batches} batches, {knobs['num_workers']} workers"
+    for label, found in {"loader": first, **{label: _drain(loop, {**loop.knobs, **way}) for label, way in ways.items()}}.items():
+        source = f"probe P6, {found.batches} batches, {found.workers} workers"
         signals[f"probe.{label}_samples_per_s"] = Signal(found.samples_per_s, "samples/s", source)
         signals[f"probe.{label}_cpu_ratio"] = Signal(
             found.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
         )
-        if present and label == "loader":
-            signals["probe.loader_receive_ratio"] = Signal(
-                found.receive_ratio, "ratio", source + ": time that the receiving process does not wait for a message, but unpacks one"
-            )
+    if present:
+        source = f"probe P6, {first.batches} batches: time that the receiving process does not wait for a message, but unpacks one"
+        signals["probe.loader_receive_ratio"] = Signal(first.receive_ratio, "ratio", source)
     return signals
 
 
 class Drained(NamedTuple):
     """What a loader gives when nothing is behind it. Shares are of the time that is not spent in run queues."""
 
+    workers: int
     samples_per_s: float
     cpu_ratio: float
     receive_ratio: float
@@ -154,7 +162,8 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
             cpu_before, runq_before = _load_times(pids, workers, loop)
             start, batches, own_runq = now(), 0, loop.account.times.runq_s()
             waits.clear()
-            while batches < 2 or now() - start < budget_s:
+            least = 3 * max(1, workers)  # several hand out their batches in bursts
+            while batches < 2 or now() - start < budget_s or (batches < least and now() - start < LONGEST * budget_s):
                 stream.next()
                 batches += 1
             wall, waited = now() - start, sum(waits)
@@ -164,7 +173,7 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
             stream.close()
     busy = cpu_after - cpu_before
     present = max(1e-9, wall * len(pids) - (runq_after - runq_before))
-    return Drained(batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / present_s), batches)
+    return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / present_s), batches)
 
 
 def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[float, float]:
