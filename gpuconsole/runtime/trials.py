@@ -14,7 +14,7 @@ from gpuconsole.model.knobs import CATALOGUE, Knobs
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.trial import HeldOutLoss, Method, Perplexity, Trial
 from gpuconsole.runtime.worker_handle import WorkerGone, WorkerHandle
-from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
+from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, plans, rate
 from gpuconsole.tuning.statistics import BETWEEN, MIN_PAIRS, exhausted, resolution, speedup, verdict
 
 MAX_PAIRS = 60
@@ -103,9 +103,8 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
     other processes than the training thread (the loader, a model server).
     """
-    values = {BASELINE: run.knobs, CHANGED: {**run.knobs, **trial.changes}}
-    plans = {arm: BlockPlan(values[arm], trial.changes, run.summary.phases_ratio or None) for arm in values}
-    plan = plans[CHANGED]
+    of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None)
+    plan = of_side[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     ratios: list[float] = []
     wall_ratios: list[float] = []
@@ -125,7 +124,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     decided = None
     try:
         for pair in itertools.islice(order(), MAX_PAIRS):
-            blocks = {arm: await _block(sides, arm, plans[arm]) for arm in pair}
+            blocks = {arm: await _block(sides, arm, of_side[arm]) for arm in pair}
             if not all(rate(block, False) > 0 for block in blocks.values()):
                 raise TrialFailed("nothing was done in a whole block")
             rates = {arm: rate(block, contention_free) for arm, block in blocks.items()}

@@ -19,12 +19,12 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.diagnosed import until_diagnosed
 from gpuconsole.runtime.front import Busy, FrontError, View
-from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s, turnable
+from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s, turnable, usual_s
 
 BUSY_S = 1.0
 AT_ONCE = 1.1
-"""A change in place that promises this much at the least is tried at once: while the probes answered, the run would go on that much slower, and
-of a setting that is about to go they would tell little."""
+"""A change in place that promises this much at the least is tried at once, if that takes no longer than most: while the probes answered, the run
+would go on that much slower, and of a setting that is about to go they would tell little."""
 LOOKED_S = 10.0
 """Seconds of steady steps without which nothing is taken to be all right: checkpoints, evaluations and ends of epochs are rare."""
 TUNE_S = 300.0
@@ -107,12 +107,12 @@ class Tuner:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 left = "nothing that is left promises 5 %" + (" with these knobs" if self.certificate.only else "")
                 return await self._end(left if known else "it never became steady: nothing could be diagnosed")
-            if not found or self._left_s() < trial_s(found[0].changes):
+            if not found or self._left_s() < trial_s(found[0].changes, run):
                 return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
             await self._attempt(run, found[0])
 
     def _candidates(self, run: Run) -> list[Candidate]:
-        return candidates(run.findings, run.knobs, self._tried(), self._allow, self.certificate.only)
+        return candidates(run, self._tried(), self._allow, self.certificate.only)
 
     def _enough(self) -> bool:
         """Whether the rest is not waited for: there is no time for a trial anyway, or what is known by now is worth one at once."""
@@ -124,8 +124,10 @@ class Tuner:
         if run is None or run.steady_from_s is None or run.serves or view.probing:
             return False
         best = next(iter(self._candidates(run)), None)
-        predicted = best.suggestion.predicted_speedup if best else None
-        return best is not None and in_place(best.changes) and predicted is not None and predicted.low >= AT_ONCE
+        if best is None or not in_place(best.changes) or trial_s(best.changes, run) > usual_s(best.changes):
+            return False
+        predicted = best.suggestion.predicted_speedup
+        return predicted is not None and predicted.low >= AT_ONCE
 
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:
@@ -153,7 +155,8 @@ class Tuner:
         kept = [one for one in self.certificate.attempts if one.trial.kept]
         if len(kept) == 1 and not self._earlier_s:  # its own trial has shown just that
             back = {}
-        if back and self._left_s() >= trial_s(back):
+        run = self._engine.view().run
+        if back and run is not None and self._left_s() >= trial_s(back, run):
             self.certificate.proof = proof = await self._engine.try_change(back)
             if proof.kept:
                 self.certificate.end = dict(self.certificate.start)

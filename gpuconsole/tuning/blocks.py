@@ -53,10 +53,20 @@ class BlockPlan:
         long_enough = len(steps) >= MIN_STEPS and seconds >= self.min_s
         return long_enough and (len(steps) >= self.period or seconds >= MAX_BLOCK_S)
 
+    def least_s(self, step_s: float) -> float:
+        """Seconds of the shortest block that is complete, of steps that take `step_s`."""
+        return max(self.min_s, MIN_STEPS * step_s, min(MAX_BLOCK_S, self.period * step_s))
+
     def trimmed(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Whole periods only, counted from the end."""
         whole = len(steps) // self.period * self.period
         return steps[-whole:] if whole else steps
+
+
+def plans(knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None) -> dict[int, BlockPlan]:
+    """Of both sides of a trial of `changes` to `knobs`, by arm."""
+    sides = {BASELINE: knobs, CHANGED: {**knobs, **changes}}
+    return {arm: BlockPlan(values, changes, phases_ratio) for arm, values in sides.items()}
 
 
 def rate(steps: Sequence[Step], contention_free: bool) -> float:

@@ -9,7 +9,9 @@ import msgspec
 from gpuconsole.diagnosis.case import TRIAL_ERROR
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
 from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
-from gpuconsole.tuning.statistics import LEAST_BETWEEN_PROCESSES
+from gpuconsole.model.run import Run
+from gpuconsole.tuning.blocks import plans
+from gpuconsole.tuning.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS
 
 WORTH = 0.05
 """A change that promises less is not worth a trial: the least gain that the diagnosis benchmark counts as a cause."""
@@ -32,32 +34,26 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.suggestion.changes
 
 
-def candidates(
-    findings: Iterable[Finding],
-    knobs: Knobs,
-    tried: Sequence[tuple[Knobs, Knobs]],
-    allow_training_changes: bool,
-    only: Collection[str] = (),
-) -> list[Candidate]:
-    """What the findings suggest under `knobs`, best first, each once; without what has been tried under the same knobs.
+def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[Candidate]:
+    """What the run's findings suggest, best first, each once; without what has been tried under the same knobs.
 
     `tried` are pairs of the knobs then and the changes. Left out too: changes of the load on a model server, which is the users' and not
     the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH, or less than a trial could
     prove; and where there are knobs that `only` may be turned, changes of others.
     """
     found: dict[str, Candidate] = {}
-    for finding in findings:
+    for finding in run.findings:
         if finding.state != "fires" or finding.resource != "time":
             continue
         for suggestion in finding.suggestions:
-            if any(changes == suggestion.changes and before == knobs for before, changes in tried):
+            if any(changes == suggestion.changes and before == run.knobs for before, changes in tried):
                 continue
             if suggestion.changes.keys() - turnable(suggestion.changes, allow_training_changes, only):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
             if most < (WORTH if in_place(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
                 continue
-            worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes)
+            worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes, run)
             key = repr(sorted(suggestion.changes.items()))
             if key not in found or found[key].worth < worth:
                 found[key] = Candidate(finding.rule, suggestion, gain, worth)
@@ -79,13 +75,20 @@ def in_place(changes: Knobs) -> bool:
     return all(CATALOGUE[name].apply == "hot" and not CATALOGUE[name].serving for name in changes)
 
 
-def trial_s(changes: Knobs) -> float:
-    """How long a trial of `changes` takes."""
-    knobs = [CATALOGUE[name] for name in changes]
-    cold = any(knob.apply == "cold" for knob in knobs)
-    if any(knob.serving for knob in knobs):
+def trial_s(changes: Knobs, run: Run) -> float:
+    """How long a trial of `changes` to `run` takes: as most of its kind, or longer where its blocks must hold many steps, or slow ones."""
+    step_s = run.signals["step_s"].value if "step_s" in run.signals else 0.0
+    sides = plans(run.knobs, changes, run.summary.phases_ratio or None)
+    return max(usual_s(changes), MIN_PAIRS * sum(plan.least_s(step_s) for plan in sides.values()))
+
+
+def usual_s(changes: Knobs) -> float:
+    """How long most trials of the kind take."""
+    of_knobs = [CATALOGUE[name] for name in changes]
+    if any(knob.serving for knob in of_knobs):
         return SERVER_S
-    return COLD_S if cold else LOADER_S if any(knob.loader for knob in knobs) else HOT_S
+    cold = any(knob.apply == "cold" for knob in of_knobs)
+    return COLD_S if cold else LOADER_S if any(knob.loader for knob in of_knobs) else HOT_S
 
 
 def turnable(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:

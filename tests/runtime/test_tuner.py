@@ -32,7 +32,7 @@ class Engine:
     def __init__(self, predicted: Interval, lacking: str = "input.jitter") -> None:
         self._lacking = LACKING[lacking]
         self.looked_for: list[set[str]] = []
-        self.duration_s = 60.0
+        self.duration_s, self.step_s = 60.0, 0.01
         found = Finding("input.too_few_workers", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
         self._found, self._begun = [found], time.monotonic()
         self._knobs: Knobs = {"num_workers": 0, "batch_size": 8, "optim": "adamw"}
@@ -45,7 +45,7 @@ class Engine:
     def view(self) -> View:
         findings = [*self._found, *([] if self._answered else [self._lacking])]
         run = Run("1", "data-starved", "training.vision", dict(self._knobs), "cpu", "running", findings=findings)
-        run.steady_from_s, run.duration_s, run.signals = 1.0, self.duration_s, {"step_s": Signal(0.01, "s", "")}
+        run.steady_from_s, run.duration_s, run.signals = 1.0, self.duration_s, {"step_s": Signal(self.step_s, "s", "")}
         return cast("View", SimpleNamespace(run=run, probing=""))
 
     def environment(self) -> Environment:
@@ -67,9 +67,19 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(diagnosed, name, seconds)
 
 
-@pytest.mark.parametrize(("predicted", "waited"), [(Interval(1.5, 2.5), False), (Interval(1.06, 1.3), True)])
-def test_what_promises_much_is_tried_before_the_probes_have_answered(predicted: Interval, waited: bool, looks_often: None) -> None:
+@pytest.mark.parametrize(
+    ("predicted", "step_s", "waited"),
+    [
+        (Interval(1.5, 2.5), 0.01, False),
+        (Interval(1.06, 1.3), 0.01, True),
+        (Interval(1.5, 2.5), 1.0, True),  # eight blocks of five steps take longer than most trials
+    ],
+)
+def test_what_promises_much_is_tried_before_the_probes_have_answered(
+    predicted: Interval, step_s: float, waited: bool, looks_often: None
+) -> None:
     engine = Engine(predicted)
+    engine.step_s = step_s
     certificate = asyncio.run(Tuner(engine, "data-starved", 60.0).run())
     assert engine.answered_before_trial == [waited]
     assert certificate.changed == {"num_workers": 2}

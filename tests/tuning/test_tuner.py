@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from gpuconsole.model.certificate import Attempt, Certificate, CertificateError, decode, encode
-from gpuconsole.model.finding import Confidence, Finding, Interval, Suggestion
+from gpuconsole.model.finding import Confidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial, Verdict
 from gpuconsole.tuning.certificates import mistakes
 from gpuconsole.tuning.statistics import speedup
-from gpuconsole.tuning.tuner import candidates
+from gpuconsole.tuning.tuner import HOT_S, candidates, trial_s
 
 KNOBS: Knobs = {"num_workers": 0, "optim": "adamw", "batch_size": 8, "precision": "fp32", "max_num_seqs": 8, "concurrency": 8}
 
@@ -28,8 +29,12 @@ def finding(
     )
 
 
+def run_with(*findings: Finding, knobs: Knobs = KNOBS, **more: Any) -> Run:
+    return Run("1", "train-gpt", "training.gpt", knobs, "cpu", findings=list(findings), **more)
+
+
 def chosen(*findings: Finding, tried: list[tuple[Knobs, Knobs]] | None = None, allow: bool = False) -> list[Knobs]:
-    return [one.changes for one in candidates(findings, KNOBS, tried or [], allow)]
+    return [one.changes for one in candidates(run_with(*findings), tried or [], allow)]
 
 
 def test_gain_per_second_of_trial_decides() -> None:
@@ -39,14 +44,23 @@ def test_gain_per_second_of_trial_decides() -> None:
     assert chosen(unsure, slow, quick) == [{"optim": "adamw_fused"}, {"num_workers": 1}, {"precision": "bf16"}]
 
 
+def test_a_trial_whose_blocks_hold_many_steps_takes_longer_and_comes_later() -> None:
+    """Forty steps of 60 ms are a block of 2.4 s."""
+    rarer, fused = finding("a", {"save_every": 40}, Interval(1.3, 1.5)), finding("b", {"optim": "adamw_fused"}, Interval(1.25, 1.45))
+    now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 2}, "signals": {"step_s": Signal(0.06, "s", "account")}}
+    run = run_with(rarer, fused, **now)
+    assert trial_s({"optim": "adamw_fused"}, run) == HOT_S < trial_s({"save_every": 40}, run) == pytest.approx(4 * (2.4 + 0.35))
+    assert [one.rule for one in candidates(run, [], False)] == ["b", "a"]
+
+
 def test_without_a_prediction_half_of_what_is_at_stake_is_expected() -> None:
-    (one,) = candidates([finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)], KNOBS, [], False)
+    (one,) = candidates(run_with(finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)), [], False)
     assert one.gain == pytest.approx(0.5)
 
 
 def test_only_the_knobs_that_may_be_turned_are() -> None:
     found = [finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3)), finding("b", {"num_workers": 1}, Interval(1.2, 1.5))]
-    assert [one.changes for one in candidates(found, KNOBS, [], False, ["num_workers"])] == [{"num_workers": 1}]
+    assert [one.changes for one in candidates(run_with(*found), [], False, ["num_workers"])] == [{"num_workers": 1}]
 
 
 @pytest.mark.parametrize(
