@@ -49,12 +49,13 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="run nothing, report what the rows say")
     args = parser.parse_args()
     known = ALL if args.device == "cpu" else GPU + GPU_SERVING
-    chosen = [case for case in known if (not args.only or case.id in args.only or case.name in args.only) and has_features(case.needs)]
+    chosen = [case for case in known if not args.only or case.id in args.only or case.name in args.only]
     if not chosen:
         parser.error(f"no such case; there are: {', '.join(f'{case.id} {case.name}' for case in known)}")
     rows, seeds = read(args.rows), range(args.first_seed, args.first_seed + args.seeds)
     done = {row.key for row in rows}
-    todo = [(case, seed) for seed in seeds for case in chosen if (case.id, args.half, seed, args.neighbours) not in done]
+    here = [case for case in chosen if has_features(case.needs)]
+    todo = [(case, seed) for seed in seeds for case in here if (case.id, args.half, seed, args.neighbours) not in done]
     if not args.show:
         asyncio.run(_run(todo, rows, args))
     ids = {case.id for case in chosen}

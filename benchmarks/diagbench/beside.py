@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.diagbench.rows import Row
-from benchmarks.diagbench.score import is_clean, is_hit
+from benchmarks.diagbench.score import is_clean, is_faulty, is_hit
 from benchmarks.machine import RESULTS
 
 HEADINGS = ("tool", "cause right", "of all", "family right", "of all", "misled", "false alarms", "seconds")
@@ -42,7 +42,7 @@ def beside(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> str:
 
 
 def _ours(rows: Sequence[Row]) -> tuple[str, ...]:
-    faulty, healthy = [row for row in rows if row.truth], [row for row in rows if not row.truth]
+    faulty, healthy = [row for row in rows if is_faulty(row)], [row for row in rows if not row.truth]
     hits = sum(map(is_hit, faulty))
     family = sum(bool(row.fired) and _family(row.fired[0]) in set(map(_family, row.truth)) for row in faulty)
     misled = sum(bool(row.fired) and _family(row.fired[0]) not in set(map(_family, row.truth)) for row in faulty)

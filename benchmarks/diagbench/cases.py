@@ -210,7 +210,7 @@ HEALTHY = (
     Case("C36", "decoy_short_epochs", (), either(vision, vision, max_train_samples=fixed(512), persistent_workers=fixed(True))),
     Case("C37", "decoy_rare_collection", (), either(vision, gpt, gc_collect_every=fixed(200))),
     Case("C38", "decoy_many_tensors_stacked", (), either(vision, vision, num_workers=fixed(2), tensors_per_sample=integer(3, 6))),
-    Case("C39", "decoy_hidden_reads", (), either(vision, vision, num_workers=fixed(2), storage_reads=integer(3, 6))),
+    Case("C39", "decoy_hidden_reads", (), either(vision, vision, num_workers=fixed(2), storage_reads=integer(1, 3))),
 )
 
 FAULTY = (

@@ -17,7 +17,7 @@ def families(rows: Sequence[Row]) -> str:
     """A line per family: how many runs were right, on a scale from 0 to 1, with the interval."""
     found: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
-        family = row.truth[0].partition(".")[0] if row.truth else "healthy"
+        family = "offer" if row.offer else row.truth[0].partition(".")[0] if row.truth else "healthy"
         found[family].append(is_right(row))
     lines = ["right by family, with Wilson's 95 % interval"]
     for family, right in sorted(found.items()):

@@ -26,16 +26,22 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures of `rows`. A run that came to nothing counts as a miss."""
+    """The figures of `rows`. A run that came to nothing counts as a miss.
+
+    `offers_right`: of the runs in which nothing is wrong and yet a knob gains; they count neither as faulty nor as healthy.
+    """
     disputed = disputed_cases(rows)
     kept = [row for row in rows if row.case not in disputed]
+    offered = [row for row in kept if row.offer]
     return {
-        **_accuracy([row for row in kept if row.truth]),
-        "top1_disputed_too": _share(sum(is_hit(row) for row in rows if row.truth), sum(bool(row.truth) for row in rows)),
+        **_accuracy([row for row in kept if row.truth and not row.offer]),
+        "top1_disputed_too": _share(sum(is_hit(row) for row in rows if is_faulty(row)), sum(map(is_faulty, rows))),
+        "offers_right": _share(sum(map(is_hit, offered)), len(offered)) if offered else None,
+        "offer_runs": len(offered),
         **_accusations([row for row in kept if not row.truth]),
-        **_gains([row for row in kept if row.top]),
+        **_gains([row for row in kept if row.top and not row.offer]),
         **_against_oracle([row for row in kept if row.fix and row.oracle and not (row.top and UNDOES & row.top.changes.keys())]),
-        **_times([row for row in kept if row.truth]),
+        **_times([row for row in kept if is_faulty(row)]),
         "cases": len({row.case for row in kept}),
         "seeds": min((len(seeds) for seeds in _seeds(kept).values()), default=0),
         **_nulls([one for row in rows for one in row.nulls if not one.error]),
@@ -164,6 +170,11 @@ def _right_cases(rows: Sequence[Row]) -> tuple[int, int]:
     """How many cases are right with every seed, and how many there are."""
     cases = {row.case for row in rows}
     return len(cases - {row.case for row in rows if not is_right(row)}), len(cases)
+
+
+def is_faulty(row: Row) -> bool:
+    """Something is wrong, which is more than that a knob gains."""
+    return bool(row.truth) and not row.offer
 
 
 def is_hit(row: Row) -> bool:

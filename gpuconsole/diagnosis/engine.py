@@ -30,7 +30,6 @@ PROBE_OF = {
     "probe.batch_factor": "batch_elasticity",
     "probe.loader_samples_per_s": "loader_alone",
     "probe.loader_cpu_ratio": "loader_alone",
-    "probe.loader_stacked_samples_per_s": "loader_alone",
     "probe.loader_plus_1_samples_per_s": "loader_alone",
     "stack.script_ratio": "script_lines",
     "probe.attention_sdpa_speedup": "swap_attention",

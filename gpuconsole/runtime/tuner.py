@@ -107,9 +107,10 @@ class Tuner:
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 left = "nothing that is left promises 5 %" + (" with these knobs" if self.certificate.only else "")
                 return await self._end(left if known else "it never became steady: nothing could be diagnosed")
-            if not found or self._left_s() < trial_s(found[0].changes, run):
-                return await self._end(f"the budget of {self._budget_s:.0f} s is used up")
-            await self._attempt(run, found[0])
+            fitting = [one for one in found if trial_s(one.changes, run) <= self._left_s()]
+            if not fitting:
+                return await self._end(f"the budget of {self._budget_s:.0f} s has no room for another trial")
+            await self._attempt(run, fitting[0])
 
     def _candidates(self, run: Run) -> list[Candidate]:
         return candidates(run, self._tried(), self._allow, self.certificate.only)

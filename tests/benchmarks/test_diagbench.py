@@ -108,6 +108,10 @@ def test_figures_follow_from_rows() -> None:
     assert found["offered_by_rule"] == {"gpu.fp32_no_tensor_core": 0.5}
     assert (found["null_trials"], found["null_false_wins"], found["null_no_gain"]) == (1, 0, 1.0)
     assert found["failing"] == ["F2", "F3", "H2"]
+    told = row("O1", ("gpu.fp32_no_tensor_core",), ("gpu.fp32_no_tensor_core",), offer=True, top=TOP)
+    with_offer = report([*rows, told])
+    assert (with_offer["offers_right"], with_offer["offer_runs"]) == (1.0, 1)
+    assert all(with_offer[name] == found[name] for name in ("top1", "faulty_runs", "healthy_runs", "gains")), "neither faulty nor healthy"
     whole = "\n".join((page(rows, found), families(rows), gains([rows[0], rows[0]])))
     assert "F1" in whole and "input" in whole and svg(whole, "DiagBench").startswith("<svg")
 

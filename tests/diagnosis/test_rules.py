@@ -61,6 +61,14 @@ def test_what_the_storage_gives_limits_the_workers_and_what_they_promise() -> No
     assert bound.predicted_speedup.low < 0.2 / (20 / 220) < bound.predicted_speedup.high < free.predicted_speedup.high
 
 
+def test_where_the_storage_gives_no_more_no_workers_are_suggested() -> None:
+    """Four workers do what five and eight do."""
+    rates = {"probe__loader_plus_4_samples_per_s": 101.0, **loader(100, 100, 0.1)}
+    starved = case(knobs={"num_workers": 4}, data_wait_ratio=0.75, step_s=0.2, samples_per_step=20.0, **rates)
+    assert firing(starved) == ["input.slow_storage"]
+    assert top(starved).suggestions == () and "no more from the storage" in top(starved).summary
+
+
 def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
     starved = case(data_wait_ratio=0.4, mfu_ratio=0.3, probe__cached_pass_s=0.055, **loader(400, 380, 0.99))
     assert firing(starved) == ["input.too_few_workers"]

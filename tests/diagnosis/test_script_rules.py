@@ -102,6 +102,8 @@ def test_a_training_process_that_unpacks_is_the_limit() -> None:
     assert finding.state == "fires" and finding.suggestions[0].changes == {"collate_fn": "stack"}
     predicted = finding.suggestions[0].predicted_speedup
     assert predicted is not None and predicted.low < 0.1 / 0.08 < predicted.high, "a loader that stacks gives a batch in 80 ms"
+    older = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
+    assert input_ipc_collate.RULE.check(older).state == "fires", "as recorded before a loader that stacks was measured"
     at_once = case(knobs={**WORKERS, "collate_fn": "stack"}, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
     assert input_ipc_collate.RULE.check(at_once).suggestions == (), "batches are made by the workers as it is"
     assert input_slow_storage.RULE.check(found).state == "clear"

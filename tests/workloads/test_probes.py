@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpuconsole.model.knobs import Knobs
 from gpuconsole.workloads.training import gpt, gpu_probes, vision
 from gpuconsole.workloads.training.gpu_probes import GPU_PROBES, h2d_copies, launch, sync_gaps
 from gpuconsole.workloads.training.loop import TrainingLoop
@@ -87,10 +88,10 @@ def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
 
 
 def test_the_loader_probe_tells_unpacking_from_waiting(tmp_path: Path) -> None:
-    """Forty tensors a sample: each has memory of its own, for which the training process must ask."""
+    """Many tensors a sample: each has memory of its own, for which the training process must ask."""
     found = {}
     for collate in ("stack", "list"):
-        knobs = knobs_of("vision-healthy", batch_size=8, num_workers=1, width=8, image_size=40, collate_fn=collate, tensors_per_sample=40)
+        knobs = knobs_of("vision-healthy", batch_size=8, num_workers=1, width=8, image_size=32, collate_fn=collate, tensors_per_sample=16)
         loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
         found[collate] = loader_alone(loop)
         loop.close()
@@ -98,6 +99,23 @@ def test_the_loader_probe_tells_unpacking_from_waiting(tmp_path: Path) -> None:
     assert found["list"]["probe.loader_receive_ratio"].value > found["stack"]["probe.loader_receive_ratio"].value
     assert found["list"]["probe.loader_stacked_samples_per_s"].value > found["list"]["probe.loader_samples_per_s"].value
     assert "probe.loader_stacked_samples_per_s" not in found["stack"], "it stacks as it is"
+
+
+def test_a_loader_that_cannot_have_more_workers_is_still_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8)
+    loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+    opened = loop.task.open_stream
+
+    def no_memory_for_workers(knobs: Knobs) -> Any:
+        if knobs["num_workers"]:
+            raise RuntimeError("unable to allocate shared memory")
+        return opened(knobs)
+
+    monkeypatch.setattr(loop.task, "open_stream", no_memory_for_workers)
+    found = loader_alone(loop)
+    assert set(found) == {"probe.loader_samples_per_s", "probe.loader_cpu_ratio"}
+    assert "num_workers 0 -> 1 failed: unable to allocate shared memory" in found["probe.loader_samples_per_s"].source
+    loop.close()
 
 
 @pytest.mark.parametrize("probe", GPU_PROBES.values(), ids=GPU_PROBES)

@@ -18,7 +18,7 @@ PREDICTION_ERROR = 0.35
 MORE_WORKERS = 4
 """So many more than now are tried at once where the loader sleeps (probe P6)."""
 ADDS_UP = 0.8
-"""Of the sum of what each does alone: together they do less only where the storage gives no more."""
+"""Of the sum of what each does alone: together they do less where the storage gives no more, or the cores."""
 NEARLY_ALL = 0.95
 RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch's end and the next one's first batch")
 RESTARTS = Threshold("restarts", 2, "", "one restart says nothing of how often they come")

@@ -18,7 +18,7 @@ def check(case: Case) -> Finding:
     if _input.cause(case) != "ipc_collate":
         return clear(ID, TITLE, min(0.99, level), (case.evidence("data_wait_ratio", _input.WAIT.value),))
     receive = case.value("probe.loader_receive_ratio")
-    predicted, evidence = _stacked(case) if case.knobs.get("collate_fn") == "list" else (None, ())
+    predicted, evidence = _stacked(case)
     return fires(
         ID,
         TITLE,
@@ -44,8 +44,10 @@ def check(case: Case) -> Finding:
     )
 
 
-def _stacked(case: Case) -> tuple[Interval, tuple[Evidence, ...]]:
-    """T' = max(T_compute, T_load) with the loader that stacks, whose rate probe P6 measures, and the figures it is made of."""
+def _stacked(case: Case) -> tuple[Interval | None, tuple[Evidence, ...]]:
+    """T' = max(T_compute, T_load) with the loader that stacks, if probe P6 has measured its rate, and the figures it is made of."""
+    if "probe.loader_stacked_samples_per_s" not in case.signals:
+        return None, ()
     load_s = case.value("samples_per_step") / case.value("probe.loader_stacked_samples_per_s")
     speedup = case.value("step_s") / max(_input.compute_s(case), load_s)
     shown = ("probe.loader_stacked_samples_per_s", "probe.loader_samples_per_s", "samples_per_step", "step_s")

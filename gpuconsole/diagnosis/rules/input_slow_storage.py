@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.model.finding import Finding
 
 ID = "input.slow_storage"
 TITLE = "Samples wait for storage"
+HELPS = Threshold("helps", 1.05, "x", "more workers must promise 5 % to be suggested: less is worth no trial")
 
 
 def check(case: Case) -> Finding:
@@ -17,10 +18,12 @@ def check(case: Case) -> Finding:
         return clear(ID, TITLE, level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
     workers = _input.enough_workers(case)
     cpu = _input.loading_cpu_ratio(case)
+    helps = _input.predicted(case, workers) >= HELPS.value
+    limit = "" if helps else "; more workers would get no more from the storage"
     return fires(
         ID,
         TITLE,
-        f"a step waits {wait:.0%} of its time for data, and while it does the loader sleeps: it is on a core only {cpu:.0%} of the time",
+        f"a step waits {wait:.0%} of its time for data, and while it does the loader sleeps: it is on a core only {cpu:.0%} of the time{limit}",
         recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
         confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
         evidence=_input.evidence(case, _input.SLEEPS),
@@ -32,6 +35,8 @@ def check(case: Case) -> Finding:
                 "sleeping workers need no core, so their waits overlap",
                 _input.worker_code(workers) + "\n# or: stage the data on local disk, or pack small files into shards",
             )
+            if helps
+            else None
         ),
         level=level,
     )
@@ -41,7 +46,7 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s"),
-    thresholds=(_input.WAIT, _input.SLEEPS),
+    thresholds=(_input.WAIT, _input.SLEEPS, HELPS),
     knobs=("num_workers",),
     text="""The training thread waits for batches while the processes that load them are off the CPU: they wait for disk,
 network or a lock. Probe P6 measures it on the loader alone: CPU seconds over wall less run-queue delay, below one half.

@@ -58,7 +58,7 @@ class Exercise:
     slow_ratio: float = 0.0
     """and 100 times that before such a share of them."""
     reads: int = 0
-    """Small reads of the disk before each sample."""
+    """Reads of the disk itself before each sample (see records.py)."""
     blurs: int = 0
     """How often the augmentation's blur is applied."""
     strips: int = 1

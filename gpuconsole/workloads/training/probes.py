@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs import Knobs, describe_changes
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.clock import now, process_cpu_s
 from gpuconsole.workloads.memory_stats import allocator_name
@@ -107,7 +107,7 @@ def side_work_off(loop: TrainingLoop) -> Signals:
 SLEEPS = 0.5
 """As the rule has it: loading processes on a core for less than half of their time wait for storage."""
 LONGEST = 4
-"""Times its budget a drain may take, of a loader whose batches come slowly and in bursts."""
+"""Times its budget a drain may take, and as much before it, of a loader whose batches come slowly and in bursts."""
 
 
 def loader_alone(loop: TrainingLoop) -> Signals:
@@ -125,9 +125,16 @@ def loader_alone(loop: TrainingLoop) -> Signals:
         ways["loader_plus_4"] = {"num_workers": present + 4}
     if present and loop.knobs["collate_fn"] == "list":
         ways["loader_stacked"] = {"collate_fn": "stack"}
+    drained, failed = {"loader": first}, ""
+    for label, way in ways.items():
+        try:
+            drained[label] = _drain(loop, {**loop.knobs, **way})
+        except (OSError, RuntimeError) as error:  # shared memory or descriptors do not suffice for more: what is known by then counts
+            failed = f"; {describe_changes(way, loop.knobs)} failed: {error}"
+            break
     signals: Signals = {}
-    for label, found in {"loader": first, **{label: _drain(loop, {**loop.knobs, **way}) for label, way in ways.items()}}.items():
-        source = f"probe P6, {found.batches} batches, {found.workers} workers"
+    for label, found in drained.items():
+        source = f"probe P6, {found.batches} batches, {found.workers} workers{failed}"
         signals[f"probe.{label}_samples_per_s"] = Signal(found.samples_per_s, "samples/s", source)
         signals[f"probe.{label}_cpu_ratio"] = Signal(
             found.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
@@ -139,7 +146,7 @@ def loader_alone(loop: TrainingLoop) -> Signals:
 
 
 class Drained(NamedTuple):
-    """What a loader gives when nothing is behind it. Shares are of the time that is not spent in run queues."""
+    """What a loader gives when nothing is behind it. `cpu_ratio`: of the loading processes' time outside of run queues."""
 
     workers: int
     samples_per_s: float
@@ -156,24 +163,25 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
         assert isinstance(stream, LoaderStream)
         try:
             batch = stream.next()
+            start = now()
             for _ in range(workers * int(knobs["prefetch_factor"])):
-                stream.next()
+                if now() - start < LONGEST * budget_s:
+                    stream.next()
             pids = stream.worker_pids()
             cpu_before, runq_before = _load_times(pids, workers, loop)
-            start, batches, own_runq = now(), 0, loop.account.times.runq_s()
+            start, batches = now(), 0
             waits.clear()
             least = 3 * max(1, workers)  # several hand out their batches in bursts
             while batches < 2 or now() - start < budget_s or (batches < least and now() - start < LONGEST * budget_s):
                 stream.next()
                 batches += 1
             wall, waited = now() - start, sum(waits)
-            present_s = max(1e-9, wall - (loop.account.times.runq_s() - own_runq))
             cpu_after, runq_after = _load_times(pids, workers, loop)
         finally:
             stream.close()
     busy = cpu_after - cpu_before
     present = max(1e-9, wall * len(pids) - (runq_after - runq_before))
-    return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / present_s), batches)
+    return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / wall), batches)
 
 
 def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[float, float]:

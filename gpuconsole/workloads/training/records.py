@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -17,18 +18,27 @@ RECORDS = 256
 
 
 def prepare_records() -> Path:
-    """The file of random records, made once per user. Raises ValueError, one line, where its file system reads through the page cache only."""
+    """The file of random records, made once per user.
+
+    Raises ValueError, one line, where there is no room for it, or its file system reads through the page cache only.
+    """
     path = cache_folder() / "records-1"
-    if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:  # blocks never written would not be read from the disk
-            file.write(random.Random(0).randbytes(RECORD * RECORDS))
-            os.fsync(file.fileno())
-        Path(file.name).rename(path)
     try:
+        if not path.exists():
+            _write(path)
         _opened(path)
     except (AttributeError, OSError) as error:
-        raise ValueError(f"storage_reads: {path} cannot be read around the page cache (O_DIRECT): {error}") from error
+        raise ValueError(f"storage_reads: {path} cannot be made, or not be read around the page cache (O_DIRECT): {error}") from error
     return path
+
+
+def _write(path: Path) -> None:
+    """Whole or not at all, and to the disk: blocks that were never written would not be read from it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+        file.write(random.Random(0).randbytes(RECORD * RECORDS))
+        os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another run made the same file first
+            os.link(file.name, path)
 
 
 def read_records(path: Path, count: int, chance: random.Random) -> None:
