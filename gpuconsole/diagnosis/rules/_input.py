@@ -92,8 +92,11 @@ def rate_of_sleepers(case: Case, workers: int) -> float:
 
 
 def one_worker_rate(case: Case) -> float:
-    """Samples/s of one worker process, from the drain with one worker more than now."""
-    return case.value("probe.loader_plus_1_samples_per_s") / (int(case.knobs["num_workers"]) + 1)
+    """Samples/s of one worker process, from the drain with one worker more than now; of a loader that sleeps as it is now."""
+    workers = int(case.knobs["num_workers"])
+    if loading_cpu_ratio(case) < SLEEPS.value:
+        return case.value("probe.loader_samples_per_s") / max(1, workers)
+    return case.value("probe.loader_plus_1_samples_per_s") / (workers + 1)
 
 
 def compute_s(case: Case) -> float:
@@ -115,16 +118,16 @@ def predicted_interval(case: Case, workers: int) -> Interval:
 
 
 def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
-    """What every input finding shows: the wait, the loader's CPU share, its rate now and with one worker more, and the
+    """What every input finding shows: the wait, the loader's CPU share, its rate now and with more workers, and the
     step without input (probe P1), where that has run."""
     shown = [
         case.evidence("data_wait_ratio", WAIT.value),
         case.evidence("probe.loader_cpu_ratio", cpu_threshold.value),
         case.evidence("probe.loader_samples_per_s"),
-        case.evidence("probe.loader_plus_1_samples_per_s"),
+        *case.if_known("probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s"),
         case.evidence("step_s"),
     ]
-    return (*shown, *case.if_known("probe.loader_plus_4_samples_per_s"), *case.if_known("probe.cached_pass_s"))
+    return (*shown, *case.if_known("probe.cached_pass_s"))
 
 
 def worker_code(workers: int) -> str:

@@ -45,7 +45,7 @@ def check(case: Case) -> Finding:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s"),
+    signals=("data_wait_ratio", "probe.loader_cpu_ratio", "probe.loader_samples_per_s", "probe.loader_plus_4_samples_per_s"),
     thresholds=(_input.WAIT, _input.SLEEPS, HELPS),
     knobs=("num_workers",),
     text="""The training thread waits for batches while the processes that load them are off the CPU: they wait for disk,

@@ -36,8 +36,7 @@ class LoaderStream:
         parallel: dict[str, Any] = {}
         if workers:
             parallel = {"prefetch_factor": int(knobs["prefetch_factor"]), "persistent_workers": bool(knobs["persistent_workers"])}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns when num_workers exceeds the cores: right for transforms, wrong for slow storage
+        with _without_advice():
             self._loader: DataLoader[Any] = DataLoader(
                 dataset,
                 batch_size=int(knobs["batch_size"]),
@@ -54,7 +53,7 @@ class LoaderStream:
         self.restarts, self.restart_s = 0, 0.0
         self._finish = finish
         self._stacks_here = knobs["collate_fn"] == "list"
-        self._batches: Iterator[Any] = iter(self._loader)
+        self._batches = self._epoch()
 
     def next(self) -> Batch:
         try:
@@ -65,11 +64,15 @@ class LoaderStream:
 
     def _next_epoch(self) -> Any:
         start = now()
-        self._batches = iter(self._loader)
+        self._batches = self._epoch()
         batch = next(self._batches)
         self.restarts += 1
         self.restart_s += now() - start
         return batch
+
+    def _epoch(self) -> Iterator[Any]:
+        with _without_advice():
+            return iter(self._loader)
 
     def worker_pids(self) -> list[int]:
         """Process ids of the loader's workers; this process's own where it has none."""
@@ -80,6 +83,14 @@ class LoaderStream:
         shutdown = getattr(self._batches, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """torch warns when num_workers exceeds the cores: right for transforms, wrong for slow storage."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager

@@ -111,18 +111,17 @@ LONGEST = 4
 
 
 def loader_alone(loop: TrainingLoop) -> Signals:
-    """P6: the loader with nothing behind it, at the present number of workers and at more; and whether it computes or sleeps.
+    """P6: the loader with nothing behind it, at the present number of workers, and whether it computes or sleeps.
 
-    Where it sleeps, also with so many workers that the storage itself is the limit, if it is; where the training process gets samples one by
-    one, also with batches made in the workers.
+    Then with one worker more, or, where it sleeps, with so many more that the storage itself is the limit, if it is; where the training process
+    gets samples one by one, also with batches made in the workers.
     """
     if "num_workers" not in loop.knobs:
         raise ProbeError("this workload has no DataLoader")
     present = int(loop.knobs["num_workers"])
     first = _drain(loop, loop.knobs)
-    ways: dict[str, Knobs] = {"loader_plus_1": {"num_workers": present + 1}}
-    if first.cpu_ratio < SLEEPS:
-        ways["loader_plus_4"] = {"num_workers": present + 4}
+    more = 4 if first.cpu_ratio < SLEEPS else 1
+    ways: dict[str, Knobs] = {f"loader_plus_{more}": {"num_workers": present + more}}
     if present and loop.knobs["collate_fn"] == "list":
         ways["loader_stacked"] = {"collate_fn": "stack"}
     drained, failed = {"loader": first}, ""
