@@ -139,11 +139,13 @@ def test_states_are_told() -> None:
     assert "● rec" in text(paint_header(cpu_view(recording_to="x"), 80, 2))
 
 
-def test_the_selected_suggestion_is_always_in_sight() -> None:
+def test_the_selected_suggestion_is_always_in_sight_and_what_it_is_about() -> None:
     shown = gpu_view()
-    for selected in facts.suggestions(shown):
-        for height in range(3, 20):
-            assert "[Enter]" in text(paint_diagnosis(shown, selected, 80, height, False)), (selected, height)
+    for finding in facts.firing(shown.run):
+        for suggestion in finding.suggestions:
+            for height in range(4, 20):
+                painted = text(paint_diagnosis(shown, facts.suggestion_id(finding, suggestion), 80, height, False))
+                assert "[Enter]" in painted and finding.title in painted, (finding.rule, height)
 
 
 def test_runs_and_turned_down_trials_are_rows() -> None:

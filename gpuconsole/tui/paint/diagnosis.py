@@ -18,8 +18,8 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
-    rows, at = _findings(view, selected, inner, roomy=room >= 10)
-    middle = _window(rows, at, room - len(top) - len(foot), inner)
+    rows, title, at = _findings(view, selected, inner, roomy=room >= 10)
+    middle = _window(rows, title, at, room - len(top) - len(foot), inner)
     gap = room - len(top) - len(middle) - len(foot)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
     return panel("Diagnosis", _status(view), body, width, height, boxed)
@@ -59,18 +59,19 @@ def _foot(view: View, width: int, most: int) -> list[Row]:
     return [line(width, (note, "dim")) for note in view.notes[-most:]]
 
 
-def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], int]:
-    """All rows of all findings that fire, and the index of the selected one."""
+def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], int, int]:
+    """All rows of all findings that fire, and the indices of the selected one's title and of itself."""
     run = view.run
     firing = facts.firing(run)
     rows: list[Row] = []
-    at = 0
+    title = at = 0
     for number, finding in enumerate(firing, 1):
+        headline = len(rows)
         rows.append(_headline(number, finding, width))
         rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy else 1)]
         for suggestion in finding.suggestions:
             chosen = facts.suggestion_id(finding, suggestion) == selected
-            at = len(rows) if chosen else at
+            title, at = (headline, len(rows)) if chosen else (title, at)
             rows.append(_suggestion(suggestion, run.knobs if run else {}, chosen, width))
         if roomy and number < len(firing):
             rows.append(blank(width))
@@ -78,7 +79,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
     if state and (not firing or roomy):
         rows += [blank(width)] if rows else []
         rows += [line(width, (text, "dim")) for text in wrap(state, width, 8 if starting else 4)]
-    return rows, at
+    return rows, title, at
 
 
 def _headline(number: int, finding: Finding, width: int) -> Row:
@@ -131,14 +132,16 @@ def _state(view: View, fires: bool) -> str:
     return text + "."
 
 
-def _window(rows: list[Row], at: int, height: int, width: int) -> list[Row]:
-    """`height` rows around the selected one, with a word on what is above and below."""
+def _window(rows: list[Row], title: int, at: int, height: int, width: int) -> list[Row]:
+    """`height` rows around the selected one, with its finding's title, and a word on what is below."""
     if height <= 0:
         return []
     if len(rows) <= height:
         return rows
     start = max(0, min(at - height // 2, len(rows) - height))
     shown = rows[start : start + height]
+    if title < start < at:
+        shown[0] = rows[title]
     below = len(rows) - start - height
     if below > 0 and height >= 4 and at < start + height - 1:
         shown[-1] = line(width, (f"  … {below + 1} more rows below: down, or d", "dim"))
