@@ -45,6 +45,15 @@ def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
     assert input_slow_storage.RULE.check(found).state == "fires"
 
 
+def test_restarts_that_are_most_of_the_long_waits_are() -> None:
+    """The batches after the first of an epoch are late too, and the others wait a little."""
+    waits = {"data_wait_ratio": 0.127, "data_wait_typical_ratio": 0.028, "data_wait_excess_ratio": 0.101, "loader__restarts": 4.0}
+    found = case(knobs=WORKERS, loader__restart_ratio=0.06, **waits, **FAST)
+    assert input_epoch_restart.RULE.check(found).state == "fires" and input_jitter.RULE.check(found).state == "clear"
+    rare = case(knobs=WORKERS, loader__restart_ratio=0.04, **waits, **FAST)
+    assert input_epoch_restart.RULE.check(rare).state == "clear" and input_jitter.RULE.check(rare).state == "fires"
+
+
 def test_few_long_waits_of_a_fast_loader_are_jitter() -> None:
     found = case(knobs=WORKERS, data_wait_ratio=0.2, data_wait_typical_ratio=0.001, data_wait_excess_ratio=0.2, **FAST)
     finding = input_jitter.RULE.check(found)

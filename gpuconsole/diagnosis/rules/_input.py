@@ -32,8 +32,7 @@ Cause = Literal["none", "epoch_restart", "ipc_collate", "jitter", "slow_storage"
 def cause(case: Case) -> Cause:
     """Why the step waits for data. Needs probe P6 once the wait is large enough; raises Missing until it has run."""
     wait, workers = case.value("data_wait_ratio"), int(case.knobs.get("num_workers", 0))
-    restart = case.get("loader.restart_ratio", 0.0) if workers else 0.0
-    if restart >= RESTART.value and restart >= wait / 2 and case.get("loader.restarts", 0.0) >= RESTARTS.value:
+    if workers and _is_restart(case, wait):
         return "epoch_restart"
     if wait < min(WAIT.value, EXCESS.value if workers else 1.0):
         return "none"
@@ -49,6 +48,15 @@ def cause(case: Case) -> Cause:
     if predicted(case, next_workers(case)) >= WORKER_GAIN.value:
         return "too_few_workers"
     return "cpu_transform"
+
+
+def _is_restart(case: Case, wait: float) -> bool:
+    """Epochs' ends are most of the wait, or, where ordinary batches are in time, of the long waits: batches soon after an end are late too."""
+    restart = case.get("loader.restart_ratio", 0.0)
+    if restart < RESTART.value or case.get("loader.restarts", 0.0) < RESTARTS.value:
+        return False
+    in_time = case.get("data_wait_typical_ratio", 1.0) < TYPICAL.value
+    return restart >= wait / 2 or (in_time and restart >= case.get("data_wait_excess_ratio", wait) / 2)
 
 
 def _is_jitter(case: Case) -> bool:
