@@ -33,7 +33,7 @@ FIRST_PROBES = ("cached_batch", "memory_parts")
 class Diagnosing:
     """Drives diagnosis for the engine. `busy` is held by whoever intervenes in the workload.
 
-    `turning`: where somebody waits to turn some knobs and no others, the probes that may lead to that go first.
+    `turning`: where somebody waits to turn some knobs and no others, no probes are made but those that may lead to that.
     """
 
     def __init__(
@@ -105,10 +105,9 @@ class Diagnosing:
 
     def _due(self, findings: list[Finding]) -> list[str]:
         record = self._store.record
-        first = () if record is None or record.run.serves else FIRST_PROBES
-        wanted = wanted_probes(findings)
-        urgent = wanted_probes(about(findings, self.turning)) if self.turning else []
-        order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *urgent, *first, *wanted))
+        first = () if record is None or record.run.serves or self.turning else FIRST_PROBES
+        wanted = wanted_probes(about(findings, self.turning))
+        order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         return [probe for probe in order if probe not in self._probed]
 
     def _case(self, record: RunRecord) -> Case:

@@ -229,8 +229,8 @@ class Engine(StoreReader):
             raise FrontError(answer.error)
         self._next(changes, worker)
 
-    def look_first_for(self, knobs: Collection[str]) -> None:
-        """Probes that may lead to a change of one of these go first, after those that settle what is plain already. (): the usual order."""
+    def look_only_for(self, knobs: Collection[str]) -> None:
+        """No probes but those that may lead to a change of one of these, lest they keep it waiting. (): all, in the usual order."""
         self._diagnosing.turning = knobs
 
     async def try_change(

@@ -17,14 +17,14 @@ from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
-from gpuconsole.runtime.diagnosed import until_diagnosed
+from gpuconsole.runtime.diagnosed import in_doubt, until_diagnosed
 from gpuconsole.runtime.front import Busy, FrontError, View
 from gpuconsole.tuning.tuner import HOT_S, Candidate, candidates, in_place, trial_s, turnable, usual_s
 
 BUSY_S = 1.0
 AT_ONCE = 1.1
 """A change in place that promises this much at the least is tried at once, if that takes no longer than most: while the probes answered, the run
-would go on that much slower, and of a setting that is about to go they would tell little."""
+would go on that much slower, and of a setting that is about to go they would tell little. One that promises less is once no probe is waited for."""
 LOOKED_S = 10.0
 """Seconds of steady steps without which nothing is taken to be all right: checkpoints, evaluations and ends of epochs are rare."""
 TUNE_S = 300.0
@@ -38,7 +38,7 @@ class Tunes(Protocol):
 
     def environment(self) -> Environment: ...
 
-    def look_first_for(self, knobs: Collection[str]) -> None: ...
+    def look_only_for(self, knobs: Collection[str]) -> None: ...
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial: ...
 
@@ -89,15 +89,15 @@ class Tuner:
         turning = turnable(self.certificate.start, self._allow, self.certificate.only)
         if not turning:
             return await self._end("none of these knobs may be turned: they change what is learnt per step")
-        self._engine.look_first_for(turning)
+        self._engine.look_only_for(turning)
         try:
             return await self._search(turning)
         finally:
-            self._engine.look_first_for(())
+            self._engine.look_only_for(())
 
     async def _search(self, turning: Collection[str]) -> Certificate:
         while True:
-            run = await until_diagnosed(self._engine, self._enough, turning=turning)
+            run = await until_diagnosed(self._engine, lambda: self._enough(turning), turning=turning)
             if not self.certificate.end.keys() <= run.knobs.keys():
                 raise FrontError(f"{run.scenario} runs now")
             found = self._candidates(run)
@@ -115,20 +115,21 @@ class Tuner:
     def _candidates(self, run: Run) -> list[Candidate]:
         return candidates(run, self._tried(), self._allow, self.certificate.only)
 
-    def _enough(self) -> bool:
+    def _enough(self, turning: Collection[str]) -> bool:
         """Whether the rest is not waited for: there is no time for a trial anyway, or what is known by now is worth one at once."""
-        return self._left_s() <= HOT_S or self._worth_at_once()
+        return self._left_s() <= HOT_S or self._worth_at_once(turning)
 
-    def _worth_at_once(self) -> bool:
+    def _worth_at_once(self, turning: Collection[str]) -> bool:
         view = self._engine.view()
         run = view.run
-        if run is None or run.steady_from_s is None or run.serves or view.probing:
+        if run is None or run.steady_from_s is None or "step_s" not in run.signals or run.serves or view.probing:
             return False
         best = next(iter(self._candidates(run)), None)
-        if best is None or not in_place(best.changes) or trial_s(best.changes, run) > usual_s(best.changes):
+        if best is None or not in_place(best.changes):
             return False
         predicted = best.suggestion.predicted_speedup
-        return predicted is not None and predicted.low >= AT_ONCE
+        much = predicted is not None and predicted.low >= AT_ONCE
+        return not in_doubt(run, turning) or (much and trial_s(best.changes, run) <= usual_s(best.changes))
 
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:
