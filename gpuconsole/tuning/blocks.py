@@ -19,6 +19,9 @@ MAX_PERIOD = 40
 PERIOD_KNOBS = {"log_every": "logging", "save_every": "checkpoint", "eval_every": "eval"}
 """What happens every so many steps, and the phase that it takes its time in."""
 SIDE_KNOBS = {*PERIOD_KNOBS, "log_gradients", "eval_batch_size"}
+RARER = 10
+"""What happens so many times more rarely on one side need not happen in that side's blocks: if it never did, the gain would be overstated by a
+tenth, and over a trial it does now and then."""
 NEGLIGIBLE = 0.01
 """Of step time: what happens now and then and costs less need not happen equally often in both blocks of a pair."""
 
@@ -33,8 +36,10 @@ def order() -> Iterator[tuple[int, int]]:
 class BlockPlan:
     """How long a block of one side must be: whole periods of what happens every so many steps there, and time to mean something."""
 
-    def __init__(self, knobs: Knobs, changes: Collection[str], phases_ratio: Mapping[str, float] | None = None) -> None:
-        """`knobs` as they are on this side, `changes`: the names of those that differ between the sides.
+    def __init__(
+        self, knobs: Knobs, changes: Collection[str], phases_ratio: Mapping[str, float] | None = None, others: Knobs | None = None
+    ) -> None:
+        """`knobs` as they are on this side, `others` as on the other, `changes`: the names of those that differ.
 
         `phases_ratio`: each phase's share of step time before the trial, where it is known.
         """
@@ -43,7 +48,9 @@ class BlockPlan:
         self.min_s = MIN_SERVING_BLOCK_S if self.serving else MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
         shares = None if SIDE_KNOBS.intersection(changes) else phases_ratio
         weighs = [name for name, phase in PERIOD_KNOBS.items() if shares is None or shares.get(phase, 1.0) >= NEGLIGIBLE]
-        periods = [int(knobs[name]) for name in weighs if 0 < int(knobs.get(name, 0)) <= MAX_PERIOD]
+        every = {name: int(knobs.get(name, 0)) for name in weighs}
+        rare = {name for name in weighs if every[name] >= RARER * int((others or knobs).get(name, 0)) > 0}
+        periods = [every[name] for name in weighs if 0 < every[name] <= MAX_PERIOD and name not in rare]
         period = math.lcm(*periods)
         self.period = period if period <= MAX_PERIOD else max(periods)
 
@@ -66,7 +73,8 @@ class BlockPlan:
 def plans(knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None) -> dict[int, BlockPlan]:
     """Of both sides of a trial of `changes` to `knobs`, by arm."""
     sides = {BASELINE: knobs, CHANGED: {**knobs, **changes}}
-    return {arm: BlockPlan(values, changes, phases_ratio) for arm, values in sides.items()}
+    other = {BASELINE: sides[CHANGED], CHANGED: knobs}
+    return {arm: BlockPlan(values, changes, phases_ratio, other[arm]) for arm, values in sides.items()}
 
 
 def rate(steps: Sequence[Step], contention_free: bool) -> float:

@@ -2,8 +2,9 @@ import itertools
 
 import pytest
 
+from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, rate
+from gpuconsole.tuning.blocks import BASELINE, CHANGED, BlockPlan, order, plans, rate
 
 
 def steps(n: int, wall: float, runq: float = 0.0) -> list[Step]:
@@ -28,6 +29,18 @@ def test_a_side_on_which_it_happens_more_often_has_shorter_blocks() -> None:
     assert often.complete(steps(6, 0.06))
     assert not rarely.complete(steps(29, 0.06))
     assert rarely.complete(steps(30, 0.06))
+
+
+def test_the_side_on_which_it_is_ten_times_rarer_need_not_wait_for_it() -> None:
+    """Whatever its blocks miss is a tenth of what the other side pays, at most."""
+    before: Knobs = {"save_every": 3, "log_every": 20}
+    sides = {every: plans(before, {"save_every": every}, None) for every in (29, 30)}
+    assert [sides[every][BASELINE].period for every in sides] == [20, 20], (
+        "3 and 20 have no period of 40 steps or less in common: the longer"
+    )
+    assert [sides[every][CHANGED].period for every in sides] == [29, 20]
+    back = plans({"save_every": 30}, {"save_every": 3}, None)
+    assert (back[BASELINE].period, back[CHANGED].period) == (1, 3), "whichever side is the changed one"
 
 
 def test_what_happens_too_rarely_for_a_block_makes_it_no_longer() -> None:

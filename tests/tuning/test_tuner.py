@@ -47,7 +47,7 @@ def test_gain_per_second_of_trial_decides() -> None:
 def test_a_trial_whose_blocks_hold_many_steps_takes_longer_and_comes_later() -> None:
     """Forty steps of 60 ms are a block of 2.4 s."""
     rarer, fused = finding("a", {"save_every": 40}, Interval(1.3, 1.5)), finding("b", {"optim": "adamw_fused"}, Interval(1.25, 1.45))
-    now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 2}, "signals": {"step_s": Signal(0.06, "s", "account")}}
+    now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 5}, "signals": {"step_s": Signal(0.06, "s", "account")}}
     run = run_with(rarer, fused, **now)
     assert trial_s({"optim": "adamw_fused"}, run) == HOT_S < trial_s({"save_every": 40}, run) == pytest.approx(4 * (2.4 + 0.35))
     assert [one.rule for one in candidates(run, [], False)] == ["b", "a"]
