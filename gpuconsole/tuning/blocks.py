@@ -18,7 +18,8 @@ MAX_BLOCK_S = 2.5
 MAX_PERIOD = 40
 PERIOD_KNOBS = {"log_every": "logging", "save_every": "checkpoint", "eval_every": "eval"}
 """What happens every so many steps, and the phase that it takes its time in."""
-SIDE_KNOBS = {*PERIOD_KNOBS, "log_gradients", "eval_batch_size"}
+COST_KNOBS = {"logging": {"log_every", "log_gradients"}, "checkpoint": {"save_every"}, "eval": {"eval_every", "eval_batch_size"}}
+"""What decides the share of each of those phases."""
 RARER = 10
 """What happens so many times more rarely on one side need not happen in that side's blocks: if it never did, the gain would be overstated by a
 tenth, and over a trial it does now and then."""
@@ -46,8 +47,9 @@ class BlockPlan:
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
         self.serving = any(CATALOGUE[name].serving for name in changes)
         self.min_s = MIN_SERVING_BLOCK_S if self.serving else MIN_LOADER_BLOCK_S if self.through_loader else MIN_BLOCK_S
-        shares = None if SIDE_KNOBS.intersection(changes) else phases_ratio
-        weighs = [name for name, phase in PERIOD_KNOBS.items() if shares is None or shares.get(phase, 1.0) >= NEGLIGIBLE]
+        shares = phases_ratio or {}
+        unknown = {phase for phase, of_phase in COST_KNOBS.items() if not of_phase.isdisjoint(changes)}  # from now on
+        weighs = [name for name, phase in PERIOD_KNOBS.items() if phase in unknown or shares.get(phase, 1.0) >= NEGLIGIBLE]
         every = {name: int(knobs.get(name, 0)) for name in weighs}
         rare = {name for name in weighs if every[name] >= RARER * int((others or knobs).get(name, 0)) > 0}
         periods = [every[name] for name in weighs if 0 < every[name] <= MAX_PERIOD and name not in rare]

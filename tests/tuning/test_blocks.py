@@ -52,6 +52,7 @@ def test_what_happens_now_and_then_and_costs_nothing_makes_no_block_longer() -> 
     assert BlockPlan(knobs, ["optim"], {"logging": 0.001}).complete(steps(6, 0.2))
     assert not BlockPlan(knobs, ["optim"], {"logging": 0.05}).complete(steps(6, 0.2))
     assert not BlockPlan(knobs, ["log_gradients"], {"logging": 0.001}).complete(steps(6, 0.2))  # it may weigh from now on
+    assert BlockPlan({**knobs, "save_every": 3}, ["save_every"], {"logging": 0.001, "checkpoint": 0.2}).period == 3
 
 
 def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
