@@ -13,6 +13,7 @@ from gpuconsole.model.trial import Speedup
 
 WORTH = 1.05
 """A knob that promises or gains less is no cause."""
+UNTOLD = 1.5
 UNDOES = {*EXERCISES, "transform_cost"}
 """Knobs that no user's job has."""
 
@@ -81,6 +82,12 @@ def relative_error(realised: Realised) -> float | None:
     if realised.predicted is None or realised.speedup is None:
         return None
     return abs(math.log(realised.predicted.middle / realised.speedup.estimate))
+
+
+def untold(one: Realised) -> bool:
+    """Whether the trial came to nothing: undecided, and its interval's ends further apart than UNTOLD."""
+    assert one.speedup is not None
+    return one.verdict == "undecided" and one.speedup.high / one.speedup.low > UNTOLD
 
 
 def covered(one: Realised) -> bool:

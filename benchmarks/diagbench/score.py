@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.diagbench.rows import UNDOES, WORTH, Realised, Row, best, covered, meets, relative_error
+from benchmarks.diagbench.rows import UNDOES, WORTH, Realised, Row, best, covered, meets, relative_error, untold
 
 Z = 1.96
 NEARLY = 0.9
@@ -98,11 +98,15 @@ def _by_rule(healthy: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _gains(tried: Sequence[Row]) -> dict[str, Any]:
-    """Of first suggestions that turn a knob a user has. `undoing`: those that turn off what was put in are left out, and counted."""
+    """Of first suggestions that turn a knob a user has. `undoing`: those that turn off what was put in are left out, and counted.
+
+    `untold`: trials that came to nothing are held against no prediction; `gain_covered_untold_too` counts them nevertheless.
+    """
     tops = [row.top for row in tried if row.top]
     undoing = [one for one in tops if not UNDOES.isdisjoint(one.changes)]
     others = [one for one in tops if UNDOES.isdisjoint(one.changes)]
-    gains = [one for one in others if one.predicted and one.speedup and not one.error]
+    measured = [one for one in others if one.predicted and one.speedup and not one.error]
+    gains = [one for one in measured if not untold(one)]
     errors = [error for one in gains if (error := relative_error(one)) is not None]
     widths = [one.predicted.high / one.predicted.low for one in gains if one.predicted]
     inside = sum(map(covered, gains))
@@ -113,6 +117,8 @@ def _gains(tried: Sequence[Row]) -> dict[str, Any]:
         "gain_median_width": round(statistics.median(widths), 2) if widths else None,
         "gain_meets": _share(sum(map(meets, gains)), len(gains)),
         "gains": len(gains),
+        "untold": len(measured) - len(gains),
+        "gain_covered_untold_too": _share(sum(map(covered, measured)), len(measured)),
         "undoing": len(undoing),
         "top_won": sum(one.verdict == "win" for one in others),
         "top_tried": len(others),

@@ -116,6 +116,13 @@ def test_figures_follow_from_rows() -> None:
     assert "F1" in whole and "input" in whole and svg(whole, "DiagBench").startswith("<svg")
 
 
+def test_a_trial_that_came_to_nothing_is_held_against_no_prediction() -> None:
+    nothing = Realised({"num_workers": 2}, "input.jitter", Interval(1.1, 1.6), Speedup(0.93, 0.6, 1.4), "undecided")
+    missed = Realised({"num_workers": 2}, "input.jitter", Interval(1.2, 1.6), Speedup(1.03, 0.99, 1.07), "undecided")
+    found = report([row(f"F{n}", ("input.jitter",), ("input.jitter",), top=top) for n, top in enumerate((nothing, missed, TOP))])
+    assert (found["gains"], found["untold"], found["gain_covered"], found["gain_covered_untold_too"]) == (2, 1, 0.5, 0.3333)
+
+
 def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None:
     helps = Realised({"batch_size": 32}, speedup=Speedup(1.4, 1.3, 1.5))
     unsure = Realised({"log_every": 20}, speedup=Speedup(1.1, 0.9, 1.3))
