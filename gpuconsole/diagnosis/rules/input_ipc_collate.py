@@ -22,7 +22,7 @@ def check(case: Case) -> Finding:
     return fires(
         ID,
         TITLE,
-        f"a step spends {wait:.0%} of its time on data, and with the loader alone the training process unpacks for {receive:.0%} of the time",
+        f"data takes {wait:.0%} of a step; unpacking is {receive:.0%} of what the loader alone takes",
         recoverable=1 - 1 / predicted.middle if predicted else 0.8 * wait,
         confidence="high" if receive >= 0.7 else "medium",
         evidence=(
