@@ -28,7 +28,7 @@ def prepare_records() -> Path:
             _write(path)
         _opened(path)
     except (AttributeError, OSError) as error:
-        raise ValueError(f"storage_reads: {path} cannot be made, or not be read around the page cache (O_DIRECT): {error}") from error
+        raise ValueError(f"storage_reads: {path} cannot be made, or cannot be read around the page cache (O_DIRECT): {error}") from error
     return path
 
 
@@ -36,6 +36,7 @@ def _write(path: Path) -> None:
     """Whole or not at all, and to the disk: blocks that were never written would not be read from it."""
     with tempfile.NamedTemporaryFile(dir=path.parent) as file:
         file.write(random.Random(0).randbytes(RECORD * RECORDS))
+        file.flush()
         os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):  # another run made the same file first
             os.link(file.name, path)
