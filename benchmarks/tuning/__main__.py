@@ -1,14 +1,14 @@
 """How soon does `gpuconsole tune` have what exhaustive search finds?
 
-    python -m benchmarks.tuning [--only SCENARIO ...] [--repeats 10] [--budget 120] [--grids FILE] [--rows FILE] [--keep]
+    python -m benchmarks.tuning [--only SCENARIO ...] [--sessions 5] [--repeats 10] [--budget 120] [--grids FILE] [--rows FILE] [--keep]
 
 For each scenario: every point of a grid is measured in turn, in so many blocks as --repeats says: ten, as `gpuconsole sweep` does and as an
 experiment needs that is to tell 5 % on a machine whose blocks differ by 10 to 20; random search and Optuna's TPE (pip install optuna) are replayed
 on those figures; the tuner runs live, may turn the grid's knobs and no others, and diagnoses within its time. An evaluation costs what its blocks
-took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is. The tuner's is one
-live session, the searches' the median of SEEDS replays, none of which knows when it has what it looks for.
+took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is. The tuner's time is
+the median of --sessions live ones, the scenarios in turn; the searches' the median of SEEDS replays, none of which knows when it has what it looks for.
 Nobody is held against the luckiest of many looks. For the tuner the grid's FINALISTS best points run in turn again, and its end runs against the best
-of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn. For the searches see `searches.best_rate`.
+of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn, after each session. For the searches see `searches.best_rate`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, rand
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
-from gpuconsole.model.knobs import Knobs, show
+from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.sweep import Sweep, SweepPoint
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.runtime.engine import Engine
@@ -97,13 +97,13 @@ async def best_point(found: Grid) -> int:
     return max(rates, key=lambda n: rates[n])
 
 
-async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
-    """One scenario, as it was measured. Times in seconds, without the start of the workload."""
+async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None) -> dict[str, Any]:
+    """One session, as it was measured. Times in seconds, without the start of the workload. `best`: the grid's, where a session has found it out."""
     scenario, grid = found.scenario, [point.knobs for point in found.points]
     certificate = await tuned(scenario, space, budget_s)
-    best_n = await best_point(found)
+    best = best or grid[await best_point(found)]
     ours = {name: certificate.end[name] for name in space}
-    final, _ = await measured(scenario, [ours, grid[best_n]], FINAL_BLOCKS)
+    final, _ = await measured(scenario, [ours, best], FINAL_BLOCKS)
     shares = [our_rate / its for our_rate, its in zip(*(point.rates for point in final.points), strict=True)]
     reached, bounds = statistics.fmean(shares), interval(shares)
     return {
@@ -112,7 +112,7 @@ async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
         "budget_s": budget_s,
         "points": len(grid),
         "block_s": round(found.block_s, 3),
-        "grid_best": grid[best_n],
+        "grid_best": best,
         "tune_end_s": certificate.elapsed_s,
         "tune_end": {name: certificate.end[name] for name in certificate.changed},
         "reached": round(reached, 3),
@@ -123,14 +123,21 @@ async def compare(found: Grid, space: Space, budget_s: float) -> dict[str, Any]:
     }
 
 
-def told(row: dict[str, Any], space: Space) -> dict[str, Any]:
-    """The row with what the searches would have made of it."""
-    curves, quick = replayed(row, space, row["repeats"]), replayed(row, space, QUICK)
-    curves["tune"] = [tuple(point) for point in row["tune_curve"]]
-    best = best_rate([rates for _, rates in row["rates"]])
+ALIKE = ("scenario", "repeats", "budget_s", "points", "block_s", "grid_best", "rates")
+"""What the sessions of one scenario have in common: the grid."""
+
+
+def told(rows: list[dict[str, Any]], space: Space) -> dict[str, Any]:
+    """One scenario's sessions, with what the searches would have made of its grid."""
+    grid = {name: rows[0][name] for name in ALIKE}
+    curves, quick = replayed(grid, space, grid["repeats"]), replayed(grid, space, QUICK)
+    own = [[(float(t), float(share)) for t, share in row["tune_curve"]] for row in rows]
+    curves["tune"] = median_of_sessions(own)
+    best = best_rate([rates for _, rates in grid["rates"]])
+    shares = [row["reached"] for row in rows]
     return {
-        **row,
-        "good_points": sum(statistics.fmean(rates) >= GOOD * best for _, rates in row["rates"]),
+        **grid,
+        "good_points": sum(statistics.fmean(rates) >= GOOD * best for _, rates in grid["rates"]),
         "grid_s": curves["grid"][-1][0],
         "random_s": good_at(curves["random"]),
         "tpe_s": good_at(curves["tpe"]),
@@ -138,6 +145,13 @@ def told(row: dict[str, Any], space: Space) -> dict[str, Any]:
         "quick_random_s": good_at(quick["random"]),
         "quick_tpe_s": good_at(quick["tpe"]),
         "tune_s": good_at(curves["tune"]),
+        "tune_end_s": statistics.median(row["tune_end_s"] for row in rows),
+        "reached": round(statistics.fmean(shares), 3),
+        "reached_interval": [round(bound, 3) for bound in interval(shares) or rows[0]["reached_interval"]],
+        "sessions": [
+            {"tune_s": good_at(found)} | {key: value for key, value in row.items() if key not in ALIKE}
+            for row, found in zip(rows, own, strict=True)
+        ],
         "curves": curves,
     }
 
@@ -162,6 +176,12 @@ def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]
     return {name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(shares, 1)] for name, shares in curves.items()}
 
 
+def median_of_sessions(curves: list[Curve]) -> Curve:
+    """The share that half of the sessions hold by then."""
+    times = sorted({t for curve in curves for t, _ in curve})
+    return [(t, round(statistics.median(max(at for at in curve if at[0] <= t)[1] for curve in curves), 4)) for t in times]
+
+
 def good_at(curve: Curve) -> float | None:
     """When it held GOOD of the best; None if it never did."""
     return next((t for t, share in curve if share >= GOOD), None)
@@ -181,15 +201,26 @@ def tuner_curve(certificate: Certificate, reached: float) -> Curve:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Seconds until each search holds GOOD of the grid's best; what the tuner ended with, as a share of it with its interval."""
-    headings = ("scenario", "grid", "random", "TPE", "tune", "(all)", f"by {QUICK} blocks: random", "TPE", "tune's end", "")
+    """Seconds until each search holds GOOD of the grid's best, the tuner also by session; what it ended with, as a share of it with its interval."""
+    headings = (
+        "scenario",
+        "grid",
+        "random",
+        "TPE",
+        "tune",
+        "its end",
+        f"by {QUICK} blocks: random",
+        "TPE",
+        "tune's end",
+        "tune, each session",
+    )
     lines = [headings]
     for name, found in results.items():
         times = ("grid_s", "random_s", "tpe_s", "tune_s", "tune_end_s", "quick_random_s", "quick_tpe_s")
         searches = ["never" if found[key] is None else f"{found[key]:.0f}" for key in times]
         low, high = found["reached_interval"]
-        end = " ".join(f"{knob}={show(value)}" for knob, value in found["tune_end"].items())
-        lines.append((name, *searches, f"{found['reached']:.1%} [{low:.1%}, {high:.1%}]", end))
+        each = ", ".join("never" if one["tune_s"] is None else f"{one['tune_s']:.0f}" for one in found["sessions"])
+        lines.append((name, *searches, f"{found['reached']:.1%} [{low:.1%}, {high:.1%}]", each))
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
     aligned = (0, 8, 9)  # the rest are numbers
     rows = [
@@ -199,12 +230,14 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(row.rstrip() for row in rows)
 
 
-def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, Any]:
-    """The scenarios that are done with so many repeats and that budget, by name."""
-    if path is None or not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["scenario"]: row for row in rows if (row["repeats"], row["budget_s"]) == (repeats, budget_s)}
+def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, list[dict[str, Any]]]:
+    """The sessions that are done with so many repeats and that budget, by scenario."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        row = json.loads(line)
+        if (row["repeats"], row["budget_s"]) == (repeats, budget_s):
+            found.setdefault(row["scenario"], []).append(row)
+    return found
 
 
 def read_grids(path: Path | None, repeats: int) -> dict[str, Grid]:
@@ -220,18 +253,23 @@ def read_grids(path: Path | None, repeats: int) -> dict[str, Grid]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SPACES, default=list(SPACES))
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--sessions", type=int, default=5, help="live sessions of the tuner for each scenario")
+    parser.add_argument("--repeats", type=int, default=10, help="blocks of each point of the grid")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds that the tuner may take")
     parser.add_argument("--grids", type=Path, help="JSON lines: grids that are there are not measured again")
     parser.add_argument("--grids-only", action="store_true", help="measure the grids, and nothing against them")
-    parser.add_argument("--rows", type=Path, help="JSON lines: scenarios that are there are not run again")
+    parser.add_argument("--rows", type=Path, help="JSON lines: sessions that are there are not run again")
     parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
     args = parser.parse_args()
     if args.repeats < 2 * QUICK:
         parser.error(f"--repeats {args.repeats}: {2 * QUICK} or more are needed to tell luck from speed")
-    grids, results = read_grids(args.grids, args.repeats), read(args.rows, args.repeats, args.budget)
+    grids, rows = read_grids(args.grids, args.repeats), read(args.rows, args.repeats, args.budget)
+    lacking = [name for _ in range(args.sessions) for name in args.only]
     for name in args.only:
-        if name not in results and name not in grids:
+        for _ in rows.get(name, [])[: args.sessions]:
+            lacking.remove(name)
+    for name in dict.fromkeys(lacking):
+        if name not in grids:
             grids[name] = asyncio.run(exhaustive(name, SPACES[name], args.repeats))
             print(f"{name}: {len(grids[name].points)} points, {grids[name].block_s:.2f} s a block", flush=True)
             if args.grids:
@@ -239,14 +277,14 @@ def main() -> int:
                     file.write(msgspec.json.encode(grids[name]) + b"\n")
     if args.grids_only:
         return 0
-    for name in args.only:
-        if name not in results:
-            results[name] = asyncio.run(compare(grids[name], SPACES[name], args.budget))
-            if args.rows:
-                with args.rows.open("a") as file:
-                    file.write(json.dumps(results[name]) + "\n")
-            print(table({name: told(results[name], SPACES[name])}), flush=True)
-    results = {name: told(row, SPACES[name]) for name, row in results.items()}
+    for name in lacking:
+        done = rows.setdefault(name, [])
+        done.append(asyncio.run(compare(grids[name], SPACES[name], args.budget, done[0]["grid_best"] if done else None)))
+        if args.rows:
+            with args.rows.open("a") as file:
+                file.write(json.dumps(done[-1]) + "\n")
+        print(table({name: told(done, SPACES[name])}), flush=True)
+    results = {name: told(found, SPACES[name]) for name, found in rows.items()}
     page = "\n\n".join([table(results), *map(curve, results, results.values())])
     print(page)
     if args.keep:

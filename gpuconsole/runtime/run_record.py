@@ -284,12 +284,18 @@ class RunRecord:
         """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""
         waits = [step.phases[DATA_WAIT] for step in steps]
         typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
-        excess = sum(max(0.0, wait - typical) for wait in waits) / wall
+        beyond = [max(0.0, wait - typical) for wait in waits]
+        excess = sum(beyond)
         source = f"step account, n={len(steps)}"
-        return {
+        found = {
             "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: the median step's wait"),
-            "data_wait_excess_ratio": Signal(excess, "ratio", f"{source}: waits beyond the median one's, summed"),
+            "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: waits beyond the median one's, summed"),
         }
+        if excess:
+            long_s = sum(wait**2 for wait in beyond) / excess  # of a second of such waiting: how long the wait is that it is part of
+            found["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean of those waits, weighted by their own length")
+            found["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: so many waits of that length add up to as much")
+        return found
 
     def _look_for_steady(self) -> None:
         steps = list(self.steps)

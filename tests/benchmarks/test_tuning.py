@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tuning.__main__ import good_at, replayed, tuner_curve
+from benchmarks.tuning.__main__ import good_at, median_of_sessions, replayed, table, told, tuner_curve
 from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
@@ -67,3 +67,18 @@ def test_the_tuners_curve_goes_back_from_what_it_ended_with() -> None:
     shares = {name: [(50.0 * n, share) for n, share in enumerate((0.5, 0.9, 1.0), 1)] for name in ("grid", "random", "tpe")}
     drawn = curve("train-gpt", {"curves": {**shares, "tune": found}})
     assert "●" in drawn and "64 s" in drawn
+
+
+def test_the_tuners_time_is_that_by_which_half_of_its_sessions_have_it() -> None:
+    sessions = [[(0.0, 0.5), (20.0, 1.0)], [(0.0, 0.5), (10.0, 0.7), (30.0, 1.0)], [(0.0, 0.5)]]
+    assert median_of_sessions(sessions) == [(0.0, 0.5), (10.0, 0.5), (20.0, 0.7), (30.0, 1.0)]
+    pytest.importorskip("optuna")
+    grid = {"repeats": 4, "budget_s": 60.0, "points": 3, "block_s": 2.0, "grid_best": {"batch_size": 4}, "scenario": "train-gpt"}
+    rates = [({"batch_size": size}, [float(size)] * 4) for size in (1, 2, 4)]
+    rows = [
+        {**grid, "rates": rates, "tune_curve": found, "tune_end_s": 40.0, "reached": found[-1][1], "reached_interval": [0.9, 1.1]}
+        for found in sessions
+    ]
+    found = told(rows, {"batch_size": [1, 2, 4]})
+    assert found["tune_s"] == 30.0 and [one["tune_s"] for one in found["sessions"]] == [20.0, 30.0, None]
+    assert "20, 30, never" in table({"train-gpt": found})

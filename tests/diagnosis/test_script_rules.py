@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Missing
+from gpuconsole.diagnosis.case import TRIAL_ERROR, Missing
 from gpuconsole.diagnosis.rules import (
     comm_accum_without_no_sync,
     host_eval_stall,
@@ -96,6 +96,43 @@ def test_a_queue_that_is_not_full_again_soon_is_no_cure(rate: float, first: str)
     }
     finding = input_jitter.RULE.check(case(knobs={**WORKERS, "num_workers": 1}, probe__loader_samples_per_s=rate, **waits))
     assert list(finding.suggestions[0].changes) == [first]
+
+
+@pytest.mark.parametrize(
+    ("long_s", "prefetch_factor", "cpu", "workers", "gain"),
+    [
+        (0.5, 1, 0.1, 4, 1 / 0.75),  # a step without waits takes 0.1875 s: three of them last so long
+        (0.5, 2, 0.1, 3, 1 / 0.75),
+        (1.5, 1, 0.1, 5, 1 / (1 - 0.25 * 0.5)),  # four more have half of it ready
+        (0.5, 1, 0.9, 2, 1 / (1 - 0.25 * 0.375)),  # one core is free
+    ],
+)
+def test_so_many_workers_that_they_outlast_a_slow_sample(
+    long_s: float, prefetch_factor: int, cpu: float, workers: int, gain: float
+) -> None:
+    waits = {
+        "data_wait_ratio": 0.25,
+        "data_wait_typical_ratio": 0.0,
+        "data_wait_excess_ratio": 0.25,
+        "step_s": 0.25,
+        "data_wait_long_s": long_s,
+        "data_wait_long_steps": 1e9,
+    }
+    knobs = {**WORKERS, "num_workers": 1, "prefetch_factor": prefetch_factor}
+    found = case(knobs=knobs, samples_per_step=16.0, probe__loader_samples_per_s=80.0, probe__loader_cpu_ratio=cpu, **waits)
+    suggestion = input_jitter.RULE.check(found).suggestions[0]
+    assert suggestion.changes == {"num_workers": workers}
+    assert suggestion.predicted_speedup is not None
+    assert (suggestion.predicted_speedup.low + suggestion.predicted_speedup.high) / 2 == pytest.approx(gain, rel=0.02)
+
+
+@pytest.mark.parametrize(("seen", "error"), [(1e9, 0.35), (50.0, 0.403), (2.0, 1.0)])
+def test_few_slow_samples_promise_little_for_sure(seen: float, error: float) -> None:
+    waits = {"data_wait_ratio": 0.25, "data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.25, "step_s": 0.25}
+    long = {"data_wait_long_s": 0.5, "data_wait_long_steps": seen}
+    found = case(knobs={**WORKERS, "num_workers": 1}, samples_per_step=16.0, probe__loader_samples_per_s=80.0, **waits, **long)
+    promised = input_jitter.RULE.check(found).suggestions[0].predicted_speedup
+    assert promised is not None and promised.high == pytest.approx((1 + (1 + error) / 3) * (1 + TRIAL_ERROR), rel=0.001)
 
 
 def test_without_workers_there_is_no_queue() -> None:

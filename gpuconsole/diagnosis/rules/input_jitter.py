@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+import math
+
+from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.model.finding import Finding, Interval
 
@@ -19,8 +21,7 @@ def check(case: Case) -> Finding:
     limit = _input.EXCESS.value
     if _input.cause(case) != "jitter":
         return clear(ID, TITLE, min(0.99, excess / limit), (case.evidence("data_wait_excess_ratio", limit),))
-    deeper = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER
-    workers = int(case.knobs["num_workers"]) + 1
+    deeper, workers = int(case.knobs["prefetch_factor"]) * TIMES_DEEPER, _workers_that_outlast(case)
     without_waits = 1 / (1 - min(0.9, excess))
     capacity = _capacity(case)
     changes = [
@@ -34,8 +35,8 @@ def check(case: Case) -> Finding:
         suggest(
             case,
             {"num_workers": workers},
-            _up_to(without_waits),
-            "another process goes on while one waits",
+            speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case)),
+            "the others have batches ready while one waits",
             _input.worker_code(workers),
         ),
     ]
@@ -50,7 +51,7 @@ def check(case: Case) -> Finding:
         evidence=(
             case.evidence("data_wait_excess_ratio", limit),
             case.evidence("data_wait_typical_ratio", _input.TYPICAL.value),
-            *case.if_known("probe.loader_samples_per_s"),
+            *case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s"),
             case.evidence("samples_per_step"),
             case.evidence("step_s"),
         ),
@@ -67,6 +68,28 @@ def _capacity(case: Case) -> float | None:
     return case.value("probe.loader_samples_per_s") * case.value("step_s") / case.value("samples_per_step")
 
 
+def _workers_that_outlast(case: Case) -> int:
+    """So many that what the others have ready lasts as long as a long wait; at most what probe P6 tries at once, or what the cores can do with."""
+    now = int(case.knobs["num_workers"])
+    computes = case.get("probe.loader_cpu_ratio", 0.0) >= _input.SLEEPS.value
+    most = _input.next_workers(case) if computes else now + _input.MORE_WORKERS
+    return next((workers for workers in range(now + 1, most) if _outlasted(case, workers) == 1.0), most)
+
+
+def _outlasted(case: Case, workers: int) -> float:
+    """Share of a long wait that the batches cover which more workers have in hand: each has `prefetch_factor`, and a step eats one.
+
+    Batches come in order: while one is late, the steps go on as far as those before it reach, and it was begun so many steps before its turn.
+    """
+    more = (workers - int(case.knobs["num_workers"])) * int(case.knobs["prefetch_factor"])
+    return min(1.0, more * _input.compute_s(case) / max(case.get("data_wait_long_s", 0.0), 1e-9))
+
+
+def _error(case: Case) -> float:
+    """Of the gain: slow samples are few, so that how many come is chance (Poisson), in what was seen as in what will be."""
+    return min(1.0, math.hypot(_input.PREDICTION_ERROR, math.sqrt(2 / max(1.0, case.get("data_wait_long_steps", 1.0)))))
+
+
 def _up_to(most: float) -> Interval:
     """One slow sample often follows another before the queue is full again: a third of the waits is what goes at least."""
     return Interval(1 + 0.3 * (max(1.0, most) - 1), max(1.0, most))
@@ -75,13 +98,22 @@ def _up_to(most: float) -> Interval:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_samples_per_s", "samples_per_step", "step_s"),
+    signals=(
+        "data_wait_excess_ratio",
+        "data_wait_typical_ratio",
+        "data_wait_long_s",
+        "data_wait_long_steps",
+        "probe.loader_samples_per_s",
+        "samples_per_step",
+        "step_s",
+    ),
     thresholds=(_input.EXCESS, _input.TYPICAL, REFILLS),
     knobs=("prefetch_factor", "num_workers"),
     text="""The typical step finds its batch ready, and yet waits add up: excess is the sum of what each wait is longer than the
 median one. So a few samples take many times longer than the others (a cold cache, a large file, a slow server), and the queue runs
-dry while one of them is read. A deeper queue helps if the loader alone (probe P6) delivers enough to fill it again soon; else another
-worker is suggested first.
+dry while one of them is read. A deeper queue helps if the loader alone (probe P6) delivers enough to fill it again soon; else more
+workers are suggested first: so many that what the others have ready lasts as long as such a wait does, for a batch that is handed out in
+order is begun num_workers * prefetch_factor steps before its turn. With fewer, a part of each wait is left.
 Confounder: several workers that are too slow on average hand out batches in bursts; P6 tells it apart, by delivering more than the model
 eats. With one worker that is too slow for ordinary batches every step waits.""",
     check=check,
