@@ -8,7 +8,8 @@ on those figures; the tuner runs live, may turn the grid's knobs and no others, 
 took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is. The tuner's time is
 the median of --sessions live ones, the scenarios in turn; the searches' the median of SEEDS replays, none of which knows when it has what it looks for.
 Nobody is held against the luckiest of many looks. For the tuner the grid's FINALISTS best points run in turn again, and its end runs against the best
-of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn, after each session. For the searches see `searches.best_rate`.
+of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn, after each session: the median of the pairs. For the searches see
+`searches.best_rate`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from benchmarks.pictures import svg
 from benchmarks.tuning.curves import curve
@@ -33,12 +35,13 @@ from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.device import Device
 from gpuconsole.model.knobs import Knobs
 from gpuconsole.model.sweep import Sweep, SweepPoint
+from gpuconsole.model.trial import Trial
 from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.runtime.engine import Engine
 from gpuconsole.runtime.serving import ServingChoice
 from gpuconsole.runtime.sweeping import Sweeper
 from gpuconsole.runtime.tuner import Tuner
-from gpuconsole.tuning.sweeps import interval, points
+from gpuconsole.tuning.sweeps import points
 
 FINALISTS = 4
 QUICK = 2
@@ -81,6 +84,12 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
         await engine.close()
 
 
+def spent(trial: Trial) -> tuple[float, list[float] | None]:
+    """How long it took, and the speed-up with its interval."""
+    found = trial.speedup
+    return round(trial.elapsed_s, 1), found and [round(value, 3) for value in (found.estimate, found.low, found.high)]
+
+
 async def exhaustive(scenario: str, space: Space, repeats: int) -> Grid:
     sweep, block_s = await measured(scenario, points(space, {}, grid=True), repeats)
     failed = [point.error for point in sweep.points if point.error or not point.rates]
@@ -105,7 +114,7 @@ async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None
     ours = {name: certificate.end[name] for name in space}
     final, _ = await measured(scenario, [ours, best], FINAL_BLOCKS)
     shares = [our_rate / its for our_rate, its in zip(*(point.rates for point in final.points), strict=True)]
-    reached, bounds = statistics.fmean(shares), interval(shares)
+    reached, *bounds = interval(shares)
     return {
         "scenario": scenario,
         "repeats": found.repeats,
@@ -116,8 +125,9 @@ async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None
         "tune_end_s": certificate.elapsed_s,
         "tune_end": {name: certificate.end[name] for name in certificate.changed},
         "reached": round(reached, 3),
-        "reached_interval": bounds and [round(bound, 3) for bound in bounds],
-        "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept) for one in certificate.attempts],
+        "reached_interval": [round(bound, 3) for bound in bounds],
+        "shares": [round(share, 4) for share in shares],
+        "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept, *spent(one.trial)) for one in certificate.attempts],
         "tune_curve": tuner_curve(certificate, reached),
         "rates": [(point.knobs, point.rates) for point in found.points],
     }
@@ -134,7 +144,7 @@ def told(rows: list[dict[str, Any]], space: Space) -> dict[str, Any]:
     own = [[(float(t), float(share)) for t, share in row["tune_curve"]] for row in rows]
     curves["tune"] = median_of_sessions(own)
     best = best_rate([rates for _, rates in grid["rates"]])
-    shares = [row["reached"] for row in rows]
+    reached, *bounds = interval([share for row in rows for share in row["shares"]])
     return {
         **grid,
         "good_points": sum(statistics.fmean(rates) >= GOOD * best for _, rates in grid["rates"]),
@@ -146,8 +156,8 @@ def told(rows: list[dict[str, Any]], space: Space) -> dict[str, Any]:
         "quick_tpe_s": good_at(quick["tpe"]),
         "tune_s": good_at(curves["tune"]),
         "tune_end_s": statistics.median(row["tune_end_s"] for row in rows),
-        "reached": round(statistics.fmean(shares), 3),
-        "reached_interval": [round(bound, 3) for bound in interval(shares) or rows[0]["reached_interval"]],
+        "reached": round(reached, 3),
+        "reached_interval": [round(bound, 3) for bound in bounds],
         "sessions": [
             {"tune_s": good_at(found)} | {key: value for key, value in row.items() if key not in ALIKE}
             for row, found in zip(rows, own, strict=True)

@@ -76,7 +76,15 @@ def test_the_tuners_time_is_that_by_which_half_of_its_sessions_have_it() -> None
     grid = {"repeats": 4, "budget_s": 60.0, "points": 3, "block_s": 2.0, "grid_best": {"batch_size": 4}, "scenario": "train-gpt"}
     rates = [({"batch_size": size}, [float(size)] * 4) for size in (1, 2, 4)]
     rows = [
-        {**grid, "rates": rates, "tune_curve": found, "tune_end_s": 40.0, "reached": found[-1][1], "reached_interval": [0.9, 1.1]}
+        {
+            **grid,
+            "rates": rates,
+            "tune_curve": found,
+            "tune_end_s": 40.0,
+            "reached": found[-1][1],
+            "reached_interval": [0.9, 1.1],
+            "shares": [1.0, 1.1],
+        }
         for found in sessions
     ]
     found = told(rows, {"batch_size": [1, 2, 4]})
