@@ -39,6 +39,14 @@ def test_restarts_that_are_most_of_the_wait_are_the_cause_and_no_other_rule_clai
     assert all(rule.RULE.check(found).state == "clear" for rule in (input_jitter, input_slow_storage, input_too_few_workers))
 
 
+@pytest.mark.parametrize(("restart", "fires"), [(0.05, False), (0.09, True)])
+def test_where_the_processes_stay_an_empty_queue_is_a_long_wait_like_others(restart: float, fires: bool) -> None:
+    waits = {"data_wait_ratio": restart + 0.03, "data_wait_typical_ratio": 0.03, "data_wait_excess_ratio": restart}
+    found = case(knobs={**WORKERS, "persistent_workers": True}, loader__restart_ratio=restart, loader__restarts=4.0, **waits, **FAST)
+    assert (input_epoch_restart.RULE.check(found).state == "fires") == fires
+    assert all(rule.RULE.check(found).state == "clear" for rule in (input_jitter, input_slow_storage, input_too_few_workers))
+
+
 def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
     found = case(knobs=WORKERS, data_wait_ratio=0.5, loader__restart_ratio=0.04, **loader(rate=100.0, plus_1=200.0, cpu=0.1))
     assert input_epoch_restart.RULE.check(found).state == "clear"

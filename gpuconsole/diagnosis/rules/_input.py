@@ -53,10 +53,15 @@ def cause(case: Case) -> Cause:
 def _is_restart(case: Case, wait: float) -> bool:
     """Epochs' ends are most of the wait, or, where ordinary batches are in time, of the long waits: batches soon after an end are late too."""
     restart = case.get("loader.restart_ratio", 0.0)
-    if restart < RESTART.value or case.get("loader.restarts", 0.0) < RESTARTS.value:
+    if restart < least_restart(case).value or case.get("loader.restarts", 0.0) < RESTARTS.value:
         return False
     in_time = case.get("data_wait_typical_ratio", 1.0) < TYPICAL.value
     return restart >= wait / 2 or (in_time and restart >= case.get("data_wait_excess_ratio", wait) / 2)
+
+
+def least_restart(case: Case) -> Threshold:
+    """Where the processes stay, an epoch begins with an empty queue and no more: a few long waits like any others."""
+    return EXCESS if case.knobs.get("persistent_workers", False) else RESTART
 
 
 def _is_jitter(case: Case) -> bool:

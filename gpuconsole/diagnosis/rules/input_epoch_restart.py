@@ -14,7 +14,7 @@ def check(case: Case) -> Finding:
     ratio = case.value("loader.restart_ratio")
     if not int(case.knobs.get("num_workers", 0)):
         return clear(ID, TITLE, 0.0, summary="no loader processes that could be started anew")
-    limit = _input.RESTART.value
+    limit = _input.least_restart(case).value
     evidence = (
         case.evidence("loader.restart_ratio", limit),
         case.evidence("data_wait_ratio"),
@@ -47,11 +47,12 @@ RULE = Rule(
     id=ID,
     title=TITLE,
     signals=("loader.restart_ratio", "data_wait_ratio", "loader.restarts"),
-    thresholds=(_input.RESTART, _input.RESTARTS),
+    thresholds=(_input.RESTART, _input.EXCESS, _input.RESTARTS),
     knobs=("persistent_workers",),
     text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
 batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
-when that is most of the wait for data, or of its long waits where the others are short. Short epochs make it worse; a sampler without end does away with it.
+when that is most of the wait for data, or of its long waits where the others are short. Where the processes stay (persistent_workers), only
+the queue is empty when an epoch begins: then it must be 8 % of the time, as of other long waits. Short epochs make it worse; a sampler without end does away with it.
 Predicted: 1 / (1 - s), s between the share of those restarts, less what filling the queue still takes, and the whole wait for data: the
 batches after the first are late too.""",
     check=check,
