@@ -51,8 +51,9 @@ RULE = Rule(
     knobs=("persistent_workers",),
     text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
 batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
-when that is most of the wait for data, or of its long waits where the others are short. Where the processes stay (persistent_workers), only
-the queue is empty when an epoch begins: then it must be 8 % of the time, as of other long waits. Short epochs make it worse; a sampler without end does away with it.
+when that is most of the wait for data, or of its long waits where the others are short. Where the processes stay
+(persistent_workers), only the queue is empty when an epoch begins: then it must be 8 % of the time, as of other long waits. Short
+epochs make it worse; a sampler without end does away with it.
 Predicted: 1 / (1 - s), s between the share of those restarts, less what filling the queue still takes, and the whole wait for data: the
 batches after the first are late too.""",
     check=check,
