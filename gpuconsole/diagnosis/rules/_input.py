@@ -143,5 +143,6 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
     return (*shown, *case.if_known("probe.cached_pass_s"))
 
 
-def worker_code(workers: int) -> str:
-    return f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True, prefetch_factor=2)"
+def worker_code(case: Case, workers: int) -> str:
+    prefetch = case.knobs.get("prefetch_factor", 2)
+    return f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True, prefetch_factor={prefetch})"

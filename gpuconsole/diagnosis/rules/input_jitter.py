@@ -37,7 +37,7 @@ def check(case: Case) -> Finding:
             {"num_workers": workers},
             speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case)),
             "the others have batches ready while one waits",
-            _input.worker_code(workers),
+            _input.worker_code(case, workers),
         ),
     ]
     if capacity is not None and capacity * (1 - excess) < REFILLS.value:

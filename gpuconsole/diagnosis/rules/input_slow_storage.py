@@ -33,7 +33,7 @@ def check(case: Case) -> Finding:
                 {"num_workers": workers},
                 _input.predicted_interval(case, workers),
                 "sleeping workers need no core, so their waits overlap",
-                _input.worker_code(workers) + "\n# or: stage the data on local disk, or pack small files into shards",
+                _input.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards",
             )
             if helps
             else None

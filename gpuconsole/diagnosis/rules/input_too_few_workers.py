@@ -30,7 +30,7 @@ def check(case: Case) -> Finding:
                 {"num_workers": workers},
                 _input.predicted_interval(case, workers),
                 "batches are made while the model computes",
-                _input.worker_code(workers),
+                _input.worker_code(case, workers),
             )
         ),
         level=level,
