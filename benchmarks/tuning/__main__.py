@@ -273,6 +273,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.repeats < 2 * QUICK:
         parser.error(f"--repeats {args.repeats}: {2 * QUICK} or more are needed to tell luck from speed")
+    if args.sessions < 1:
+        parser.error(f"--sessions {args.sessions}: one or more")
     grids, rows = read_grids(args.grids, args.repeats), read(args.rows, args.repeats, args.budget)
     lacking = [name for _ in range(args.sessions) for name in args.only]
     for name in args.only:

@@ -51,7 +51,7 @@ def check(case: Case) -> Finding:
         evidence=(
             case.evidence("data_wait_excess_ratio", limit),
             case.evidence("data_wait_typical_ratio", _input.TYPICAL.value),
-            *case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s"),
+            *case.if_known("data_wait_long_s", "data_wait_long_steps", "probe.loader_samples_per_s", "probe.loader_cpu_ratio"),
             case.evidence("samples_per_step"),
             case.evidence("step_s"),
         ),
@@ -104,6 +104,7 @@ RULE = Rule(
         "data_wait_long_s",
         "data_wait_long_steps",
         "probe.loader_samples_per_s",
+        "probe.loader_cpu_ratio",
         "samples_per_step",
         "step_s",
     ),
