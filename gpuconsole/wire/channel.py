@@ -9,7 +9,19 @@ import socket
 import threading
 from collections.abc import Callable
 
-from gpuconsole.wire.events import AnyCommand, Event, Processes, Requests, Sample, ServerState, SourceState, Steps, decode_command, encode
+from gpuconsole.wire.events import (
+    AnyCommand,
+    Event,
+    MarkedSteps,
+    Processes,
+    Requests,
+    Sample,
+    ServerState,
+    SourceState,
+    Steps,
+    decode_command,
+    encode,
+)
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
@@ -51,7 +63,9 @@ class ChildChannel:
         line = encode(event) + b"\n"
         with self._lock:
             limit = (
-                OUTBOX_BYTES if isinstance(event, Sample | Steps | Requests | ServerState | Processes | SourceState) else LAST_RESORT_BYTES
+                OUTBOX_BYTES
+                if isinstance(event, Sample | MarkedSteps | Steps | Requests | ServerState | Processes | SourceState)
+                else LAST_RESORT_BYTES
             )
             if len(self._outbox) + len(line) > limit:
                 self.dropped += 1

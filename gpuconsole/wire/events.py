@@ -20,6 +20,7 @@ from gpuconsole.model.run import RunState, Step
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.trial import Trial
+from gpuconsole.wire.marks import MarkedStep
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
@@ -157,6 +158,23 @@ class Steps(Event, frozen=True):
     dropped: int = 0
     rank: int = 0
     counters: dict[str, float] = {}
+
+
+class MarkedSteps(Event, frozen=True):
+    """What a training worker sends for `Steps`, which it becomes as it is decoded; the other fields are alike."""
+
+    steps: list[MarkedStep]
+    cpu_s: float
+    runq_s: float
+    overhead_s: float
+    memory_bytes: float
+    dropped: int = 0
+    rank: int = 0
+    counters: dict[str, float] = {}
+
+    def added_up(self) -> Steps:
+        steps = [step.step() for step in self.steps]
+        return Steps(self.t, steps, self.cpu_s, self.runq_s, self.overhead_s, self.memory_bytes, self.dropped, self.rank, self.counters)
 
 
 class Requests(Event, frozen=True):
@@ -356,5 +374,13 @@ class Stop(Command, frozen=True):
 AnyCommand = Start | SetKnobs | RunProbe | Profile | Pause | Resume | WhatNow | Stop
 
 encode = msgspec.json.Encoder().encode
-decode_event = msgspec.json.Decoder(AnyEvent).decode
+_decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
+
+
+def decode_event(line: bytes | str) -> AnyEvent:
+    """The event that `line` tells. Raises msgspec.DecodeError where it tells none."""
+    event = _decode_sent(line)
+    return event.added_up() if isinstance(event, MarkedSteps) else event
+
+
 decode_command = msgspec.json.Decoder(AnyCommand).decode

@@ -14,7 +14,10 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from gpuconsole.model.run import PHASES, Step
+import msgspec
+
+from gpuconsole.model.run import PHASES
+from gpuconsole.wire.marks import MarkedStep
 from gpuconsole.workloads.clock import ThreadTimes, now
 
 if TYPE_CHECKING:
@@ -33,14 +36,8 @@ Moment: TypeAlias = "float | torch.cuda.Event"
 """Seconds on the host clock, or a place in the CUDA stream."""
 
 
-_Raw: TypeAlias = "tuple[int, float, list[int], list[float], list[float], int, int, float | None, int, int]"
-"""A step as it is noted while training goes on: index, start, of each mark the phase that ended and when, run-queue seconds at the start
-and at each mark (empty where they were not read), samples, tokens, loss, arm, kind. Flat, and made into a Step only when many are handed
-over at once: between two steps nothing of ours is in a cache, and what the garbage collector has to look at brings it on."""
-
-
 class StepAccount:
-    """Times steps on the host clock. `take()` hands over the steps done since the last call.
+    """Times steps on the host clock. `take()` hands over the steps done since the last call, as they were marked: the console adds them up.
 
     `sample_all` reads run-queue time on every step; trials want that, at the same cost for both sides.
     """
@@ -50,7 +47,7 @@ class StepAccount:
         self.overhead_s = 0.0
         self.sample_all = False
         self._index = 0
-        self._raw: list[_Raw] = []
+        self._done: list[MarkedStep] = []
         self._ended: list[int] = []
         self._times: list[float] = []
         self._runq: list[float] = []
@@ -93,15 +90,15 @@ class StepAccount:
             usual = statistics.median(self._walls)  # of many: in a burst of contention more would be sampled than outside
             every = max(1, round(SAMPLE_SPAN_S / max(usual, 1e-6)))
             self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
-        self._raw.append((self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
+        self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
+        self._walls.append(t - self._start)
+        self._done.append(MarkedStep(self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
         self._index += 1
         self._begin(t)
 
-    def take(self) -> list[Step]:
-        steps = [self._step(raw) for raw in self._raw]
-        self._raw.clear()
-        self._walls.extend(step.wall_s for step in steps)
-        return steps
+    def take(self) -> list[MarkedStep]:
+        done, self._done = self._done, []
+        return done
 
     def finish(self) -> None:
         """Wait for figures that are still under way (CUDA only)."""
@@ -112,21 +109,6 @@ class StepAccount:
         self._sampled = (self.sample_all or self._index >= self._next_sample) and self.times.available
         if self._sampled:
             self._runq.append(self.times.runq_s())
-
-    def _step(self, raw: _Raw) -> Step:
-        index, start, ended, times, runq, samples, tokens, loss, arm, kind = raw
-        phases, last = [0.0] * len(PHASES), start
-        for phase, t in zip(ended, times, strict=True):
-            phases[phase] += t - last
-            last = t
-        waited = None
-        if runq:
-            waits = [0.0] * len(PHASES)
-            for phase, before, after in zip(ended, runq, runq[1:], strict=False):
-                waits[phase] += after - before
-            waited = tuple(waits)
-        self.overhead_s += len(ended) * (self._sampled_mark_cost_s if runq else self._mark_cost_s)
-        return Step(index, last, last - start, samples, tokens, tuple(phases), waited, loss, arm, kind)
 
     def _cost_of_marks(self, sampled: bool) -> float:
         """What one mark costs: the mean of 200, on this thread, now."""
@@ -145,39 +127,38 @@ class CudaStepAccount(StepAccount):
 
         self._event_type = torch.cuda.Event
         self._free: list[torch.cuda.Event] = []
-        self._pending: deque[tuple[Step, list[tuple[int, torch.cuda.Event]]]] = deque()
-        self._events: list[tuple[int, torch.cuda.Event]] = []
-        self._resolved: list[Step] = []
+        self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
+        self._events: list[torch.cuda.Event] = []
+        self._resolved: list[MarkedStep] = []
         super().__init__(times)
 
     def restart(self) -> None:
         self.finish()
         super().restart()
-        self._events = [(OTHER, self._record())]
+        self._events = [self._record()]
 
     def moment(self) -> Moment:
         return self._record()
 
     def mark(self, phase: int, at: Moment | None = None) -> None:
         super().mark(phase)
-        self._events.append((phase, self._record() if at is None or isinstance(at, float) else at))
+        self._events.append(self._record() if at is None or isinstance(at, float) else at)
 
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
         super().end(samples, tokens, loss, arm, kind)
-        self._events.append((OTHER, self._record()))
-        self._pending.append((self._step(self._raw.pop()), self._events))
+        self._events.append(self._record())
+        self._pending.append((self._done.pop(), self._events))
         self._events = [self._events[-1]]
-        while self._pending and self._pending[0][1][-1][1].query():
+        while self._pending and self._pending[0][1][-1].query():
             self._resolve()
 
-    def take(self) -> list[Step]:
-        steps, self._resolved = self._resolved, []
-        self._walls.extend(step.wall_s for step in steps)
-        return steps
+    def take(self) -> list[MarkedStep]:
+        resolved, self._resolved = self._resolved, []
+        return resolved
 
     def finish(self) -> None:
         while self._pending:
-            self._pending[0][1][-1][1].synchronize()
+            self._pending[0][1][-1].synchronize()
             self._resolve()
 
     def _record(self) -> torch.cuda.Event:
@@ -186,12 +167,10 @@ class CudaStepAccount(StepAccount):
         return event
 
     def _resolve(self) -> None:
-        """Put the stream's times into the oldest step, all of whose events have been reached."""
+        """Put the stream's times into the oldest step, all of whose events have been reached. It ends when the host ended it."""
         step, events = self._pending.popleft()
-        phases = [0.0] * len(PHASES)
-        for (_, before), (phase, after) in itertools.pairwise(events):
-            phases[phase] += before.elapsed_time(after) * 1e-3
-        self._resolved.append(
-            Step(step.index, step.t, sum(phases), step.samples, step.tokens, tuple(phases), step.runq, step.loss, step.arm, step.kind)
-        )
-        self._free.extend(event for _, event in events[:-1])
+        spans = (before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events))
+        elapsed = list(itertools.accumulate(spans))
+        start = step.times[-1] - elapsed[-1]
+        self._resolved.append(msgspec.structs.replace(step, start=start, times=[start + t for t in elapsed]))
+        self._free.extend(events[:-1])

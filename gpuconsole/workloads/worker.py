@@ -25,6 +25,7 @@ from gpuconsole.wire.events import (
     Failed,
     Hello,
     KnobsSet,
+    MarkedSteps,
     Note,
     Pause,
     Paused,
@@ -37,7 +38,6 @@ from gpuconsole.wire.events import (
     SetKnobs,
     Start,
     Started,
-    Steps,
     Stop,
 )
 from gpuconsole.workloads.clock import now
@@ -228,7 +228,7 @@ class Worker:
         times = self._loop.account.times
         overhead = self._loop.account.overhead_s + self._sending_s
         self._channel.send(
-            Steps(
+            MarkedSteps(
                 start,
                 steps,
                 times.cpu_s(),

@@ -121,7 +121,7 @@ def test_work_that_is_repeated_has_steps_that_are_all_forward(module: Any, knobs
         loop.step()
     loop.set_knobs({"num_threads": 2}, 1)
     loop.step()
-    steps = loop.account.take()
+    steps = [marked.step() for marked in loop.account.take()]
     assert [step.kind for step in steps] == [1, 0, 0, 1]
     assert all(step.samples > 0 and step.phases[PHASES.index("forward")] > 0.5 * step.wall_s for step in steps)
     assert loop.task.facts(knobs).get("bytes_per_sample") == fact
