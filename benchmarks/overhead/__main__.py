@@ -1,10 +1,11 @@
 """What measuring costs the workload: the same training loop bare and under the console, in one process, in ABBA blocks.
 
-    python -m benchmarks.overhead [--pairs 150] [--block-steps 42] [--keep]
+    python -m benchmarks.overhead [--pairs 150] [--block-steps 80] [--new] [--keep]
 
 Bare: the loop with an account that does nothing and nothing sent. Under the console: the real step account, the real flush
 over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
-(quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
+(quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median. A run that is left alone sends a message each 0.5 s; `--new` measures one that has begun
+or was changed in the last 20 s, which sends twice as many and reads run-queue time twice as often (use blocks of 40 steps).
 
 Blocks of one and the same loop differ by some percent on a shared machine. So the console's own work is also timed where it happens: the
 account's calls and the flush between real steps, with nothing of theirs in a cache, less what the same clock reads around calls that do
@@ -31,10 +32,10 @@ from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import Start
 from gpuconsole.workloads.account import Moment, StepAccount
-from gpuconsole.workloads.clock import ThreadTimes
+from gpuconsole.workloads.clock import ThreadTimes, now
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.worker import Worker
+from gpuconsole.workloads.worker import CALM_AFTER_S, Worker
 
 TARGET_RATIO = 0.995
 """At steps of 6 ms: 30 µs."""
@@ -50,14 +51,14 @@ class NoAccount(StepAccount):
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
         self._index += 1
 
-    def restart(self) -> None:
+    def _begin(self, start: float) -> None:
         pass
 
 
 def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float, float]:
     """CPU seconds per step and steps per second of one block, its first step not counted.
 
-    Under the console a block ends with a flush; 42 steps of 6 ms take the 0.25 s after which the worker sends.
+    Under the console a block ends with a flush; 80 steps of 6 ms take the 0.5 s after which the worker of a run left alone sends.
     """
     loop.step()
     cpu, start = time.thread_time(), time.perf_counter()
@@ -100,7 +101,7 @@ def own_us(loop: TrainingLoop, worker: Worker, account: StepAccount, nothing: St
         console = number % 2 == 1
         timed = Timed(account if console else nothing)
         loop.account = timed
-        account.restart()
+        account._begin(now())
         start = time.perf_counter()
         for _ in range(steps):
             loop.step()
@@ -119,7 +120,8 @@ def own_us(loop: TrainingLoop, worker: Worker, account: StepAccount, nothing: St
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=150)
-    parser.add_argument("--block-steps", type=int, default=42)
+    parser.add_argument("--block-steps", type=int, default=80)
+    parser.add_argument("--new", action="store_true", help="as a run's first 20 s are watched")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
     knobs = {**find_scenario("train-gpt").knobs_for("cpu"), "batch_size": 1, "seq_len": 8, "num_threads": 1, "eval_every": 0}
@@ -130,12 +132,15 @@ def main() -> int:
         loop = TrainingLoop(gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch))
         worker = Worker(ChildChannel(ours.detach()), queue.SimpleQueue(), loop, Start("training.gpt", knobs, "cpu"))
         accounts = {False: NoAccount(ThreadTimes()), True: loop.account}
+        if not args.new:
+            worker._stirred -= CALM_AFTER_S
+            worker._flush()
         costs, ratios, bare_steps = [], [], []
         for pair in range(args.pairs + 2):
             measured = {}
             for console in (False, True) if pair % 2 == 0 else (True, False):
                 loop.account = accounts[console]
-                loop.account.restart()
+                loop.account._begin(now())  # the same run goes on: `restart` would have it sampled sooner
                 measured[console] = block(loop, worker if console else None, args.block_steps)
             if pair >= 2:
                 costs.append((measured[True][0] - measured[False][0]) * 1e6)
@@ -155,7 +160,13 @@ def main() -> int:
     print(f"CPU of the training thread {cost[0]:+7.1f} µs/step  [{cost[1]:+.1f}, {cost[2]:+.1f}]")
     print(f"steps/s, console / bare    {ratio[0]:7.4f}          [{ratio[1]:.4f}, {ratio[2]:.4f}]   target >= {TARGET_RATIO}")
     if args.keep:
-        result = {"bare_step_ms": statistics.median(bare_steps), "cpu_us_per_step": cost, "steps_ratio": ratio, "pairs": args.pairs}
+        result = {
+            "bare_step_ms": statistics.median(bare_steps),
+            "cpu_us_per_step": cost,
+            "steps_ratio": ratio,
+            "pairs": args.pairs,
+            "new": args.new,
+        }
         result |= {"own_us_per_step": own[0] + own[1], "own_account_us": own[0], "own_flush_us": own[1], "own_ratio": share}
         print(f"kept in {keep('overhead', result)}")
     return 0 if min(share, ratio[0]) >= TARGET_RATIO else 1

@@ -12,7 +12,7 @@ from gpuconsole.model.run import PROBE
 from gpuconsole.wire.events import Steps
 
 WINDOW = 150
-"""Messages looked at: half a minute of them."""
+"""Messages looked at: half a minute of them, or a minute while a run is left alone."""
 MEMORY_POINTS = 400
 LEAST_STEPS = 50
 LOOK_EVERY_S = 3.0

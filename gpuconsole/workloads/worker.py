@@ -50,10 +50,17 @@ if TYPE_CHECKING:
     from gpuconsole.workloads.training.loop import TrainingLoop
 
 FLUSH_S = 0.25
-"""As often as the console looks. A message costs a training thread some 0.3 to 0.6 ms between two steps: 0.1 to 0.2 % of its time."""
+"""While a run is new, or was just asked for something: findings wait for what is sent. A message costs a training thread some 0.3 to 0.5 ms
+between two steps: 0.1 to 0.2 % of its time."""
+
+CALM_FLUSH_S = 0.5
+"""As often as the screen is painted anew."""
+
+CALM_AFTER_S = 20.0
+"""Without a command; by then a run's first findings are told."""
 
 TRIAL_FLUSH_S = 0.05
-"""A block of a trial takes 0.35 s and more: to learn of its end a quarter of a second late would make it half as long again. At 0.3 to 0.6 ms a
+"""A block of a trial takes 0.35 s and more: to learn of its end a quarter of a second late would make it half as long again. At 0.3 to 0.5 ms a
 message it costs a trial's both sides about 1 % of their time."""
 
 
@@ -78,7 +85,7 @@ class Worker:
         self._max_steps = start.max_steps
         self._stopping = False
         self._sending_s = 0.0
-        self._flushed = now()
+        self._flushed = self._stirred = now()
         self._facts_of: dict[object, dict[str, float]] = {}
         self._profiling: Profiling | None = None
         self._told: set[str] = set()
@@ -86,6 +93,7 @@ class Worker:
     def run(self) -> None:
         self._announce()
         self._loop.forget_peak_memory()
+        self._stirred = now()
         self._loop.account.restart()
         while not self._stopping and not (self._max_steps and self._loop.account.index >= self._max_steps):
             command = self._inbox.poll()
@@ -93,7 +101,7 @@ class Worker:
                 self._serve(command)
                 continue
             self._loop.step()
-            if now() - self._flushed >= (TRIAL_FLUSH_S if self._loop.arm else FLUSH_S):
+            if now() - self._flushed >= self._flush_period_s():
                 self._flush()
                 if self._profiling is not None:
                     self._profiling.poll()
@@ -102,7 +110,13 @@ class Worker:
         self._loop.account.finish()
         self._flush()
 
+    def _flush_period_s(self) -> float:
+        if self._loop.arm:
+            return TRIAL_FLUSH_S
+        return CALM_FLUSH_S if self._loop.account.calm else FLUSH_S
+
     def _serve(self, command: AnyCommand) -> None:
+        self._stirred, self._loop.account.calm = now(), False
         self._loop.account.finish()  # so that no step from before it is told after it
         self._flush()
         if isinstance(command, Stop):
@@ -241,6 +255,7 @@ class Worker:
             )
         )
         self._flushed = now()
+        self._loop.account.calm = self._flushed - self._stirred >= CALM_AFTER_S
         self._sending_s += self._flushed - start
 
     def _answer(self, event: Event) -> None:
