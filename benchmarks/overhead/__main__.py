@@ -15,6 +15,7 @@ nothing. What that does to the steps themselves (cache lines that they lose) onl
 from __future__ import annotations
 
 import argparse
+import math
 import queue
 import socket
 import statistics
@@ -35,7 +36,7 @@ from gpuconsole.workloads.account import Moment, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes, now
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.worker import CALM_AFTER_S, Worker
+from gpuconsole.workloads.worker import Worker
 
 TARGET_RATIO = 0.995
 """At steps of 6 ms: 30 µs."""
@@ -132,9 +133,8 @@ def main() -> int:
         loop = TrainingLoop(gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch))
         worker = Worker(ChildChannel(ours.detach()), queue.SimpleQueue(), loop, Start("training.gpt", knobs, "cpu"))
         accounts = {False: NoAccount(ThreadTimes()), True: loop.account}
-        if not args.new:
-            worker._stirred -= CALM_AFTER_S
-            worker._flush()
+        worker._stirred = math.inf if args.new else -math.inf
+        worker._flush()
         costs, ratios, bare_steps = [], [], []
         for pair in range(args.pairs + 2):
             measured = {}

@@ -6,6 +6,8 @@ them is enough to rebuild every screen. Commands travel the other way.
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from gpuconsole.model.baseline import BaselineComparison
@@ -173,6 +175,7 @@ class MarkedSteps(Event, frozen=True):
     counters: dict[str, float] = {}
 
     def added_up(self) -> Steps:
+        """Raises IndexError or ValueError where a step has no marks, or not as many phases as moments."""
         steps = [step.step() for step in self.steps]
         return Steps(self.t, steps, self.cpu_s, self.runq_s, self.overhead_s, self.memory_bytes, self.dropped, self.rank, self.counters)
 
@@ -380,7 +383,12 @@ _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 def decode_event(line: bytes | str) -> AnyEvent:
     """The event that `line` tells. Raises msgspec.DecodeError where it tells none."""
     event = _decode_sent(line)
-    return event.added_up() if isinstance(event, MarkedSteps) else event
+    if not isinstance(event, MarkedSteps):
+        return cast("AnyEvent", event)
+    try:
+        return event.added_up()
+    except (IndexError, ValueError) as error:
+        raise msgspec.ValidationError(f"marks that make no step: {error}") from None
 
 
 decode_command = msgspec.json.Decoder(AnyCommand).decode

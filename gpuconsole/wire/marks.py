@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Annotated
 
 import msgspec
 
@@ -17,7 +18,7 @@ class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     index: int
     start: float
-    ended: list[int]
+    ended: list[Annotated[int, msgspec.Meta(ge=0, lt=len(PHASES))]]
     times: list[float]
     runq: list[float]
     samples: int

@@ -93,13 +93,13 @@ class StepAccount:
             every = max(1, round((CALM_SAMPLE_SPAN_S if self.calm else SAMPLE_SPAN_S) / max(usual, 1e-6)))
             self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
         self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
-        self._walls.append(t - self._start)
         self._done.append(MarkedStep(self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
         self._index += 1
         self._begin(t)
 
     def take(self) -> list[MarkedStep]:
         done, self._done = self._done, []
+        self._walls.extend(step.times[-1] - step.start for step in done[-USUAL_OF:])
         return done
 
     def finish(self) -> None:
@@ -131,7 +131,6 @@ class CudaStepAccount(StepAccount):
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []
-        self._resolved: list[MarkedStep] = []
         super().__init__(times)
 
     def restart(self) -> None:
@@ -154,10 +153,6 @@ class CudaStepAccount(StepAccount):
         while self._pending and self._pending[0][1][-1].query():
             self._resolve()
 
-    def take(self) -> list[MarkedStep]:
-        resolved, self._resolved = self._resolved, []
-        return resolved
-
     def finish(self) -> None:
         while self._pending:
             self._pending[0][1][-1].synchronize()
@@ -174,5 +169,5 @@ class CudaStepAccount(StepAccount):
         spans = (before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events))
         elapsed = list(itertools.accumulate(spans))
         start = step.times[-1] - elapsed[-1]
-        self._resolved.append(msgspec.structs.replace(step, start=start, times=[start + t for t in elapsed]))
+        self._done.append(msgspec.structs.replace(step, start=start, times=[start + t for t in elapsed]))
         self._free.extend(events[:-1])

@@ -57,7 +57,7 @@ CALM_FLUSH_S = 0.5
 """As often as the screen is painted anew."""
 
 CALM_AFTER_S = 20.0
-"""Without a command; by then a run's first findings are told."""
+"""From the first message on, or from the first after a command; by then a run's first findings are told."""
 
 TRIAL_FLUSH_S = 0.05
 """A block of a trial takes 0.35 s and more: to learn of its end a quarter of a second late would make it half as long again. At 0.3 to 0.5 ms a
@@ -85,7 +85,8 @@ class Worker:
         self._max_steps = start.max_steps
         self._stopping = False
         self._sending_s = 0.0
-        self._flushed = self._stirred = now()
+        self._flushed = now()
+        self._stirred: float | None = None
         self._facts_of: dict[object, dict[str, float]] = {}
         self._profiling: Profiling | None = None
         self._told: set[str] = set()
@@ -93,7 +94,6 @@ class Worker:
     def run(self) -> None:
         self._announce()
         self._loop.forget_peak_memory()
-        self._stirred = now()
         self._loop.account.restart()
         while not self._stopping and not (self._max_steps and self._loop.account.index >= self._max_steps):
             command = self._inbox.poll()
@@ -116,7 +116,12 @@ class Worker:
         return CALM_FLUSH_S if self._loop.account.calm else FLUSH_S
 
     def _serve(self, command: AnyCommand) -> None:
-        self._stirred, self._loop.account.calm = now(), False
+        try:
+            self._obey(command)
+        finally:
+            self._stirred, self._loop.account.calm = None, False
+
+    def _obey(self, command: AnyCommand) -> None:
         self._loop.account.finish()  # so that no step from before it is told after it
         self._flush()
         if isinstance(command, Stop):
@@ -255,6 +260,8 @@ class Worker:
             )
         )
         self._flushed = now()
+        if self._stirred is None:
+            self._stirred = self._flushed
         self._loop.account.calm = self._flushed - self._stirred >= CALM_AFTER_S
         self._sending_s += self._flushed - start
 

@@ -74,7 +74,9 @@ def test_fewer_seats_are_tried_in_the_same_server(cli: Cli) -> None:
     done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", *words)
     assert done.returncode == 0, done.stderr
     (trial,) = json.loads(done.stdout)["trials"]
-    assert trial["method"] == "live ABBA" and trial["verdict"] in ("worse", "no_gain"), "one after the other in place of eight at once"
+    assert trial["method"] == "live ABBA" and trial["verdict"] in ("worse", "no_gain"), (
+        "one after the other is no faster than eight at once"
+    )
 
 
 def test_a_server_at_an_address_is_measured_from_outside(cli: Cli, fake_server: str) -> None:

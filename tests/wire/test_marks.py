@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from gpuconsole.model.run import PHASES
@@ -40,3 +41,19 @@ def test_run_queue_delay_is_told_by_phase_where_it_was_read() -> None:
 def test_a_loss_that_is_no_number_is_none() -> None:
     (step,) = sent(loss=math.nan).steps
     assert step.loss is None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"ended": [], "times": []},
+        {"ended": [DATA_WAIT]},
+        {"runq": [1.0, 1.1]},
+        {"ended": [DATA_WAIT, FORWARD, DATA_WAIT, FORWARD, len(PHASES)]},
+        {"ended": [DATA_WAIT, FORWARD, DATA_WAIT, FORWARD, -1]},
+    ],
+    ids=["no marks", "moments without phase", "too few readings", "a phase too many", "a phase below 0"],
+)
+def test_marks_that_make_no_step_are_not_understood(parts: dict[str, object]) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        sent(**parts)

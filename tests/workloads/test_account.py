@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpuconsole.model.run import PHASES
-from gpuconsole.workloads.account import CudaStepAccount, StepAccount
+from gpuconsole.workloads.account import SAMPLE_SPAN_S, CudaStepAccount, StepAccount
 from gpuconsole.workloads.clock import ThreadTimes
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop import TrainingLoop
@@ -66,6 +66,19 @@ def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
     assert 2 <= sum(step.runq is not None for step in taken[quick][5:]) <= 30
 
 
+def test_a_run_left_alone_is_sampled_half_as_often() -> None:
+    sampled = []
+    for calm in (False, True):
+        account = StepAccount(ThreadTimes())
+        account.calm = calm
+        for index in range(3000):
+            account.end(1, 0, None, 0, 0)
+            if index % 10 == 0:
+                sampled += [calm for step in account.take() if step.runq]
+                account._walls.extend([0.01] * 31)  # what they took, had they done anything
+    assert sampled.count(False) == pytest.approx(2 * sampled.count(True), rel=0.3)
+
+
 class Timeline:
     """Stands in for a GPU that takes 1 ms from one event to the next, and has got as far as `reached`."""
 
@@ -117,3 +130,20 @@ def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(mo
     assert all(step.wall_s == pytest.approx(3e-3) and step.phases[PHASES.index("forward")] == pytest.approx(1e-3) for step in told)
     account.finish()
     assert len(account.take()) == 1
+
+
+def test_on_a_gpu_the_streams_steps_tell_how_often_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host may be far ahead: it has ended a hundred steps in the time that one takes."""
+    timeline = Timeline()
+    monkeypatch.setattr(torch.cuda, "Event", timeline.event_type())
+    account = CudaStepAccount(ThreadTimes())
+    account.restart()
+    told = []
+    for index in range(2000):
+        account.mark(PHASES.index("forward"))
+        account.end(4, 0, None, 0, 0)
+        timeline.reached = timeline.recorded
+        if index % 20 == 19:
+            told += account.take()
+    sampled = sum(bool(step.runq) for step in told[100:])  # at first nobody knows how long they take
+    assert sampled == pytest.approx(1900 * 2e-3 / SAMPLE_SPAN_S, rel=0.5), "2 ms a step on the stream"

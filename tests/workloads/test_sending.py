@@ -8,6 +8,7 @@ import pytest
 
 from gpuconsole.wire.events import Event, MarkedSteps, Resume, Start, Stop
 from gpuconsole.workloads import worker as module
+from gpuconsole.workloads.account import StepAccount
 from gpuconsole.workloads.inbox import Inbox
 from gpuconsole.workloads.worker import Worker
 from tests.workloads.small import small_gpt_loop
@@ -16,12 +17,13 @@ SELDOM_S = 0.4
 
 
 class Noting:
-    """Answers the first message that came late with a command, and the sixth after that with the end."""
+    """Answers the first message of a calm run that came late with a command, and the sixth after that with the end."""
 
     dropped = 0
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox, account: StepAccount) -> None:
         self._inbox = inbox
+        self._account = account
         self.times: list[float] = []
         self.asked_at = 0
 
@@ -29,7 +31,7 @@ class Noting:
         if not isinstance(event, MarkedSteps):
             return
         self.times.append(event.t)
-        if len(self.gaps) and self.gaps[-1] >= SELDOM_S and not self.asked_at:
+        if self._account.calm and self.gaps[-1] >= SELDOM_S and not self.asked_at:
             self.asked_at = len(self.times)
             self._inbox.put(Resume())
         if self.asked_at and len(self.times) == self.asked_at + 6:
@@ -48,8 +50,8 @@ def test_a_run_that_is_left_alone_tells_of_itself_less_often(tmp_path: Path, mon
     monkeypatch.setattr(module, "CALM_FLUSH_S", SELDOM_S)
     monkeypatch.setattr(module, "CALM_AFTER_S", 0.5)
     inbox = Inbox()
-    channel = Noting(inbox)
     loop = small_gpt_loop(tmp_path)
+    channel = Noting(inbox, loop.account)
     Worker(channel, inbox, loop, Start("training.gpt", loop.knobs, "cpu")).run()  # type: ignore[arg-type]
     loop.close()
     asked = channel.asked_at
