@@ -125,6 +125,9 @@ def test_threads_that_wait_for_each_other_are_no_small_batch() -> None:
     assert firing(case(**tiny, runq_ratio=0.55, threads=9.0)) == ["host.cpu_contention"]
     assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.55, threads=1.0)), "those who wait are not its own"
     assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.05, threads=9.0))
+    beside = {"runq_ratio": 0.5, "threads": 2.0, "cores": 2.0}
+    assert "gpu.small_batch" not in firing(case(**(tiny | beside), host__others_cpu_ratio=0.5)), "a busy process leaves one core to two"
+    assert "gpu.small_batch" in firing(case(**(tiny | beside), host__others_cpu_ratio=0.2)), "what comes and goes takes no core"
 
 
 def test_a_small_batch_claims_no_milliseconds_of_logging() -> None:

@@ -21,7 +21,8 @@ def check(case: Case) -> Finding:
     if "batch_size" not in case.knobs:
         return clear(ID, TITLE, 0.0, (), "this workload has no batches")
     if host_cpu_contention.too_many_threads(case):
-        return clear(ID, TITLE, 0.0, (case.evidence("runq_ratio"), case.evidence("threads")), THREADS_FIRST)
+        seen = (case.evidence("runq_ratio"), case.evidence("threads"), *case.if_known("host.others_cpu_ratio"))
+        return clear(ID, TITLE, 0.0, seen, THREADS_FIRST)
     cost = case.value("probe.batch_cost_ratio")
     level = (1 - cost) / (1 - COST.value)
     evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
@@ -77,7 +78,7 @@ RULE = Rule(
     text="""Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
 3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
 utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the
-suggestion says so, and it is made only while memory has room. Where the job has more threads than cores their waiting for each
-other looks like fixed cost: then this rule is silent, and host.cpu_contention speaks.""",
+suggestion says so, and it is made only while memory has room. Where the job has more threads than other programs leave cores,
+their waiting for each other looks like fixed cost: then this rule is silent, and host.cpu_contention speaks.""",
     check=check,
 )

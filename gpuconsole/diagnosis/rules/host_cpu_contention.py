@@ -59,8 +59,14 @@ def check(case: Case) -> Finding:
 
 
 def too_many_threads(case: Case) -> bool:
-    """Whether this job's threads alone are more than the cores, and wait for them: then fixed cost of a step is their waiting for each other."""
-    return case.get("runq_ratio", 0.0) >= DELAY.value and case.get("threads", 0.0) > case.get("cores", math.inf)
+    """Whether this job's threads alone are more than the cores that other programs leave, and wait for them.
+
+    Then fixed cost of a step is their waiting for each other. What others use counts as whole cores, from half of one on.
+    """
+    left = case.get("cores", math.inf)
+    if "host.others_cpu_ratio" in case.signals and "cores" in case.signals:
+        left -= round(case.value("host.others_cpu_ratio") * left)
+    return case.get("runq_ratio", 0.0) >= DELAY.value and case.get("threads", 0.0) > left
 
 
 def _threads_with_a_core(case: Case) -> int:
