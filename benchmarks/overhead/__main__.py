@@ -4,8 +4,10 @@
 
 Bare: the loop with an account that does nothing and nothing sent. Under the console: the real step account, the real flush
 over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
-(quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median. A run that is left alone sends a message each 0.5 s; `--new` measures one that has begun
-or was changed in the last 20 s, which sends twice as many and reads run-queue time twice as often (use blocks of 40 steps).
+(quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
+
+A run that is left alone sends a message each 0.5 s; `--new` measures one that has begun or was changed in the last 20 s, which sends twice as
+many and reads run-queue time twice as often (use blocks of 40 steps).
 
 Blocks of one and the same loop differ by some percent on a shared machine. So the console's own work is also timed where it happens: the
 account's calls and the flush between real steps, with nothing of theirs in a cache, less what the same clock reads around calls that do

@@ -86,7 +86,7 @@ class Worker:
         self._stopping = False
         self._sending_s = 0.0
         self._flushed = now()
-        self._stirred: float | None = None
+        self._stirred: float | None = None  # until the first message
         self._facts_of: dict[object, dict[str, float]] = {}
         self._profiling: Profiling | None = None
         self._told: set[str] = set()
@@ -116,12 +116,6 @@ class Worker:
         return CALM_FLUSH_S if self._loop.account.calm else FLUSH_S
 
     def _serve(self, command: AnyCommand) -> None:
-        try:
-            self._obey(command)
-        finally:
-            self._stirred, self._loop.account.calm = None, False
-
-    def _obey(self, command: AnyCommand) -> None:
         self._loop.account.finish()  # so that no step from before it is told after it
         self._flush()
         if isinstance(command, Stop):
@@ -136,6 +130,7 @@ class Worker:
             self._wait_for_resume(command)
         elif isinstance(command, Resume):
             self._loop.set_arm(command.arm)
+        self._stirred, self._loop.account.calm = None, False  # from its end on: it may have taken long
 
     def _set_knobs(self, command: SetKnobs) -> None:
         """Answered once a first step has run with the change: what does not fit is refused, and the run goes on as before."""

@@ -72,7 +72,18 @@ def predicted(case: Case, rest_per_step: bool = False) -> float:
 RULE = Rule(
     id=ID,
     title=TITLE,
-    signals=("probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "backward_ratio", "optimizer_ratio", "memory_used_ratio"),
+    signals=(
+        "probe.batch_cost_ratio",
+        "probe.batch_factor",
+        "forward_ratio",
+        "backward_ratio",
+        "optimizer_ratio",
+        "memory_used_ratio",
+        "runq_ratio",
+        "threads",
+        "cores",
+        "host.others_cpu_ratio",
+    ),
     thresholds=(COST, GAIN, MEMORY),
     knobs=("batch_size",),
     text="""Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most

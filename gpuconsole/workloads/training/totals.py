@@ -38,8 +38,8 @@ class Totals:
             self._statm = None
 
     def read(self, restarts: tuple[int, float], steps: int) -> dict[str, float]:
-        """`gc.pause_s`: seconds in Python's garbage collector. `host.private_bytes` (twice a second, on Linux): resident memory that no file backs and
-        nobody shares, less what the C library holds free: a leak first eats that, and what settles only enlarges it.
+        """`gc.pause_s`: seconds in Python's garbage collector. `host.private_bytes` (twice a second, on Linux): resident memory that no file
+        backs and nobody shares, less what the C library holds free: a leak first eats that, and what settles only enlarges it.
 
         `loader.restart_s`: seconds from an epoch's end to the next one's first batch. `comm.exchanges`: passes in which gradients travelled.
         """
