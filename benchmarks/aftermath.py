@@ -16,13 +16,13 @@ import statistics
 import sys
 
 from benchmarks.machine import keep
-from gpuconsole.model.device import Device
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.runtime.catalog import find_scenario
-from gpuconsole.runtime.worker_handle import WorkerHandle
-from gpuconsole.runtime.workers import nobody
-from gpuconsole.tuning.blocks import BlockPlan, rate
-from gpuconsole.tuning.sweeps import interval
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.experiments.blocks import BlockPlan, rate
+from gpuconsole.experiments.sweep_points import interval
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Device
+from gpuconsole.processes.pool import nobody
+from gpuconsole.processes.worker import WorkerHandle
 
 SCENARIO = "train-gpt"
 SMALL: Knobs = {"d_model": 128, "n_layer": 6, "batch_size": 2, "seq_len": 24}

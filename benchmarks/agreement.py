@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.machine import keep
-from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.telemetry.once import Look, look
+from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.processes.once import Look, look
 
 MIB = float(1 << 20)
 TOLERANCE = 0.005

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from gpuconsole.model.knobs import Knobs, show
+from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.snapshot import Snapshot, decode
 
 COMMAND_S = 400.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.model.metrics.catalogue import CATALOGUE
 
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """# Metrics
 
-Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics.py` and `gpu_metrics.py`; a test keeps it current.
+Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics/catalogue.py` and `gpu_metrics.py`; a test keeps it current.
 
 A name ends in its unit where it has one; a ratio is 0 to 1. **source** is the reader that the value comes from on its usual device:
 `nvml.gpm` are the hardware counters of Hopper and newer as averages between two readings, `nvml.field` NVML's field values, `nvml` a call

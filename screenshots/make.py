@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fake_box import FakeBox, build_driver
-from gpuconsole.runtime.engine import Engine
+from gpuconsole.engine.engine import Engine
 from gpuconsole.tui.app import ConsoleApp
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.knobs.rows import rows
-from gpuconsole.model.knobs import CATALOGUE
+from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 

@@ -17,12 +17,12 @@ import msgspec
 from benchmarks.doc_table import put, table
 from benchmarks.headless import options, session
 from benchmarks.machine import fingerprint, keep
-from gpuconsole.cli.common import assignments
-from gpuconsole.export.quantities import si
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.cli.options.common import assignments
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.model.trial import Speedup, Trial
-from gpuconsole.runtime.catalog import find_scenario
+from gpuconsole.report.quantities import si
 
 SCENARIO = "train-gpt"
 SEQ_LENS = (256, 512, 1024, 2048)

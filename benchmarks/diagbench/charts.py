@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.diagbench.rows import Realised, Row
 from benchmarks.diagbench.score import is_right, wilson
-from gpuconsole.tui.paint.charts import empty_figure
+from gpuconsole.report.charts import empty_figure
 
 WIDTH, HEIGHT, SCALE = 100, 24, 40
 

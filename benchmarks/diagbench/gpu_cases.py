@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.diagbench.cases import Case, Half, Made, either, fixed, integer
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 
 def gpt(chance: random.Random, half: Half, **knobs: object) -> Made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.knobs import CATALOGUE, Knobs, Value
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 
 EXERCISES = (
     "storage_latency_ms",

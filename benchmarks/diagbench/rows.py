@@ -7,9 +7,9 @@ import math
 import msgspec
 
 from benchmarks.diagbench.knobs import EXERCISES
+from gpuconsole.model.experiments.trial import Speedup
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.trial import Speedup
+from gpuconsole.model.knobs.catalogue import Knobs
 
 WORTH = 1.05
 """A knob that promises or gains less is no cause."""

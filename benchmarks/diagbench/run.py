@@ -19,14 +19,14 @@ from benchmarks.diagbench.rows import WORTH, Realised, Row, best
 from benchmarks.machine import commit
 from gpuconsole.diagnosis.case import Case as RuleCase
 from gpuconsole.diagnosis.engine import PROBE_OF, evaluate
-from gpuconsole.model.exercise_knobs import EXERCISES
+from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.trial import USUAL, TrialLimits
+from gpuconsole.experiments.until_diagnosed import until_diagnosed
 from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.knobs import CATALOGUE, GROUPS, Knobs
+from gpuconsole.model.knobs.calibration import EXERCISES
+from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.runtime.diagnosed import until_diagnosed
-from gpuconsole.runtime.engine import Engine
-from gpuconsole.runtime.front import FrontError, View
-from gpuconsole.runtime.trials import USUAL, TrialLimits
+from gpuconsole.session.api import FrontError, View
 
 INJECTED = {knob.name for knob in EXERCISES} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
 QUICK_STEP_S = 0.15

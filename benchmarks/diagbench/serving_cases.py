@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.diagbench.cases import Case, Half, Made, width
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 
 def _sizes(chance: random.Random, half: Half) -> Knobs:

@@ -11,12 +11,12 @@ import psutil
 
 from benchmarks.headless import last_line, options, run_command
 from benchmarks.knobs.rows import Row
+from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knob import NO_EFFECT
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot, decode
-from gpuconsole.model.trial import Speedup, Trial
 from gpuconsole.wire.events import Started
 from gpuconsole.wire.recording import read_recording
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.knobs.measured import Measured
 from benchmarks.knobs.rows import Row
-from gpuconsole.export.quantities import si
-from gpuconsole.model.knobs import CATALOGUE, Knobs, describe_changes, show
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes, show
+from gpuconsole.report.quantities import si
 
 HEAD = """# What the knobs do
 

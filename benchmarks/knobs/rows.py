@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.runtime.catalog import scenarios
+from gpuconsole.engine.catalog import scenarios
+from gpuconsole.model.knobs.catalogue import Knobs
 
 LARGER_SAMPLE = "each sample is more work"
 LARGER_MODEL = "the model is larger"

@@ -26,10 +26,10 @@ from benchmarks.headless import session
 from benchmarks.loadgen.cost import streaming_cost
 from benchmarks.loadgen.peers import FIGURES, VLLM_ENV, Load, Told, aiperf, aiperf_command, vllm_bench, vllm_bench_command
 from benchmarks.machine import keep
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.workloads.inference.load.prompts import Prompts
-from gpuconsole.workloads.inference.server_metrics import read_metrics
+from gpuconsole.workloads.serving.load.prompts import Prompts
+from gpuconsole.workloads.serving.server_metrics import read_metrics
 from tests.fakes.model_server import ITL_S, TTFT_S
 
 OUTPUT = 64

@@ -21,9 +21,9 @@ from benchmarks.doc_table import put, table
 from benchmarks.headless import options, session
 from benchmarks.machine import fingerprint, keep
 from benchmarks.own_program import own_command
-from gpuconsole.export.model_text import error, quantity
 from gpuconsole.model.figure import Figure
-from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.report.run.model_text import error, quantity
 
 
 class Case(NamedTuple):

@@ -31,13 +31,13 @@ import torch
 
 from benchmarks.intervals import interval
 from benchmarks.machine import keep
-from gpuconsole.runtime.catalog import find_scenario
+from gpuconsole.agent.account import Moment, StepAccount
+from gpuconsole.agent.clock import ThreadTimes, now
+from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import Start
-from gpuconsole.workloads.account import Moment, StepAccount
-from gpuconsole.workloads.clock import ThreadTimes, now
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.worker import Worker
 
 TARGET_RATIO = 0.995

@@ -7,8 +7,8 @@ import socket
 import sys
 import time
 
-from gpuconsole.runtime.store import Store
-from gpuconsole.runtime.viewing import make_view
+from gpuconsole.session.store import Store
+from gpuconsole.session.view import make_view
 from gpuconsole.wire.events import RunOpened, decode_event
 
 

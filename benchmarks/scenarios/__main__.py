@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import keep
-from gpuconsole.runtime.catalog import scenarios
+from gpuconsole.engine.catalog import scenarios
 
 NOTHING = "-"
 """No finding: what a scenario that is well set teaches."""

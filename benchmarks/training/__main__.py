@@ -28,9 +28,9 @@ from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from benchmarks.training import LOSS_AT
 from benchmarks.training.contestants import Block, Contestant, Ours, Reference, measured_block
-from gpuconsole.cli.common import assignments
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.runtime.catalog import find_scenario
+from gpuconsole.cli.options.common import assignments
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.knobs.catalogue import Knobs
 
 QUIET: Knobs = {"eval_every": 0, "log_every": 0, "save_every": 0}
 SAME_LOSS = 0.01

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from benchmarks.training import LOSS_AT
-from gpuconsole.model.device import Device
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.runtime.worker_handle import WorkerHandle
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Device
+from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.wire.events import AnyEvent, Steps
 
 START_S = 120.0

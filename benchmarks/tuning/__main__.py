@@ -31,17 +31,17 @@ from benchmarks.pictures import svg
 from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES, Space
-from gpuconsole.model.certificate import Certificate
-from gpuconsole.model.device import Device
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.sweep import Sweep, SweepPoint
-from gpuconsole.model.trial import Trial
-from gpuconsole.runtime.catalog import find_scenario
-from gpuconsole.runtime.engine import Engine
-from gpuconsole.runtime.serving import ServingChoice
-from gpuconsole.runtime.sweeping import Sweeper
-from gpuconsole.runtime.tuner import Tuner
-from gpuconsole.tuning.sweeps import points
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.sweep import Sweeper
+from gpuconsole.experiments.sweep_points import points
+from gpuconsole.experiments.tune import Tuner
+from gpuconsole.model.experiments.certificate import Certificate
+from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Device
+from gpuconsole.processes.serving import ServingChoice
 
 FINALISTS = 4
 QUICK = 2

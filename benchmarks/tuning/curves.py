@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpuconsole.tui.paint.charts import empty_figure
+from gpuconsole.report.charts import empty_figure
 
 WIDTH, HEIGHT = 100, 16
 MARKS = {"tune": "●", "grid": "·", "random": "r", "tpe": "t"}

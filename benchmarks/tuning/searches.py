@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.tuning.spaces import Space
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 GOOD = 0.95
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.knobs import Value
+from gpuconsole.model.knobs.catalogue import Value
 
 Space = dict[str, list[Value]]
 

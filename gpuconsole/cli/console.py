@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.common import UsageError, has_screen, live_engine, record_path
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.cli.options.common import UsageError, has_screen, live_engine, record_path
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen
 
 SETTLED_S = 4.0
 if TYPE_CHECKING:
-    from gpuconsole.runtime.engine import Engine
+    from gpuconsole.engine.engine import Engine
 
 WITHOUT = "gpuconsole run SCENARIO --headless"
 
@@ -42,7 +42,7 @@ def open_console(
 ) -> int:
     """Open the screen on a live engine; returns the exit code once the user quits."""
     show_first_picture()
-    from gpuconsole.runtime.front import FrontError
+    from gpuconsole.session.api import FrontError
 
     engine = live_engine(args)
 

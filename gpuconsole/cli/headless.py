@@ -10,16 +10,16 @@ import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.common import UsageError, live_engine
-from gpuconsole.cli.profiling import nsys_line, profile_once
-from gpuconsole.export.summary import session_text, trial_text
+from gpuconsole.cli.options.common import UsageError, live_engine
+from gpuconsole.cli.options.profile import nsys_line, profile_once
+from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.until_diagnosed import in_doubt
 from gpuconsole.model.finding import Interval, Suggestion
-from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
-from gpuconsole.runtime.diagnosed import in_doubt
-from gpuconsole.runtime.engine import Engine
-from gpuconsole.runtime.front import FrontError, View
-from gpuconsole.runtime.ranks import MEETING_S
+from gpuconsole.processes.ranked import MEETING_S
+from gpuconsole.report.run.summary import session_text, trial_text
+from gpuconsole.session.api import FrontError, View
 from gpuconsole.wire.events import AnyEvent, Note
 
 DEFAULT_DURATION_S = 60.0

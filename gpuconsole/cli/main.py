@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Collection
 
-_NOT_COMMANDS = ("main", "common", "console", "headless", "nodes", "profiling", "serving")
-COMMANDS = tuple(
-    sorted(
-        name[:-3]
-        for name in os.listdir(os.path.dirname(__file__))
-        if name.endswith(".py") and name[0].isalpha() and name[:-3] not in _NOT_COMMANDS
-    )
-)
+_FOLDER = os.path.join(os.path.dirname(__file__), "commands")
+COMMANDS: dict[str, str] = {
+    file[:-3]: f"gpuconsole.cli.commands.{group}.{file[:-3]}"
+    for group in sorted(os.listdir(_FOLDER))
+    if os.path.isdir(os.path.join(_FOLDER, group))
+    for file in sorted(os.listdir(os.path.join(_FOLDER, group)))
+    if file.endswith(".py") and file[0].isalpha()
+}
+"""Every command by name, with its module. A command registers by being a file in a folder of `cli/commands/`."""
 
 DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
 EXAMPLES = """examples:
@@ -40,7 +41,7 @@ def build_parser(commands: Collection[str] = COMMANDS, parser_class: type[Argume
     import argparse
     import importlib
 
-    from gpuconsole.cli.common import add_console_options
+    from gpuconsole.cli.options.common import add_console_options
 
     parser = (parser_class or argparse.ArgumentParser)(
         prog="gpuconsole", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -49,7 +50,7 @@ def build_parser(commands: Collection[str] = COMMANDS, parser_class: type[Argume
     add_console_options(parser)
     added = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in commands:
-        importlib.import_module(f"gpuconsole.cli.{name}").add(added)
+        importlib.import_module(COMMANDS[name]).add(added)
     return parser
 
 
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from gpuconsole.cli.common import UsageError
+    from gpuconsole.cli.options.common import UsageError
     from gpuconsole.tui import skeleton
 
     args = parse(words)

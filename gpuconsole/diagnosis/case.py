@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Resource, Signal, Suggestion
-from gpuconsole.model.knobs import Knobs, Value, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs, Value, describe_changes
 
 
 class Missing(LookupError):

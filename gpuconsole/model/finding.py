@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 State = Literal["fires", "clear", "cant_tell"]
 Confidence = Literal["high", "medium", "low"]

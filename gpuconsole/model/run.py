@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.profile import ProfileReport
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.knobs import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
+from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
 
 
 class ScenarioError(ValueError):

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gpuconsole.model.device import Device
+from gpuconsole.model.experiments.sweep import Sweep
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Run
-from gpuconsole.model.sweep import Sweep
-from gpuconsole.model.trial import Trial
 
 SCHEMA = "gpuconsole.snapshot/1"
 

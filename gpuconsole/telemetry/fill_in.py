@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.device import Device
+from gpuconsole.model.machine.device import Device
 from gpuconsole.telemetry.source import Readings, Reasons, Source
 from gpuconsole.wire.events import Sample
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from gpuconsole.model.device import Device
-from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.metrics.catalogue import CATALOGUE
 from gpuconsole.telemetry.host_memory import memory_bytes
 from gpuconsole.telemetry.source import Readings, Reasons
 from gpuconsole.wire.events import Sample

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuconsole.model.process import Process
+from gpuconsole.model.machine.process import Process
 
 COMMAND_LIMIT = 4096
 """Characters of a command line that are kept: some are 64 KB long."""

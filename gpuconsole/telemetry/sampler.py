@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 from gpuconsole import __version__
-from gpuconsole.model.device import Device
+from gpuconsole.model.machine.device import Device
 from gpuconsole.telemetry.beat import STUCK_S, Beat
 from gpuconsole.telemetry.fill_in import FillIn, FirstChoice
 from gpuconsole.telemetry.host import HostSource

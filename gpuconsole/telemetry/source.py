@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpuconsole.model.device import Device
+from gpuconsole.model.machine.device import Device
 from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology, Xid
 
 Readings = list[Sample | DeviceLost | Topology | Processes | Xid]

@@ -17,16 +17,16 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
-from gpuconsole.runtime.front import Front, FrontError
+from gpuconsole.report import facts
+from gpuconsole.report.run.trial import verdict_line
+from gpuconsole.session.api import Front, FrontError
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import driver_class
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.driver.terminal import terminal
 from gpuconsole.tui.opening import Opens, Warms
-from gpuconsole.tui.paint import facts
-from gpuconsole.tui.paint.trial import verdict_line
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.widgets.zone import Zone

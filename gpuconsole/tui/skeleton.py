@@ -15,9 +15,9 @@ import termios
 from collections.abc import Mapping
 from typing import Any
 
+from gpuconsole.report.cells import Row, beside, blank, fill, line, panel, spread, to_ascii
 from gpuconsole.tui.driver.terminal import terminal, why_no_screen
-from gpuconsole.tui.paint.cells import Row, beside, blank, fill, line, panel, spread, to_ascii
-from gpuconsole.tui.paint.layout import Plan, plan
+from gpuconsole.tui.widgets.layout import Plan, plan
 
 GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
 CPU_TILES = ("cores busy", "run-queue delay", "memory", "model", "disk", "net", "tokens/s", "step")

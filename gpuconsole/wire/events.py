@@ -10,18 +10,18 @@ from typing import cast
 
 import msgspec
 
-from gpuconsole.model.baseline import BaselineComparison
-from gpuconsole.model.calibration import Reached
-from gpuconsole.model.certificate import Tuning
-from gpuconsole.model.device import Device, Link
+from gpuconsole.model.experiments.baseline import BaselineComparison
+from gpuconsole.model.experiments.certificate import Tuning
+from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.process import Process
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.calibration import Reached
+from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState, Step
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.trial import Trial
 from gpuconsole.wire.marks import MarkedStep
 
 

@@ -22,14 +22,14 @@ import msgspec
 import psutil
 
 from gpuconsole import __version__
+from gpuconsole.agent.clock import now
+from gpuconsole.agent.inbox import Inbox, LockstepInbox
+from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
-from gpuconsole.workloads.clock import now
-from gpuconsole.workloads.inbox import Inbox, LockstepInbox
 from gpuconsole.workloads.network import choose_interface
 from gpuconsole.workloads.torchrun import LAUNCHER
 from gpuconsole.workloads.worker import Worker, build, explain, warm_up
-from gpuconsole.workloads.world import ProcessWorld
 
 CONNECT = "GPUCONSOLE_CONNECT"
 TOKEN = "GPUCONSOLE_TOKEN"

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole import __version__
-from gpuconsole.model.knob import NO_EFFECT
-from gpuconsole.model.knobs import CATALOGUE, show
+from gpuconsole.agent.clock import now
+from gpuconsole.agent.inbox import Inbox
+from gpuconsole.agent.world import Torn, World
+from gpuconsole.model.knobs.catalogue import CATALOGUE, show
+from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -40,14 +43,11 @@ from gpuconsole.wire.events import (
     Started,
     Stop,
 )
-from gpuconsole.workloads.clock import now
-from gpuconsole.workloads.inbox import Inbox
-from gpuconsole.workloads.world import Torn, World
 
 if TYPE_CHECKING:
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
     from gpuconsole.workloads.profiling.window import Profiling
-    from gpuconsole.workloads.training.loop import TrainingLoop
+    from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 FLUSH_S = 0.25
 """While a run is new, or was just asked for something: findings wait for what is sent. A message costs a training thread some 0.3 to 0.5 ms
@@ -157,8 +157,8 @@ class Worker:
 
     def _try_out(self) -> None:
         """A step with a change; where processes wait for each other in it, first a pass that each makes by itself."""
-        from gpuconsole.workloads.training.loop import TrainingLoop
-        from gpuconsole.workloads.training.probing import rehearse
+        from gpuconsole.workloads.training.loop.loop import TrainingLoop
+        from gpuconsole.workloads.training.probes.measure import rehearse
 
         if isinstance(self._loop, TrainingLoop) and self._exchanges:
             rehearse(self._loop)
@@ -167,8 +167,8 @@ class Worker:
             self._announce()
 
     def _recover(self) -> None:
-        from gpuconsole.workloads.training.loop import TrainingLoop
-        from gpuconsole.workloads.training.probing import recover
+        from gpuconsole.workloads.training.loop.loop import TrainingLoop
+        from gpuconsole.workloads.training.probes.measure import recover
 
         if isinstance(self._loop, TrainingLoop) and self._exchanges and self._loop.last_batch is not None:
             recover(self._loop)
@@ -179,9 +179,9 @@ class Worker:
         return plan is not None and bool(plan.exchanges)
 
     def _probe(self, command: RunProbe) -> None:
-        from gpuconsole.workloads.training.loop import TrainingLoop
-        from gpuconsole.workloads.training.probes import PROBES
-        from gpuconsole.workloads.training.probing import ProbeError
+        from gpuconsole.workloads.training.loop.loop import TrainingLoop
+        from gpuconsole.workloads.training.probes.catalog import PROBES
+        from gpuconsole.workloads.training.probes.measure import ProbeError
 
         start = now()
         signals, error = {}, None
@@ -235,7 +235,7 @@ class Worker:
 
     def _flush(self) -> None:
         """Send the steps done so far. What it costs is counted as overhead and lies in the next step's `other`."""
-        from gpuconsole.workloads.compile_state import compile_counters
+        from gpuconsole.agent.compile_state import compile_counters
 
         start = now()
         steps = self._loop.account.take()
@@ -267,7 +267,7 @@ class Worker:
     def _announce(self) -> None:
         if not self._world.leads:
             return
-        from gpuconsole.workloads.training.effects import without_effect
+        from gpuconsole.workloads.training.loop.effects import without_effect
 
         notes = {"peak": f"{self._loop.knobs.get('precision', 'fp32')} {self._loop.task.dense_kind}"}
         for name, why in without_effect(self._loop.knobs, self._loop.device).items():
@@ -283,7 +283,7 @@ class Worker:
 
         from gpuconsole.workloads.calibration.dense import dense_flops_per_s
         from gpuconsole.workloads.calibration.memory import best_copy_bytes_per_s
-        from gpuconsole.workloads.training.facts import model_facts
+        from gpuconsole.workloads.training.loop.facts import model_facts
 
         loop, knobs = self._loop, self._loop.knobs
         facts = model_facts(loop.task, knobs)
@@ -319,8 +319,8 @@ def build(start: Start, scratch: Path, channel: ChildChannel, world: World | Non
     import torch
 
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-    from gpuconsole.workloads.training.loop import TrainingLoop
-    from gpuconsole.workloads.training.memory import set_up_allocator
+    from gpuconsole.workloads.training.loop.loop import TrainingLoop
+    from gpuconsole.workloads.training.loop.memory import set_up_allocator
     from gpuconsole.workloads.training.parallel.choose import plan_for
 
     channel.send(Progress(now(), "building", start.workload))

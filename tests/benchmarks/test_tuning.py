@@ -8,12 +8,12 @@ from benchmarks.tuning.__main__ import good_at, median_of_sessions, replayed, ta
 from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
-from gpuconsole.model.certificate import Attempt, Certificate
-from gpuconsole.model.knobs import check_knobs
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.experiments.sweep_points import points
+from gpuconsole.model.experiments.certificate import Attempt, Certificate
+from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.knobs.catalogue import check_knobs
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.trial import Speedup, Trial
-from gpuconsole.runtime.catalog import find_scenario
-from gpuconsole.tuning.sweeps import points
 
 
 @pytest.mark.parametrize("scenario", SPACES)

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.cli.calibrate import as_text
-from gpuconsole.model import calibration
-from gpuconsole.model.calibration import CalibrationRecord, Reached, unit_of
-from gpuconsole.model.device import Device, Peaks
+from gpuconsole.cli.commands.machine.calibrate import as_text
+from gpuconsole.model.machine import calibration
+from gpuconsole.model.machine.calibration import CalibrationRecord, Reached, unit_of
+from gpuconsole.model.machine.device import Device, Peaks
 from tests.conftest import Cli, Machine
 from tests.waiting import gone, wait_until
 

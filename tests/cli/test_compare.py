@@ -9,7 +9,7 @@ import pytest
 
 from gpuconsole.model.snapshot import Snapshot, encode
 from tests.conftest import Cli
-from tests.tuning.test_comparison import HERE, run
+from tests.experiments.test_comparison import HERE, run
 
 
 @pytest.fixture

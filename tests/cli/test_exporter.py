@@ -15,9 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpuconsole.cli.main import main
-from gpuconsole.export import board as boards
-from gpuconsole.export import metrics_server
-from gpuconsole.export.prometheus import exported_names
+from gpuconsole.report.prometheus import board as boards
+from gpuconsole.report.prometheus import server as metrics_server
+from gpuconsole.report.prometheus.collector import exported_names
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli, Machine
 from tests.fakes.dcgm import FakeDcgm, dcgm_page

@@ -12,9 +12,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from gpuconsole.engine.profile import nsys_command, trace_path
+from gpuconsole.engine.replay import Replay
 from gpuconsole.model.snapshot import decode, json_schema
-from gpuconsole.runtime.profiling import nsys_command, trace_path
-from gpuconsole.runtime.replay import Replay
 from tests.conftest import Cli
 
 SMALL = [part for knob in ("batch_size=4", "seq_len=64", "d_model=128", "n_layer=1") for part in ("--set", knob)]

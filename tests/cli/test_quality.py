@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuconsole.workloads.inference.load.quality import fixed_text, passkey_prompt
+from gpuconsole.workloads.serving.load.quality import fixed_text, passkey_prompt
 from tests.conftest import Cli
 
 

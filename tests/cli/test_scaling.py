@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpuconsole.cli.scaling import table, with_nproc
+from gpuconsole.cli.commands.experiments.scaling import table, with_nproc
 from gpuconsole.model.run import Distribution, Run, Summary
 
 SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]

@@ -19,7 +19,7 @@ from tests.fakes.model_server import ITL_S, KEY, RUNNING, TTFT_S, WAITING
 from tests.waiting import gone, wait_until
 
 SMALL = [word for knob in ("d_model=64", "n_layer=1") for word in ("--set", knob)]
-PARTS = ("gpuconsole.workloads.inference.worker", "gpuconsole.workloads.inference.engine", "gpuconsole.workloads.inference.load.generator")
+PARTS = ("gpuconsole.workloads.serving.worker", "gpuconsole.workloads.serving.engine", "gpuconsole.workloads.serving.load.generator")
 
 
 @pytest.fixture(scope="module")

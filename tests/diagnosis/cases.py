@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 HEALTHY = {
     "seconds_not_steady": 0.0,

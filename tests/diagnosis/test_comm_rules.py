@@ -7,7 +7,7 @@ import pytest
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rules import comm_exposed, comm_small_buckets, comm_straggler
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 DDP: Knobs = {
     "sharding": "ddp",

@@ -6,9 +6,9 @@ import pytest
 
 from gpuconsole.diagnosis.case import TRIAL_ERROR, Case
 from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate, wanted_probes
-from gpuconsole.diagnosis.trend import steady_growth
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.session.figures.trend import steady_growth
 from tests.diagnosis.cases import case
 from tests.diagnosis.test_serving_rules import HEALTHY as HEALTHY_SERVER
 from tests.diagnosis.test_serving_rules import KNOBS as SERVER_KNOBS

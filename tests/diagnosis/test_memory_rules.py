@@ -6,10 +6,10 @@ import pytest
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
-from gpuconsole.export.summary import run_text
 from gpuconsole.model.finding import Finding
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
+from gpuconsole.report.run.summary import run_text
 from tests.diagnosis.cases import case
 
 GPT: Knobs = {

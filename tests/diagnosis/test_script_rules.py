@@ -16,7 +16,7 @@ from gpuconsole.diagnosis.rules import (
     input_too_few_workers,
     mem_leak_host,
 )
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case, loader
 
 WORKERS: Knobs = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": False, "collate_fn": "list"}

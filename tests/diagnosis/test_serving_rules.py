@@ -24,7 +24,7 @@ from gpuconsole.diagnosis.rules import (
     serve_token_budget_small,
 )
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {"max_num_seqs": 32}
 HEALTHY = {

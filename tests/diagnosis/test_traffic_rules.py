@@ -7,7 +7,7 @@ import pytest
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate, wanted_probes
 from gpuconsole.model.finding import Finding
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case
 
 DENSE: Knobs = {"sparse": False}

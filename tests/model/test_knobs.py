@@ -1,6 +1,6 @@
 import pytest
 
-from gpuconsole.model.knobs import CATALOGUE, KnobError, describe_changes, parse_assignment
+from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, describe_changes, parse_assignment
 
 KNOWN = ("batch_size", "precision", "storage_latency_ms", "log_gradients")
 

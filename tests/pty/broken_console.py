@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpuconsole.cli import main
-from gpuconsole.runtime import engine
+from gpuconsole.engine import engine
 
 
 class Broken:

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from gpuconsole.runtime.front import View
+from gpuconsole.session.api import View
 from gpuconsole.tui import app, skeleton
 from tests.tui.fake_front import FakeFront, gpu_view
 

@@ -15,9 +15,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuconsole.model.knobs import check_knobs
+from gpuconsole.engine.catalog import read_scenario, shipped_folder
+from gpuconsole.model.knobs.catalogue import check_knobs
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.runtime.catalog import read_scenario, shipped_folder
 from tests.conftest import Cli
 
 SCENARIOS = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}

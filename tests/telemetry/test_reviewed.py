@@ -11,11 +11,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuconsole.model.device import Device, Link
-from gpuconsole.model.process import Process
-from gpuconsole.runtime.store import Store
+from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.model.machine.process import Process
+from gpuconsole.processes.once import look
+from gpuconsole.session.store import Store
 from gpuconsole.telemetry.nvml import fields
-from gpuconsole.telemetry.once import look
 from gpuconsole.telemetry.owners import Owners
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample

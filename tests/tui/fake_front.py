@@ -8,17 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.model.certificate import Attempt, Certificate, Tuning
-from gpuconsole.model.device import Device, Peaks
+from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
+from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.metrics import series_key
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Device, Peaks
+from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.trial import Speedup, Trial
-from gpuconsole.runtime.front import FrontError, View
+from gpuconsole.session.api import FrontError, View
 
 H200 = Device(
     "gpu:0",

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 from textual.pilot import Pilot
 
-from gpuconsole.model.device import Device, Link, Peaks
-from gpuconsole.model.gpu_metrics import GPU_METRICS, LINK_METRICS
-from gpuconsole.model.metric import Metric
-from gpuconsole.model.metrics import series_key
-from gpuconsole.model.process import Process
-from gpuconsole.runtime.front import View
+from gpuconsole.model.machine.device import Device, Link, Peaks
+from gpuconsole.model.machine.process import Process
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.metrics.gpu import GPU_METRICS, LINK_METRICS
+from gpuconsole.model.metrics.metric import Metric
+from gpuconsole.report.cells import Row, cell_width, to_ascii
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.paint.cells import Row, cell_width, to_ascii
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.theme import STYLES
 from gpuconsole.wire.events import SourceState

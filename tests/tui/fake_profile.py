@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.model.profile import CopyKind, Gap, OpClass, ProfileReport, TopOp
-from gpuconsole.runtime.front import View
+from gpuconsole.session.api import View
 from tests.tui.fake_front import gpu_view
 
 GPU_PROFILE = ProfileReport(

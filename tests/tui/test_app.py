@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gpuconsole.model.finding import Interval
-from gpuconsole.runtime.front import View
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen

@@ -6,13 +6,22 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.device import Device
-from gpuconsole.model.gpu_metrics import GPU_METRICS
-from gpuconsole.model.metrics import series_key
-from gpuconsole.runtime.front import View
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.metrics.gpu import GPU_METRICS
+from gpuconsole.report.cells import Row
+from gpuconsole.report.machine.devices import (
+    by_device,
+    device_items,
+    paint_devices,
+    paint_item,
+    paint_metric,
+    paint_places,
+    places,
+    split_key,
+)
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.devices import by_device, device_items, paint_devices, paint_item, paint_metric, paint_places, places, split_key
 from gpuconsole.tui.screens.device import DeviceScreen
 from tests.tui.fake_front import FakeFront, cpu_view, gpu_view, view
 from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text

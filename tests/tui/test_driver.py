@@ -12,6 +12,7 @@ import pyte
 import pytest
 from pyte.graphics import TEXT
 
+from gpuconsole.report.cells import row_width
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import terminal as terminals
 from gpuconsole.tui.driver.cells import clip, split
@@ -20,8 +21,7 @@ from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Screen
 from gpuconsole.tui.driver.terminal import Colours, Terminal, terminal, why_no_screen
 from gpuconsole.tui.driver.wanted import Effect, Wanted
 from gpuconsole.tui.driver.writer import Writer
-from gpuconsole.tui.paint.cells import row_width
-from gpuconsole.tui.paint.tiles import tiles
+from gpuconsole.tui.widgets.tiles import tiles
 from tests.tui.fake_front import cpu_view, gpu_view
 from tests.waiting import wait_until
 

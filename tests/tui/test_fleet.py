@@ -8,10 +8,10 @@ import time
 import msgspec
 import pytest
 
-from gpuconsole.model.metrics import series_key
-from gpuconsole.runtime.front import View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.fleet import fleet_rows, paint_fleet
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report.cells import Row
+from gpuconsole.report.machine.fleet import fleet_rows, paint_fleet
+from gpuconsole.session.api import View
 from tests.tui.fake_front import view
 from tests.tui.fake_gpu_box import assert_exact, box, text
 

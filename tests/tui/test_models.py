@@ -8,18 +8,18 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from gpuconsole.model.knobs import CATALOGUE, Knobs
-from gpuconsole.runtime import catalog
-from gpuconsole.runtime.front import View
+from gpuconsole.engine import catalog
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.report.cells import Row
+from gpuconsole.report.run.models import entries, error, paint_models
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.models import entries, error, paint_models
-from gpuconsole.tui.paint.scenarios import paint_picker
 from gpuconsole.tui.screens.knobs import KnobsScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.models import ModelsScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
+from gpuconsole.tui.widgets.scenarios import paint_picker
 from tests.tui.fake_front import FakeFront, gpu_view, view
 from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
 from tests.tui.test_app import on_screen, shows, text_of

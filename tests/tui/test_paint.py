@@ -7,29 +7,29 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict
-from gpuconsole.model.device import Device
+from gpuconsole.model.experiments.baseline import BaselineComparison, BaselineVerdict
 from gpuconsole.model.finding import Evidence, Finding
-from gpuconsole.runtime.front import View
-from gpuconsole.tui.paint import charts, facts
-from gpuconsole.tui.paint.cells import Row, cell_width, cut, fit, to_ascii, wrap
-from gpuconsole.tui.paint.details import paint_details
-from gpuconsole.tui.paint.devices import paint_devices
-from gpuconsole.tui.paint.diagnosis import paint_diagnosis
-from gpuconsole.tui.paint.header import paint_header
-from gpuconsole.tui.paint.help import paint_help
-from gpuconsole.tui.paint.keys import MAIN, paint_keys
-from gpuconsole.tui.paint.knobs import Shown, paint_knobs
-from gpuconsole.tui.paint.layout import plan
-from gpuconsole.tui.paint.models import paint_models
-from gpuconsole.tui.paint.phases import columns_of, paint_phases
-from gpuconsole.tui.paint.runs import entries, paint_runs
-from gpuconsole.tui.paint.scenarios import matching, paint_picker
-from gpuconsole.tui.paint.spark import spark
-from gpuconsole.tui.paint.tile import paint_tiles
-from gpuconsole.tui.paint.tiles import tiles
-from gpuconsole.tui.paint.tuning import paint_tuning
+from gpuconsole.model.machine.device import Device
+from gpuconsole.report import charts, facts
+from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
+from gpuconsole.report.machine.devices import paint_devices
+from gpuconsole.report.run.details import paint_details
+from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.models import paint_models
+from gpuconsole.report.run.phases import columns_of, paint_phases
+from gpuconsole.report.run.runs import entries, paint_runs
+from gpuconsole.report.run.tuning import paint_tuning
+from gpuconsole.report.spark import spark
+from gpuconsole.session.api import View
 from gpuconsole.tui.theme import STYLES
+from gpuconsole.tui.widgets.header import paint_header
+from gpuconsole.tui.widgets.help import paint_help
+from gpuconsole.tui.widgets.keys import MAIN, paint_keys
+from gpuconsole.tui.widgets.knobs import Shown, paint_knobs
+from gpuconsole.tui.widgets.layout import plan
+from gpuconsole.tui.widgets.scenarios import matching, paint_picker
+from gpuconsole.tui.widgets.tile import paint_tiles
+from gpuconsole.tui.widgets.tiles import tiles
 from tests.tui.fake_front import H200, KNOBS, SCENARIOS, FakeFront, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
 from tests.tui.fake_models import several_view
 

@@ -15,13 +15,13 @@ import pyte
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.process import Process
-from gpuconsole.runtime.front import View
+from gpuconsole.model.machine.process import Process
+from gpuconsole.report.cells import cell_width
+from gpuconsole.report.machine.process import paint_process
+from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, paint_processes, question, title
+from gpuconsole.report.names import plain, spans
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.paint.cells import cell_width
-from gpuconsole.tui.paint.names import plain, spans
-from gpuconsole.tui.paint.process import paint_process
-from gpuconsole.tui.paint.processes import ORDERS, Choice, age, arrange, identity, paint_processes, question, title
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from tests.tui.fake_front import view
 from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxFront, assert_exact, box, on_box, text

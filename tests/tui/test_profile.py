@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.device import Peaks
+from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.profile import OpClass
-from gpuconsole.runtime.front import View
+from gpuconsole.report.cells import row_width
+from gpuconsole.report.run.profile import paint_profile
+from gpuconsole.report.run.roofline import NO_PEAK, Roof, paint_roofline, roof_of
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.paint.cells import row_width
-from gpuconsole.tui.paint.profile import paint_profile
-from gpuconsole.tui.paint.roofline import NO_PEAK, Roof, paint_roofline, roof_of
 from gpuconsole.tui.screens.profile import ProfileScreen
 from tests.tui.fake_front import H200, FakeFront, gpu_view, view
 from tests.tui.fake_profile import GPU_PROFILE, profiled_view

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.device import Device, Link
-from gpuconsole.runtime.front import View
+from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.report.machine.topology import Shown, extent, letters, paint_topology, read_net, wants_folding
+from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.paint.topology import Shown, extent, letters, paint_topology, read_net, wants_folding
 from gpuconsole.tui.screens.topology import TopologyScreen
 from tests.tui.fake_front import view
 from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text

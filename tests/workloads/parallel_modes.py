@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.agent.inbox import Inbox
+from gpuconsole.agent.world import ProcessWorld, Torn
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.wire.events import Event, KnobsSet, SetKnobs, Start
-from gpuconsole.workloads.inbox import Inbox
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.communication import exposed_communication
-from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.memory import held_bytes, state_bytes
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.memory import held_bytes, state_bytes
 from gpuconsole.workloads.training.parallel.choose import plan_for
+from gpuconsole.workloads.training.probes.communication import exposed_communication
 from gpuconsole.workloads.worker import Worker
-from gpuconsole.workloads.world import ProcessWorld, Torn
 
 SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 128, "n_layer": 2, "num_threads": 1, "eval_every": 0}
 WAYS: dict[str, Knobs] = {

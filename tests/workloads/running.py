@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Step
-from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.wire.events import AnyEvent, Command, Event, Start, Steps, Stop, decode_event, encode
 
 E = TypeVar("E", bound=Event)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 
 CPU = torch.device("cpu")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuconsole.model.knobs import CATALOGUE, Knobs
-from gpuconsole.runtime.catalog import scenarios
-from gpuconsole.workloads.inference.engine import building
+from gpuconsole.engine.catalog import scenarios
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads.profiling import recorder
-from gpuconsole.workloads.training import memory
-from gpuconsole.workloads.training.compiling import check_compile
+from gpuconsole.workloads.serving.engine import building
+from gpuconsole.workloads.training.loop import memory
+from gpuconsole.workloads.training.loop.compiling import check_compile
 from tests.workloads.small import small_gpt_loop
 
 CUDA = torch.device("cuda", 0)

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.agent.compile_state import compile_counters
+from gpuconsole.agent.memory_stats import allocator_stats
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
-from gpuconsole.runtime.catalog import find_scenario
 from gpuconsole.wire.events import ProbeDone, RunProbe, Started
 from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-from gpuconsole.workloads.compile_state import compile_counters
-from gpuconsole.workloads.memory_stats import allocator_stats
 from gpuconsole.workloads.training import recommender, verses
-from gpuconsole.workloads.training.fragmentation import heap_peaks
-from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.probes.fragmentation import heap_peaks
 from tests.workloads.running import RunningWorker, knobs_of
 from tests.workloads.small import CPU, job_state, losses
 
@@ -172,7 +172,7 @@ def test_what_is_allocated_is_what_tensors_take() -> None:
 
 HOLES = """
 import torch
-from gpuconsole.workloads.memory_stats import allocator_stats, fix_mmap_threshold
+from gpuconsole.agent.memory_stats import allocator_stats, fix_mmap_threshold
 
 def unused():
     stats = allocator_stats(torch.device("cpu"))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.workloads.training import records, vision
-from gpuconsole.workloads.training.loader import LoaderStream
-from gpuconsole.workloads.training.records import RECORD, RECORDS, prepare_records
+from gpuconsole.workloads.training import vision
+from gpuconsole.workloads.training.input import records
+from gpuconsole.workloads.training.input.loader import LoaderStream
+from gpuconsole.workloads.training.input.records import RECORD, RECORDS, prepare_records
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpuconsole.diagnosis.models.memory import states
 from gpuconsole.diagnosis.models.shape import first_positions, gpt_shape, gpt_tensors
-from gpuconsole.runtime.catalog import workloads
+from gpuconsole.engine.catalog import workloads
 from tests.workloads import parallel_modes
 
 pytestmark = pytest.mark.xdist_group("parallel")

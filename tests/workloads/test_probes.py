@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.workloads.training import gpt, gpu_probes, vision
-from gpuconsole.workloads.training.gpu_probes import GPU_PROBES, h2d_copies, launch, sync_gaps
-from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import PROBES, loader_alone
-from gpuconsole.workloads.training.probing import ProbeError
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.workloads.training import gpt, vision
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.probes import gpu_probes
+from gpuconsole.workloads.training.probes.catalog import PROBES, loader_alone
+from gpuconsole.workloads.training.probes.gpu_probes import GPU_PROBES, h2d_copies, launch, sync_gaps
+from gpuconsole.workloads.training.probes.measure import ProbeError
 from tests.workloads.running import knobs_of
 from tests.workloads.small import job_state, small_gpt_loop
 

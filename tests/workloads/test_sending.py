@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.agent.account import StepAccount
+from gpuconsole.agent.inbox import Inbox
 from gpuconsole.wire.events import Event, MarkedSteps, Resume, Start, Stop
 from gpuconsole.workloads import worker as module
-from gpuconsole.workloads.account import StepAccount
-from gpuconsole.workloads.inbox import Inbox
 from gpuconsole.workloads.worker import Worker
 from tests.workloads.small import small_gpt_loop
 

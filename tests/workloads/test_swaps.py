@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuconsole.workloads.training import settings, swaps, vision
-from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import memory_parts
-from gpuconsole.workloads.training.probing import ProbeError, Signals
-from gpuconsole.workloads.training.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
+from gpuconsole.workloads.training import vision
+from gpuconsole.workloads.training.loop import settings
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.probes import swaps
+from gpuconsole.workloads.training.probes.catalog import memory_parts
+from gpuconsole.workloads.training.probes.measure import ProbeError, Signals
+from gpuconsole.workloads.training.probes.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
 

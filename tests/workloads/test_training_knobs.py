@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.workloads import account as phase
-from gpuconsole.workloads.memory_stats import allocator_stats
-from gpuconsole.workloads.training import compiling, memory, optimizers, totals
-from gpuconsole.workloads.training.copying import Copier
-from gpuconsole.workloads.training.effects import without_effect
-from gpuconsole.workloads.training.facts import model_facts
+from gpuconsole.agent import account as phase
+from gpuconsole.agent.memory_stats import allocator_stats
+from gpuconsole.agent.world import World
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training.gpt import TextStream, next_token_loss, padded
-from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training.input.copying import Copier
+from gpuconsole.workloads.training.loop import compiling, memory, optimizers, totals
+from gpuconsole.workloads.training.loop.effects import without_effect
+from gpuconsole.workloads.training.loop.facts import model_facts
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.schedule import FLOOR, HORIZON, factor
+from gpuconsole.workloads.training.loop.side_work import largest_gradient_percentiles
 from gpuconsole.workloads.training.lora import add_lora
 from gpuconsole.workloads.training.parallel.choose import plan_for
-from gpuconsole.workloads.training.schedule import FLOOR, HORIZON, factor
-from gpuconsole.workloads.training.side_work import largest_gradient_percentiles
-from gpuconsole.workloads.world import World
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, losses, small_gpt_loop
 
@@ -270,7 +270,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 STEPS = """
 import resource, sys, torch
-from gpuconsole.workloads.training.memory import set_up_allocator
+from gpuconsole.workloads.training.loop.memory import set_up_allocator
 if int(sys.argv[1]):  # else glibc as it is when a program begins
     set_up_allocator({"malloc_trim_threshold_mb": int(sys.argv[1])})
 def step():
@@ -296,8 +296,10 @@ def test_memory_that_is_kept_needs_no_new_pages_in_the_next_step() -> None:
 LARGER_BATCH = """
 import resource, sys, torch
 from pathlib import Path
-from gpuconsole.workloads.training import memory, probes, vision
-from gpuconsole.workloads.training.loop import TrainingLoop
+from gpuconsole.workloads.training import vision
+from gpuconsole.workloads.training.loop import memory
+from gpuconsole.workloads.training.probes import catalog as probes
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 torch.set_num_threads(1)
 knobs = knobs_of("vision-healthy", width=40, image_size=56, batch_size=16, num_workers=0)

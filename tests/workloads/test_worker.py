@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.agent.account import SAMPLE_SPAN_S
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import Failed, KnobsSet, Pause, Paused, ProbeDone, Resume, RunProbe, SetKnobs, Started, Steps
-from gpuconsole.workloads.account import SAMPLE_SPAN_S
 from tests.no_torch import without_torch
 from tests.waiting import gone, wait_until
 from tests.workloads.running import RunningWorker, knobs_of

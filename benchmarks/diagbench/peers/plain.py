@@ -25,17 +25,17 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from benchmarks.diagbench.cases import Half
 from benchmarks.diagbench.peers.peer import CASES
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.runtime.catalog import find_scenario
-from gpuconsole.workloads.training import settings
-from gpuconsole.workloads.training.compiling import compiled
-from gpuconsole.workloads.training.loader import as_they_are
-from gpuconsole.workloads.training.loop import EVAL_BATCHES
-from gpuconsole.workloads.training.memory import set_up_allocator
-from gpuconsole.workloads.training.optimizers import make_optimizer
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.workloads.training.input.loader import as_they_are
+from gpuconsole.workloads.training.loop import settings
+from gpuconsole.workloads.training.loop.compiling import compiled
+from gpuconsole.workloads.training.loop.loop import EVAL_BATCHES
+from gpuconsole.workloads.training.loop.memory import set_up_allocator
+from gpuconsole.workloads.training.loop.optimizers import make_optimizer
+from gpuconsole.workloads.training.loop.schedule import Schedule
+from gpuconsole.workloads.training.loop.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.parallel.plan import trained
-from gpuconsole.workloads.training.schedule import Schedule
-from gpuconsole.workloads.training.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
 from gpuconsole.workloads.training.task import Batch, Stream, Task
 from gpuconsole.workloads.training.vision import VisionTask, in_one_piece
 

@@ -8,10 +8,10 @@ from gpuconsole.diagnosis.models.bandwidth_figures import bandwidth_figures
 from gpuconsole.diagnosis.models.flops_figures import flops_figures
 from gpuconsole.diagnosis.models.given import Given
 from gpuconsole.diagnosis.models.memory_figures import memory_figures
-from gpuconsole.model.device import Peaks, Published
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Peaks, Published
 from gpuconsole.model.run import Summary
 
 

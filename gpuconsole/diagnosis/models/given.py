@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.flops import transformer_linear
 from gpuconsole.diagnosis.models.shape import GptShape, Tensor, first_positions, gpt_shape, gpt_tensors
-from gpuconsole.model.device import Peaks, Published
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Peaks, Published
 from gpuconsole.model.run import Summary
 
 GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")

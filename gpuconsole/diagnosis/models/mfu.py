@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from gpuconsole.diagnosis.models.flops import training_per_token
-from gpuconsole.model.device import Published
+from gpuconsole.model.machine.device import Published
 
 SECONDS_PER_HOUR = 3600.0
 

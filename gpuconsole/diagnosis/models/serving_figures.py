@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuconsole.model.device import Peaks
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.serving import served_precision
 
 NO_SERVER = "the server does not tell its weights and KV cache"

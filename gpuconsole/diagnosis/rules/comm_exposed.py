@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _comm
 from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 ID = "comm.exposed"
 TITLE = "Communication holds up the step"

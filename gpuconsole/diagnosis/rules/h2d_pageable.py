@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding, Interval
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 ID = "h2d.pageable_or_serial"
 TITLE = "The GPU waits for batches to be copied"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 
 ID = "host.recompile_graphbreak"
 TITLE = "The model is compiled again and again"

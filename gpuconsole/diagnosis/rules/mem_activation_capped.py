@@ -6,8 +6,8 @@ from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some,
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
 from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.model.training_knobs import GRAPH_MODES
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.training import GRAPH_MODES
 
 ID = "mem.activation_capped"
 TITLE = "Activations fill the memory"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpuconsole.model.device import Device
+from gpuconsole.machine.peaks import peaks_of
+from gpuconsole.model.machine.device import Device
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import CallFailed, call
-from gpuconsole.telemetry.peaks import peaks_of
 
 UNKNOWN_NAME = "unknown GPU"
 ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}

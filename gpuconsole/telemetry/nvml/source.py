@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gpuconsole.model.device import Device
-from gpuconsole.model.process import Process
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine.process import Process
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
 from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from rich.cells import cell_len
 
-from gpuconsole.tui.paint.cells import to_ascii
+from gpuconsole.report.cells import to_ascii
 
 _NARROW = " -~\u00a0-\u00ac\u00ae-\u02ff\u0370-\u0482\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff"
 _WIDE = "\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff60"

@@ -11,10 +11,10 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Input
 
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.keys import Keys
+from gpuconsole.report.cells import Row
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.widgets.bars import KeyBar, PageZone, TitleBar
+from gpuconsole.tui.widgets.keys import Keys
 
 BACK: Keys = (("escape", "back"), ("q", "quit"))
 SCROLL: Keys = (("up/down pgup/pgdn", "scroll"),)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.runtime.front import View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.details import paint_details
+from gpuconsole.report.cells import Row
+from gpuconsole.report.run.details import paint_details
+from gpuconsole.session.api import View
 from gpuconsole.tui.screens.base import PageScreen
 
 

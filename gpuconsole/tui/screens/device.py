@@ -8,11 +8,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.cells import Row, fill, line
-from gpuconsole.tui.paint.devices import Item, device_items, paint_item, paint_metric, paint_places, places, tally
-from gpuconsole.tui.paint.names import plain
-from gpuconsole.tui.paint.page import follow
+from gpuconsole.report.cells import Row, fill, line
+from gpuconsole.report.machine.devices import Item, device_items, paint_item, paint_metric, paint_places, places, tally
+from gpuconsole.report.names import plain
+from gpuconsole.report.page import follow
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuconsole.runtime.front import View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.help import paint_help
+from gpuconsole.report.cells import Row
+from gpuconsole.session.api import View
 from gpuconsole.tui.screens.base import PageScreen
+from gpuconsole.tui.widgets.help import paint_help
 
 
 class HelpScreen(PageScreen):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from gpuconsole.model.metrics import series_key
-from gpuconsole.runtime.front import Front
-from gpuconsole.tui.paint import charts, facts, format
-from gpuconsole.tui.paint.cells import Row, fill, line
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report import charts, facts
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, fill, line
+from gpuconsole.session.api import Front
 from gpuconsole.tui.screens.base import BACK, BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 

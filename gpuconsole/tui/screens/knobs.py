@@ -10,11 +10,11 @@ from textual.binding import Binding
 from textual.widgets import Input
 
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs import CATALOGUE, KnobError, Knobs, describe_changes, show
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.knobs import Shown, paint_knobs
+from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, describe_changes, show
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
+from gpuconsole.tui.widgets.knobs import Shown, paint_knobs
 
 KEYS = (
     ("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("/", "filter"), ("escape", "back"), ("backspace", "forget"), ("?", "help"),

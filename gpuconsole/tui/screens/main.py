@@ -11,14 +11,14 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from gpuconsole.model.finding import Interval, Suggestion
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint import facts
-from gpuconsole.tui.paint.fleet import fleet_rows
-from gpuconsole.tui.paint.header import header_rows
-from gpuconsole.tui.paint.keys import MAIN
-from gpuconsole.tui.paint.layout import Plan, plan
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.report import facts
+from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.widgets.bars import KeyBar
+from gpuconsole.tui.widgets.header import header_rows
+from gpuconsole.tui.widgets.keys import MAIN
+from gpuconsole.tui.widgets.layout import Plan, plan
 from gpuconsole.tui.widgets.live import DiagnosisZone, FleetZone, HeaderZone, LiveZone, PhasesZone, RunsZone, TilesZone
 
 MOST_FLEET_ROWS = 7

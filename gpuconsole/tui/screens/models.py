@@ -5,8 +5,8 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.models import entries, paint_models, summary
+from gpuconsole.report.run.models import entries, paint_models, summary
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.screens.base import BACK, BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 

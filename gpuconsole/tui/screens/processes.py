@@ -10,12 +10,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from gpuconsole.model.process import Process
-from gpuconsole.runtime.front import Front, FrontError, View
-from gpuconsole.tui.paint.cells import Row, line
-from gpuconsole.tui.paint.page import follow
-from gpuconsole.tui.paint.process import paint_process
-from gpuconsole.tui.paint.processes import (
+from gpuconsole.model.machine.process import Process
+from gpuconsole.report.cells import Row, line
+from gpuconsole.report.machine.process import paint_process
+from gpuconsole.report.machine.processes import (
     Choice,
     Entry,
     Id,
@@ -27,6 +25,8 @@ from gpuconsole.tui.paint.processes import (
     table_room,
     title,
 )
+from gpuconsole.report.page import follow
+from gpuconsole.session.api import Front, FrontError, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, PageZone, TitleBar
 

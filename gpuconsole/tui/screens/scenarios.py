@@ -9,13 +9,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint import facts
-from gpuconsole.tui.paint.cells import blank
-from gpuconsole.tui.paint.header import device_line
-from gpuconsole.tui.paint.scenarios import matching, paint_picker
+from gpuconsole.report import facts
+from gpuconsole.report.cells import blank
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
+from gpuconsole.tui.widgets.header import device_line
+from gpuconsole.tui.widgets.scenarios import matching, paint_picker
 
 
 class ScenariosScreen(BackScreen):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from gpuconsole.model.device import Device, Link
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.topology import Shown, extent, paint_topology, read_net, wants_folding
+from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.report.cells import Row
+from gpuconsole.report.machine.topology import Shown, extent, paint_topology, read_net, wants_folding
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from textual.binding import Binding
 
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.tuning import paint_tuning
+from gpuconsole.report.cells import Row
+from gpuconsole.report.run.tuning import paint_tuning
+from gpuconsole.session.api import Front, View
 from gpuconsole.tui.screens.base import PageScreen
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from textual.binding import Binding
 
-from gpuconsole.tui.paint.cells import Row, line, spread
-from gpuconsole.tui.paint.keys import Keys, paint_keys
-from gpuconsole.tui.paint.page import window
+from gpuconsole.report.cells import Row, line, spread
+from gpuconsole.report.page import window
+from gpuconsole.tui.widgets.keys import Keys, paint_keys
 from gpuconsole.tui.widgets.zone import Zone
 
 

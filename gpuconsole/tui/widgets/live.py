@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpuconsole.runtime.front import Front, View
-from gpuconsole.tui.paint.cells import Row
-from gpuconsole.tui.paint.diagnosis import paint_diagnosis
-from gpuconsole.tui.paint.fleet import paint_fleet
-from gpuconsole.tui.paint.header import paint_header
-from gpuconsole.tui.paint.layout import Plan, plan
-from gpuconsole.tui.paint.phases import paint_phases
-from gpuconsole.tui.paint.runs import paint_runs
-from gpuconsole.tui.paint.tile import paint_tiles
-from gpuconsole.tui.paint.tiles import tiles
+from gpuconsole.report.cells import Row
+from gpuconsole.report.machine.fleet import paint_fleet
+from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.phases import paint_phases
+from gpuconsole.report.run.runs import paint_runs
+from gpuconsole.session.api import Front, View
+from gpuconsole.tui.widgets.header import paint_header
+from gpuconsole.tui.widgets.layout import Plan, plan
+from gpuconsole.tui.widgets.tile import paint_tiles
+from gpuconsole.tui.widgets.tiles import tiles
 from gpuconsole.tui.widgets.zone import Zone
 
 SECONDS_PER_COLUMN = 2.0

@@ -8,7 +8,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpuconsole.tui.paint.cells import Row, to_ascii
+from gpuconsole.report.cells import Row, to_ascii
 from gpuconsole.tui.theme import style_of
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.model.calibration import Reached
+from gpuconsole.agent.clock import now
+from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Calibrated, Failed, Hello, Progress
-from gpuconsole.workloads.clock import now
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
     from gpuconsole.workloads.calibration.dense import fitting_side, not_native, product
     from gpuconsole.workloads.calibration.memory import threads_text
     from gpuconsole.workloads.calibration.repeats import as_rate, missing, repeats_s
-    from gpuconsole.workloads.training.settings import set_matmul_precision
+    from gpuconsole.workloads.training.loop.settings import set_matmul_precision
 
     reason = not_native(bench.device, precision)
     if reason:
@@ -156,7 +156,7 @@ def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
     """Torch on that device. Raises RuntimeError where this torch cannot use it."""
     import torch
 
-    from gpuconsole.workloads.training.settings import set_matmul_precision, set_threads
+    from gpuconsole.workloads.training.loop.settings import set_matmul_precision, set_threads
 
     threads = set_threads(0)
     set_matmul_precision("fp32")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from gpuconsole.model.calibration import Reached
+from gpuconsole.agent.clock import now
+from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.workloads.calibration.repeats import LEAST, MOST, as_rate, missing
-from gpuconsole.workloads.clock import now
 
 WRITE, READ = "disk_write_bytes_per_s", "disk_read_bytes_per_s"
 SMALLEST, LARGEST = 4 * 2**20, 128 * 2**20

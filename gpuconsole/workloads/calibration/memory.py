@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from gpuconsole.model.calibration import Reached
+from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
 
 ON_GPU_BYTES = 2**30

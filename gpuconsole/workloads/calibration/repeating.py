@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
-from gpuconsole.model.knobs import CATALOGUE, Knobs
+from gpuconsole.agent import account as phase
+from gpuconsole.agent.account import CudaStepAccount, StepAccount
+from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import COUNTS, SETTLING
-from gpuconsole.workloads import account as phase
-from gpuconsole.workloads.account import CudaStepAccount, StepAccount
 from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.clock import ThreadTimes
-from gpuconsole.workloads.training import memory, settings
+from gpuconsole.workloads.training.loop import memory, settings
 
 
 class Work(Protocol):

@@ -8,8 +8,8 @@ from functools import cache
 
 import torch
 
-from gpuconsole.model.calibration import Reached, unit_of
-from gpuconsole.workloads.clock import ThreadTimes, now
+from gpuconsole.agent.clock import ThreadTimes, now
+from gpuconsole.model.machine.calibration import Reached, unit_of
 
 LEAST, MOST = 3, 200
 """Repeats, whatever the budget."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from gpuconsole.agent.clock import now
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import PROBE
 from gpuconsole.wire.events import Profile, Profiled
-from gpuconsole.workloads.clock import now
 from gpuconsole.workloads.profiling.recorder import Recorder, synchronize
 from gpuconsole.workloads.profiling.summary import Update
 
 if TYPE_CHECKING:
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-    from gpuconsole.workloads.training.loop import TrainingLoop
+    from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 ANALYSIS_S = 120.0
 """Longer than the largest trace has taken; an analysis that has not ended by then is ended."""

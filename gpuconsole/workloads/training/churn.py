@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.loop.flops import count_training_flops
 from gpuconsole.workloads.training.task import Batch
 from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.flops import count_training_flops
+from gpuconsole.workloads.training.loop.flops import count_training_flops
 from gpuconsole.workloads.training.lora import add_lora
 from gpuconsole.workloads.training.task import Batch
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.flops import count_training_flops
-from gpuconsole.workloads.training.optimizers import make_optimizer
+from gpuconsole.workloads.training.loop.flops import count_training_flops
+from gpuconsole.workloads.training.loop.optimizers import make_optimizer
 from gpuconsole.workloads.training.sparse import sparse_maker
 from gpuconsole.workloads.training.task import Batch
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpuconsole.workloads.training.optimizers import LEARNING_RATE, make_optimizer
+from gpuconsole.workloads.training.loop.optimizers import LEARNING_RATE, make_optimizer
 from gpuconsole.workloads.training.parallel.plan import Parameters
 
 

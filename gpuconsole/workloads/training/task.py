@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
 
 Batch = tuple[torch.Tensor, ...]

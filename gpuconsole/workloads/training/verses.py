@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import torch
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training.gpt import padded
 from gpuconsole.workloads.training.task import Batch
 

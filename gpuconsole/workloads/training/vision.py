@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import default_collate
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.flops import count_training_flops
-from gpuconsole.workloads.training.images import CLASSES, EPOCH, Exercise, Photographs, prepare_images
-from gpuconsole.workloads.training.loader import LoaderStream
-from gpuconsole.workloads.training.records import prepare_records
+from gpuconsole.workloads.training.input.images import CLASSES, EPOCH, Exercise, Photographs, prepare_images
+from gpuconsole.workloads.training.input.loader import LoaderStream
+from gpuconsole.workloads.training.input.records import prepare_records
+from gpuconsole.workloads.training.loop.flops import count_training_flops
 from gpuconsole.workloads.training.task import Batch
 
 

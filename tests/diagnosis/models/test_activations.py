@@ -6,7 +6,8 @@ import pytest
 
 from gpuconsole.diagnosis.models.activations import activations
 from gpuconsole.diagnosis.models.shape import HEAD_SIZE, VOCABULARY, GptShape
-from gpuconsole.workloads.training import gpt, memory
+from gpuconsole.workloads.training import gpt
+from gpuconsole.workloads.training.loop import memory
 from tests.diagnosis.models.gpt import Case, batch_of, build, cases, forward
 
 

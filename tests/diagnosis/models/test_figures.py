@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models.figures import figures
-from gpuconsole.model.device import Peaks
+from gpuconsole.machine.peaks import peaks_of
+from gpuconsole.machine.published import published_of
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.run import Distribution, Summary
-from gpuconsole.telemetry.peaks import peaks_of
-from gpuconsole.telemetry.published import published_of
 
 H200 = "NVIDIA H200"
 KNOBS: Knobs = {

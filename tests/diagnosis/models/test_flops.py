@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpuconsole.diagnosis.models import flops
-from gpuconsole.workloads.training.flops import count_training_flops
 from gpuconsole.workloads.training.gpt import GPT, next_token_loss
+from gpuconsole.workloads.training.loop.flops import count_training_flops
 from gpuconsole.workloads.training.lora import add_lora
 
 VOCABULARY = 256

@@ -13,8 +13,8 @@ from gpuconsole.diagnosis.models.mfu import (
     published_tokens_per_s,
     tokens_per_device_s,
 )
-from gpuconsole.telemetry.peaks import peaks_of
-from gpuconsole.telemetry.published import published_of
+from gpuconsole.machine.peaks import peaks_of
+from gpuconsole.machine.published import published_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 

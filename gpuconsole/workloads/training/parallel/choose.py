@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.agent.world import World
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training.parallel.plan import Plan
-from gpuconsole.workloads.world import World
 
 
 def check_precision(knobs: Knobs) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpuconsole.model.knobs import Knobs
-from gpuconsole.workloads.world import World
+from gpuconsole.agent.world import World
+from gpuconsole.model.knobs.catalogue import Knobs
 
 Parameters = list[nn.Parameter] | list[dict[str, Any]]
 MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]

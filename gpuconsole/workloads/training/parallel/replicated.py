@@ -16,9 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.agent.world import World
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, Plan, trained
-from gpuconsole.workloads.world import World
 
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 

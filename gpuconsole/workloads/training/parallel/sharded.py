@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from gpuconsole.model.knobs import Knobs
+from gpuconsole.agent.world import World
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, Plan, trained
-from gpuconsole.workloads.world import World
 
 TENSOR_PLAN: dict[str, Callable[[], ParallelStyle]] = {
     "qkv": ColwiseParallel,

@@ -1,0 +1,173 @@
+"""The step account: every step's wall time split into exclusive phases that sum to it.
+
+The loop calls `mark(phase)` when a phase ends; the time since the previous mark belongs to that phase. Steps are
+contiguous: what lies between two steps (sending, looking for commands) counts as `other` of the next one.
+On CUDA a mark records an event into the stream instead, and the events are read some steps later without any
+synchronisation: the stream's own timeline then shows each phase as it was exposed, overlap already taken off.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import msgspec
+
+from gpuconsole.agent.clock import ThreadTimes, now
+from gpuconsole.model.run import PHASES
+from gpuconsole.wire.marks import MarkedStep
+
+if TYPE_CHECKING:
+    import torch
+
+DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(len(PHASES))
+USUAL_OF = 31
+MOST_SKIPPED = 16
+"""Steps, on a new timeline: after a change of knobs nobody knows yet how long they take."""
+SAMPLE_SPAN_S = 0.16
+"""Run-queue time is read on one step in this many seconds, on average: at every mark of every step it cost +378 µs a step.
+The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them. A sampled step costs 0.2 ms."""
+CALM_SAMPLE_SPAN_S = 0.32
+"""The same while nothing new is to be learned of a run."""
+
+
+Moment: TypeAlias = "float | torch.cuda.Event"
+"""Seconds on the host clock, or a place in the CUDA stream."""
+
+
+class StepAccount:
+    """Times steps on the host clock. `take()` hands over the steps done since the last call, as they were marked: the console adds them up.
+
+    `sample_all` reads run-queue time on every step; trials want that, at the same cost for both sides. `calm` reads it half as often as usual.
+    """
+
+    def __init__(self, times: ThreadTimes) -> None:
+        self.times = times
+        self.overhead_s = 0.0
+        self.sample_all = self.calm = False
+        self._index = 0
+        self._done: list[MarkedStep] = []
+        self._ended: list[int] = []
+        self._times: list[float] = []
+        self._runq: list[float] = []
+        self._sampled = False
+        self._chance = random.Random(0)
+        self._next_sample = 0
+        self._walls: deque[float] = deque([SAMPLE_SPAN_S], maxlen=USUAL_OF)
+        self._mark_cost_s = self._cost_of_marks(sampled=False)
+        self._sampled_mark_cost_s = self._cost_of_marks(sampled=True)
+        self.restart()
+
+    @property
+    def index(self) -> int:
+        """The step under way, counted from 0."""
+        return self._index
+
+    def restart(self) -> None:
+        """Begin a new timeline here: what went before (a probe, a pause, a switch) belongs to no step, and steps may take longer from here."""
+        self._next_sample = min(self._next_sample, self._index + MOST_SKIPPED)
+        self._begin(now())
+
+    def moment(self) -> Moment:
+        """This moment, for a mark that is made later."""
+        return now()
+
+    def mark(self, phase: int, at: Moment | None = None) -> None:
+        """The time since the last mark was spent in `phase`; up to the earlier moment `at`, where given."""
+        self._ended.append(phase)
+        self._times.append(now() if at is None else cast("float", at))
+        if self._sampled:
+            self._runq.append(self.times.runq_s())
+
+    def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
+        """The step is over."""
+        t = now()
+        self._ended.append(OTHER)
+        self._times.append(t)
+        if self._sampled:
+            self._runq.append(self.times.runq_s())
+            usual = statistics.median(self._walls)  # of many: in a burst of contention more would be sampled than outside
+            every = max(1, round((CALM_SAMPLE_SPAN_S if self.calm else SAMPLE_SPAN_S) / max(usual, 1e-6)))
+            self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
+        self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
+        self._done.append(MarkedStep(self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
+        self._index += 1
+        self._begin(t)
+
+    def take(self) -> list[MarkedStep]:
+        done, self._done = self._done, []
+        self._walls.extend(step.times[-1] - step.start for step in done[-USUAL_OF:])
+        return done
+
+    def finish(self) -> None:
+        """Wait for figures that are still under way (CUDA only)."""
+
+    def _begin(self, start: float) -> None:
+        self._start = start
+        self._ended, self._times, self._runq = [], [], []
+        self._sampled = (self.sample_all or self._index >= self._next_sample) and self.times.available
+        if self._sampled:
+            self._runq.append(self.times.runq_s())
+
+    def _cost_of_marks(self, sampled: bool) -> float:
+        """What one mark costs: the mean of 200, on this thread, now."""
+        self._sampled = sampled
+        start = now()
+        for _ in range(200):
+            self.mark(OTHER)
+        return (now() - start) / 200
+
+
+class CudaStepAccount(StepAccount):
+    """Times steps on the CUDA stream's timeline. The first event of a step is the last one of the step before."""
+
+    def __init__(self, times: ThreadTimes) -> None:
+        import torch
+
+        self._event_type = torch.cuda.Event
+        self._free: list[torch.cuda.Event] = []
+        self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
+        self._events: list[torch.cuda.Event] = []
+        super().__init__(times)
+
+    def restart(self) -> None:
+        self.finish()
+        super().restart()
+        self._events = [self._record()]
+
+    def moment(self) -> Moment:
+        return self._record()
+
+    def mark(self, phase: int, at: Moment | None = None) -> None:
+        super().mark(phase)
+        self._events.append(self._record() if at is None or isinstance(at, float) else at)
+
+    def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
+        super().end(samples, tokens, loss, arm, kind)
+        self._events.append(self._record())
+        self._pending.append((self._done.pop(), self._events))
+        self._events = [self._events[-1]]
+        while self._pending and self._pending[0][1][-1].query():
+            self._resolve()
+
+    def finish(self) -> None:
+        while self._pending:
+            self._pending[0][1][-1].synchronize()
+            self._resolve()
+
+    def _record(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else self._event_type(enable_timing=True)
+        event.record()
+        return event
+
+    def _resolve(self) -> None:
+        """Put the stream's times into the oldest step, all of whose events have been reached. It ends when the host ended it."""
+        step, events = self._pending.popleft()
+        spans = (before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events))
+        elapsed = list(itertools.accumulate(spans))
+        start = step.times[-1] - elapsed[-1]
+        self._done.append(msgspec.structs.replace(step, start=start, times=[start + t for t in elapsed]))
+        self._free.extend(events[:-1])

@@ -1,0 +1,114 @@
+"""`gpuconsole quality`: what a model server answers, rather than how fast."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+
+from gpuconsole.cli.options.common import UsageError, add_console_options, assignments, device, scenario, to_json
+from gpuconsole.cli.options.serving import add_serving_options, check_server, server_options
+from gpuconsole.machine.environment import DeviceChoiceError, choose_device
+from gpuconsole.model.text import visible
+from gpuconsole.processes.once import look
+from gpuconsole.processes.one_shot import ExaminationError, examine
+from gpuconsole.wire.events import ProbeDone, Progress
+
+DESCRIPTION = """Ask a model server for what it makes of a fixed text (perplexity, lower is better; comparable between settings of one
+model), and for a number hidden at several depths of long texts (passkey retrieval). Without --url the scenario's own server is started.
+
+A server that tells no log probabilities of a prompt (OpenAI's `echo`, vLLM's `prompt_logprobs`) has no perplexity here."""
+EXAMPLES = """examples:
+  gpuconsole quality quantized
+  gpuconsole quality quantized --set quantization=int8
+  gpuconsole quality --url http://127.0.0.1:8000 --lengths 4000,16000,64000
+"""
+DEFAULT_SCENARIO = "serve-chat"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "quality",
+        help="perplexity and passkey retrieval of a model server",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", default=DEFAULT_SCENARIO, help="whose server (default serve-chat)")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
+    parser.add_argument(
+        "--lengths", type=numbers(1, 10_000_000), default=[400.0], metavar="N,N", help="of the passkey's text, in characters"
+    )
+    parser.add_argument("--depths", type=numbers(0, 1), default=[0.1, 0.5, 0.9], metavar="D,D", help="where it stands, 0 to 1")
+    parser.add_argument("--json", action="store_true", help="the figures on stdout and nothing else there")
+    add_serving_options(parser)
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def numbers(low: float, high: float):  # type: ignore[no-untyped-def]  # an argparse type
+    def parse(text: str) -> list[float]:
+        try:
+            found = [float(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas between") from None
+        if not all(low <= one <= high for one in found):
+            raise argparse.ArgumentTypeError(f"{text!r}: allowed are {low:g} to {high:g}")
+        return found
+
+    return parse
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    if not chosen.workload.serves:
+        raise UsageError(f"{chosen.name} trains: quality is of model servers")
+    given = assignments(args.knobs, chosen)
+    check_server(args, chosen.workload)
+    try:
+        seen = look()
+        target = choose_device(seen.devices, device(args), seen.lost)
+    except DeviceChoiceError as error:
+        raise UsageError(str(error)) from None
+    knobs = {**chosen.knobs_for("gpu" if target.is_gpu else "cpu"), **given}
+    options = {**server_options(args), "lengths": json.dumps(args.lengths), "depths": json.dumps(args.depths)}
+
+    async def main() -> list[ProbeDone]:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        return await examine(chosen.workload.name, knobs, target, options, _tell, stop)
+
+    try:
+        answers = asyncio.run(main())
+    except ExaminationError as error:
+        print(f"gpuconsole: {error}", file=sys.stderr)
+        return 1
+    print(to_json(answers) if args.json else "\n".join(lines(answers)))
+    return 1 if all(answer.error for answer in answers) else 0
+
+
+def lines(answers: list[ProbeDone]) -> list[str]:
+    """A line of perplexity, and one per passkey."""
+    found = []
+    for answer in answers:
+        signals = answer.signals
+        if answer.error:
+            found.append(f"{answer.probe:<12} n/a: {visible(answer.error)}")
+        elif "quality.perplexity" in signals:
+            one = signals["quality.perplexity"]
+            found.append(f"perplexity   {one.value:.4g}   {one.source}")
+        elif "quality.passkey" in signals:
+            one = signals["quality.passkey"]
+            found.append(f"passkey      {'found' if one.value else 'missed'}   {one.source}")
+    passkeys = [answer.signals["quality.passkey"].value for answer in answers if "quality.passkey" in answer.signals]
+    if passkeys:
+        found.append(f"passkeys     {sum(passkeys):.0f} of {len(passkeys)} found")
+    return found
+
+
+def _tell(event: Progress) -> None:
+    if sys.stderr.isatty():
+        print(f"{event.stage}: {event.detail}", file=sys.stderr)

@@ -1,0 +1,105 @@
+"""`gpuconsole run`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from gpuconsole.cli.options.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
+from gpuconsole.cli.options.nodes import add_node_options, nodes
+from gpuconsole.cli.options.profile import add_profile_options, check_folder
+from gpuconsole.cli.options.serving import add_serving_options, check_server
+
+DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
+
+--duration counts from the first training step. Ctrl-C ends the run, keeps what was measured and still writes the snapshot.
+Every run is held against the baseline of its scenario, knobs, hardware and software, if there is one (--save-baseline keeps a run as
+one; see `gpuconsole baselines`). Exit code: 0 ok, 1 the workload failed or --fail-on-regression found one, 2 bad usage."""
+
+EXAMPLES = """examples:
+  gpuconsole run train-gpt
+  gpuconsole run train-gpt --set batch_size=16 --set precision=bf16
+  gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
+  gpuconsole run train-gpt --headless --try precision=bf16 --json > session.json
+  gpuconsole run train-gpt --headless --duration 30 --profile --profile-dir traces
+  gpuconsole run ./my-scenario.toml --record session.jsonl
+  gpuconsole run serve-chat --set concurrency=32 --slo ttft=0.5,tpot=0.05
+  gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
+  gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
+  gpuconsole run train-gpt --headless --save-baseline           three times, so that the spread between runs is known
+  gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 when slower than that beyond noise
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "run", help="run a scenario", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
+    parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step (headless default: 60)")
+    parser.add_argument("--headless", action="store_true", help="no screen: progress on stderr, the summary on stdout")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
+    parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there (implies --headless)")
+    parser.add_argument("--apply-top", action="store_true", help="try the top suggestion, and keep it if it is proven to win")
+    parser.add_argument(
+        "--try", action="append", default=[], metavar="KNOB=VALUE", dest="tries", help="try this change; keep it if it wins"
+    )
+    parser.add_argument(
+        "--save-baseline",
+        action="store_true",
+        help="keep each run of the session, when it ends, as a baseline for later ones (the last 20)",
+    )
+    parser.add_argument(
+        "--fail-on-regression",
+        action="store_true",
+        help="exit code 1 when a run is slower than its baseline beyond noise; with --save-baseline such a run is not kept",
+    )
+    add_profile_options(parser)
+    add_node_options(parser)
+    add_serving_options(parser)
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    knobs = assignments(args.knobs, chosen)
+    tries = assignments(args.tries, chosen)
+    snapshot = writable(args.snapshot, "--snapshot")
+    recording = record_path(args)
+    nodes(args)
+    check_server(args, chosen.workload)
+    check_folder(args.profile_dir)
+    if args.save_baseline:
+        _check_baselines()
+    if not chosen.workload.serves and importlib.util.find_spec("torch") is None:
+        from gpuconsole.processes.serving import NO_TORCH  # the screen's first picture does not wait for the engine
+
+        raise UsageError(NO_TORCH)
+    if args.headless or args.json:
+        from gpuconsole.cli.headless import HeadlessRun
+
+        return HeadlessRun(args, knobs, tries, snapshot, recording, chosen.workload.serves).run()
+    if args.fail_on_regression:
+        raise UsageError("--fail-on-regression goes with --headless")
+    if args.profile:
+        raise UsageError("--profile goes with --headless; on the screen, press f")
+    if args.apply_top or args.tries:
+        raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
+    if not has_screen():
+        raise UsageError("no terminal here: add --headless")
+    from gpuconsole.cli.console import open_console
+
+    return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)
+
+
+def _check_baselines() -> None:
+    """Raises UsageError now if a run could not be kept when it ends."""
+    from gpuconsole.experiments.baselines import BaselineError, baselines_folder, check_folder
+
+    try:
+        check_folder(baselines_folder())
+    except BaselineError as error:
+        raise UsageError(f"--save-baseline: {error}") from None

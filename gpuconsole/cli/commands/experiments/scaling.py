@@ -1,0 +1,150 @@
+"""`gpuconsole scaling`: the same work on 1, 2, ... N processes, and how much of N times the throughput is left."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gpuconsole.cli.headless import START_S, TICK_S, Progress
+from gpuconsole.cli.options.common import UsageError, add_console_options, assignments, live_engine, scenario, seconds, writable
+from gpuconsole.diagnosis.models.collective import weak_scaling
+from gpuconsole.engine.engine import Engine
+from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import encode
+from gpuconsole.session.api import FrontError
+
+DESCRIPTION = """Run a scenario on several numbers of processes, one after the other, and print the scaling efficiency.
+
+Every process has the same batch (weak scaling): efficiency is the throughput of N over N times that of one. One process trains
+alone; several exchange gradients as the scenario's `sharding` says (ddp where it says none)."""
+
+EXAMPLES = """examples:
+  gpuconsole scaling ddp-small-batch --nproc 1,2
+  gpuconsole scaling ddp-small-batch --nproc 1,2,4,8 --duration 30 --snapshot scaling.json
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "scaling",
+        help="scaling efficiency over processes",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="one with `sharding` and `nproc` among its knobs")
+    parser.add_argument("--nproc", type=counts, default=(1, 2), metavar="N,N,...", help="numbers of processes (default 1,2)")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
+    parser.add_argument("--duration", type=seconds, default=20.0, metavar="S", help="seconds from the first step of each (default 20)")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
+    parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there")
+    add_console_options(parser)
+    parser.set_defaults(handler=scale)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """`1,2,4` for argparse; 1 comes first, for it is what the others are held against."""
+    try:
+        found = sorted({int(CATALOGUE["nproc"].check(int(part))) for part in text.split(",")} | {1})
+    except (ValueError, KnobError):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers of processes from 1 to 64, such as 1,2,4") from None
+    return tuple(found)
+
+
+def scale(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    if not {"nproc", "sharding"} <= set(chosen.workload.knobs):
+        raise UsageError(f"{chosen.name} runs in one process: {chosen.workload.name} has no knobs nproc and sharding")
+    knobs = assignments(args.knobs, chosen)
+    snapshot = writable(args.snapshot, "--snapshot")
+    return asyncio.run(_main(args, knobs, snapshot))
+
+
+async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> int:
+    engine, progress, interrupted = live_engine(args), Progress(sys.stderr), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    try:
+        await engine.open()
+        for nproc in args.nproc:
+            if not interrupted.is_set():
+                await _run(
+                    engine,
+                    args.scenario,
+                    with_nproc(args.scenario, knobs, nproc, engine.device().is_gpu),
+                    args.duration,
+                    progress,
+                    interrupted,
+                )
+        return _report(engine, args, path)
+    except FrontError as error:
+        raise UsageError(str(error)) from None
+    finally:
+        progress.done()
+        await engine.close()
+
+
+def with_nproc(name: str, knobs: Knobs, nproc: int, is_gpu: bool) -> Knobs:
+    """`knobs` for so many processes: one alone, or several that exchange gradients."""
+    asked = {**scenario(name).knobs_for("gpu" if is_gpu else "cpu"), **knobs}
+    sharding = "none" if nproc == 1 else asked["sharding"] if asked["sharding"] != "none" else "ddp"
+    return {**knobs, "nproc": nproc, "sharding": sharding, "tensor_parallel": 1}
+
+
+async def _run(engine: Engine, name: str, knobs: Knobs, duration_s: float, progress: Progress, interrupted: asyncio.Event) -> None:
+    """One run, until its time is over, it ends, or someone interrupts."""
+    await engine.start(name, knobs)
+    begun = time.monotonic()
+    while not interrupted.is_set():
+        view = engine.view()
+        if view.state in ("failed", "finished", "stopped"):
+            return
+        if view.running_s >= duration_s:
+            break
+        if view.running_s <= 0 and time.monotonic() - begun > START_S:
+            await engine.end_run("failed", f"no step within {START_S:g} s")
+            return
+        progress.show(view, view.running_s, duration_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(interrupted.wait(), TICK_S)
+    await engine.end_run("stopped" if interrupted.is_set() else "finished")
+
+
+def _report(engine: Engine, args: argparse.Namespace, path: Path | None) -> int:
+    snapshot = engine.snapshot()
+    failed = any(run.state == "failed" for run in snapshot.runs)
+    if path is not None:
+        engine.export(path)
+    if args.json:
+        sys.stdout.buffer.write(encode(snapshot))
+    else:
+        print("\n".join(table(snapshot.runs)))
+    for run in snapshot.runs:
+        if run.state == "failed":
+            print(f"gpuconsole: nproc {run.knobs['nproc']}: {run.error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def table(runs: list[Run]) -> list[str]:
+    """A line per number of processes, aligned."""
+    lines = [f"{'nproc':>5}  {'throughput':>22}  {'per process':>12}  {'efficiency':>10}  {'step p50':>10}  {'comm':>6}"]
+    one = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
+    for run in runs:
+        rate, unit = run.throughput
+        nproc = int(run.knobs["nproc"])
+        if rate is None:
+            lines.append(f"{nproc:>5}  {run.state:>22}")
+            continue
+        efficiency = f"{weak_scaling(one.p50, rate.p50, nproc):.0%}" if one else "n/a"
+        step = f"{run.summary.step_time_s.p50 * 1e3:.1f} ms" if run.summary.step_time_s else "n/a"
+        exposed = run.summary.phases_ratio.get("comm", 0.0)
+        # FSDP2's and tensor parallelism's collectives run inside forward and backward: nobody measured them.
+        comm = f"{exposed:.0%}" if nproc == 1 or exposed > 0 else "n/a"
+        lines.append(f"{nproc:>5}  {rate.p50:>11,.0f} {unit:>10}  {rate.p50 / nproc:>12,.0f}  {efficiency:>10}  {step:>10}  {comm:>6}")
+    return lines

@@ -1,0 +1,158 @@
+"""`gpuconsole sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gpuconsole.cli.options.common import (
+    UsageError,
+    add_console_options,
+    add_headless_options,
+    assignments,
+    live_engine,
+    scenario,
+    to_json,
+    writable,
+)
+from gpuconsole.cli.options.nodes import add_node_options
+from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
+from gpuconsole.experiments.sweep import Sweeper
+from gpuconsole.experiments.sweep_points import interval, points
+from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.files import write_whole
+from gpuconsole.model.knobs.catalogue import find
+from gpuconsole.model.knobs.knob import KnobError, Knobs, Value, show
+from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.snapshot import encode
+from gpuconsole.processes.serving import ServingChoice
+from gpuconsole.session.api import FrontError
+
+EXAMPLES = """examples:
+  gpuconsole sweep train-gpt --vary batch_size=1,2,4,8
+  gpuconsole sweep data-starved --vary num_workers=0,1,2 --vary prefetch_factor=2,8      one at a time, around the scenario's own values
+  gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
+  gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
+"""
+BAR = 30
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "sweep",
+        help="throughput over the values of knobs, in interleaved repeats",
+        description="Measure every setting again and again, all of them in turn, so that the machine's moods fall on all alike. "
+        "Settings that need a restart each keep a worker that stands still while others are measured.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    parser.add_argument(
+        "--vary", action="append", default=[], required=True, metavar="KNOB=A,B,...", help="values of a knob; may be repeated"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="a knob of all settings")
+    parser.add_argument("--grid", action="store_true", help="every combination, in place of one knob at a time")
+    parser.add_argument("--repeat", type=int, default=10, metavar="N", help="blocks of every setting (default 10)")
+    parser.add_argument("--stop-settled", action="store_true", help="measure no further what is clearly not the best")
+    add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
+    add_node_options(parser)
+    add_serving_options(parser)
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    check_server(args, chosen.workload)
+    knobs = assignments(args.knobs, chosen)
+    vary = dict(varied(word, chosen) for word in args.vary)
+    if args.repeat < 2:
+        raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
+    target = writable(args.snapshot, "--snapshot")
+    try:
+        return asyncio.run(_main(args, chosen, knobs, vary, target))
+    except FrontError as error:
+        print(f"gpuconsole: {error}", file=sys.stderr)
+        return 1
+
+
+def varied(word: str, chosen: Scenario) -> tuple[str, list[Value]]:
+    """`KNOB=A,B,...` as typed; raises UsageError."""
+    name, equals, values = word.partition("=")
+    try:
+        knob = find(name, chosen.workload.knobs, chosen.name)
+        found = list(dict.fromkeys(knob.parse(value) for value in values.split(",") if value))
+    except KnobError as error:
+        raise UsageError(str(error)) from None
+    if not equals or len(found) < 2:
+        raise UsageError(f"--vary {word}: expected KNOB=A,B,... with two values or more")
+    return name, found
+
+
+async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: dict[str, list[Value]], target: Path | None) -> int:
+    engine = live_engine(args)
+    await engine.open()
+    try:
+        device = engine.device()
+        base = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **knobs}
+        serving = ServingChoice(server_options(args), objective(args))
+        serving.check_torch(chosen, base)
+        sweeper = Sweeper(chosen, base, device, serving)
+        newest: list[Sweep] = []
+        sweeping = asyncio.create_task(
+            sweeper.run(points(vary, base, args.grid), args.repeat, args.stop_settled, lambda sweep: _progress(sweep, newest))
+        )
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, sweeping.cancel)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # what was measured by then is told
+                await sweeping
+        finally:
+            await sweeper.close()
+        if not newest:
+            return 1
+        if target is not None:
+            write_whole(target, encode(msgspec.structs.replace(engine.snapshot(), sweeps=newest)))
+        print(to_json(newest[0]) if args.json else "\n".join(lines(newest[0], tuple(vary))))
+        return 1 if any(point.error for point in newest[0].points) else 0
+    finally:
+        await engine.close()
+
+
+def _progress(sweep: Sweep, newest: list[Sweep]) -> None:
+    newest[:] = [sweep]
+    done = sum(len(point.rates) for point in sweep.points)
+    with contextlib.suppress(OSError):
+        print(f"{sweep.elapsed_s:5.0f} s  {done} of {sweep.repeats * len(sweep.points)} blocks", file=sys.stderr, flush=True)
+
+
+def lines(sweep: Sweep, names: tuple[str, ...]) -> list[str]:
+    """Every point with mean, standard deviation and interval, and a bar as long as its mean."""
+    best = sweep.best
+    words = [" ".join(f"{name}={show(point.knobs[name])}" for name in names) for point in sweep.points]
+    wide = max(map(len, words))
+    told = [
+        f"{sweep.scenario} on {sweep.device}, {sweep.unit}, {sweep.clock} clock, {sweep.repeats} interleaved repeats, {sweep.elapsed_s:.0f} s"
+    ]
+    for word, point in zip(words, sweep.points, strict=True):
+        told.append(f"  {word:<{wide}}  {_figures(point, best)}")
+    return told
+
+
+def _figures(point: SweepPoint, best: SweepPoint | None) -> str:
+    bounds, mean = interval(point.rates), point.mean
+    if mean is None or bounds is None or best is None or not best.mean:
+        return f"n/a: {point.error or 'too few repeats'}"
+    bar = "█" * round(BAR * mean / best.mean)
+    more = "  best" if point is best else "  settled early" if point.settled and len(point.rates) < len(best.rates) else ""
+    return f"{_number(mean):>10} ± {_number(point.std):<8} [{_number(bounds[0])}, {_number(bounds[1])}]  {bar}{more}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}".replace(",", " ")

@@ -1,0 +1,220 @@
+"""`gpuconsole tune`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuconsole.cli.options.common import (
+    UsageError,
+    add_console_options,
+    add_headless_options,
+    assignments,
+    live_engine,
+    scenario,
+    seconds,
+    to_json,
+    writable,
+)
+from gpuconsole.cli.options.nodes import add_node_options
+from gpuconsole.cli.options.serving import add_serving_options, check_server
+from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.tune import TUNE_S, Tuner
+from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.files import write_whole
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.text import visible
+from gpuconsole.session.api import FrontError
+
+DESCRIPTION = """Run a scenario, and make it faster: what the diagnosis suggests is tried, most gain per second of trial first; what is proven by
+paired measurement is kept, and the diagnosis made again, until nothing that is left promises 5 %.
+
+What is left alone: the load on a model server, and without --allow-training-changes whatever alters what is learnt per step (batch size).
+It ends with all that was kept against the start, in turn, and with the settings as flags and code. Ctrl-C ends it, and keeps what was proven."""
+
+EXAMPLES = """examples:
+  gpuconsole tune data-starved
+  gpuconsole tune serve-prefix --budget 600 --certificate tuned.json
+  gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
+  gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    leave the precision as it is
+  gpuconsole tune serve-prefix --resume tuned.json          go on where it was broken off
+  gpuconsole verify tuned.json                              check what it says
+"""
+VERDICTS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "failed"}
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="try what promises most, keep what is proven, until nothing is left",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
+    parser.add_argument(
+        "--budget", type=seconds, default=TUNE_S, metavar="S", help="seconds; no trial is begun that would take longer (default 300)"
+    )
+    parser.add_argument("--objective", choices=("tokens_per_s",), default="tokens_per_s", help="what is to grow: throughput")
+    parser.add_argument(
+        "--allow-training-changes", action="store_true", help="also changes of what is learnt per step, such as the batch size"
+    )
+    parser.add_argument("--only", type=names, default=[], metavar="KNOB,KNOB", help="turn no other knobs than these")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, anew after every trial")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="a certificate: its attempts are not made again, and it is written on")
+    add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
+    add_node_options(parser)
+    add_serving_options(parser)
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    check_server(args, chosen.workload)
+    knobs = assignments(args.knobs, chosen)
+    if unknown := [name for name in args.only if name not in chosen.workload.knobs]:
+        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}; it has: {', '.join(chosen.workload.knobs)}")
+    target = writable(args.resume or args.certificate, "--resume" if args.resume else "--certificate")
+    writable(args.snapshot, "--snapshot")
+    resumed = read_certificate(args.resume) if args.resume else None
+    if resumed is not None:
+        if resumed.scenario != args.scenario:
+            raise UsageError(f"--resume {args.resume}: it is about {resumed.scenario}")
+        if args.only and sorted(args.only) != sorted(resumed.only):
+            raise UsageError(f"--resume {args.resume}: it began with other knobs than --only says: {', '.join(resumed.only) or 'all'}")
+        if any(resumed.start.get(name) != value for name, value in knobs.items()):
+            raise UsageError(f"--resume {args.resume}: it began with other values than --set says")
+        knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
+    try:
+        return asyncio.run(_main(args, knobs, target, resumed))
+    except FrontError as error:
+        print(f"gpuconsole: {error}", file=sys.stderr)
+        return 1
+
+
+def names(text: str) -> list[str]:
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("names no knob")
+    return found
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Raises UsageError."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except CertificateError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, resumed: Certificate | None) -> int:
+    engine = live_engine(args)
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+
+    def heard(certificate: Certificate) -> None:
+        if target is not None:
+            write_whole(target, encode(certificate))
+        if certificate.attempts and certificate.proof is None and not certificate.stopped:
+            tell(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
+
+    try:
+        await engine.open()
+        await engine.start(args.scenario, knobs)
+        tell(f"{args.scenario}: looking for what limits it")
+        certificate, failed = await _tune(engine, args, knobs, heard, resumed, interrupted)
+        await engine.end_run("finished")
+    finally:
+        if args.snapshot is not None:
+            with contextlib.suppress(FrontError):
+                engine.export(args.snapshot)
+        await engine.close()
+    print(to_json(certificate) if args.json else "\n".join(lines(certificate)))
+    return 1 if failed else 0
+
+
+async def _tune(
+    engine: Engine,
+    args: argparse.Namespace,
+    knobs: Knobs,
+    heard: Callable[[Certificate], None],
+    resumed: Certificate | None,
+    interrupted: asyncio.Event,
+) -> tuple[Certificate, bool]:
+    """To its end, or until someone interrupts or the run fails (then True): what has been proven by then stands."""
+    tuner = Tuner(
+        engine,
+        args.scenario,
+        args.budget,
+        given=knobs,
+        allow_training_changes=args.allow_training_changes,
+        only=args.only,
+        on_change=heard,
+        resumed=resumed,
+    )
+    tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
+    await asyncio.wait([tuning, stop], return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not tuning.done():
+        tuning.cancel()
+        await asyncio.wait([tuning])
+        tuner.certificate.stopped = "interrupted"
+        heard(tuner.certificate)
+        return tuner.certificate, False
+    try:
+        return tuning.result(), False
+    except FrontError as error:
+        tell(f"gpuconsole: {error}")
+        tuner.certificate.stopped = str(error)
+        heard(tuner.certificate)
+        return tuner.certificate, True
+
+
+def tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(visible(text), file=sys.stderr, flush=True)
+
+
+def attempt_line(number: int, one: Attempt) -> str:
+    trial = one.trial
+    predicted = f"predicted {trial.predicted.low:.2f}-{trial.predicted.high:.2f}x" if trial.predicted else "not predicted"
+    kept = "kept" if trial.kept else f"not kept: {trial.error}" if trial.error else "not kept"
+    return f"{one.at_s:5.0f} s  {number}. {describe_changes(trial.changes, one.knobs)}   {_measured(trial)}   {predicted}   {VERDICTS[trial.verdict]}, {kept}   ({one.rule})"
+
+
+def _measured(trial: Trial) -> str:
+    return f"{trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}]" if trial.speedup else "n/a"
+
+
+def lines(certificate: Certificate) -> list[str]:
+    """The whole session: what was tried, what came of it, and how to have it."""
+    told = [f"tuned {certificate.scenario} on {certificate.device} in {certificate.elapsed_s:.0f} s: {certificate.stopped}"]
+    told += [attempt_line(number, one) for number, one in enumerate(certificate.attempts, 1)]
+    if not certificate.changed:
+        return [visible(one) for one in (*told, "nothing was kept: it stays as it is")]
+    total = gain(certificate)
+    told.append(f"in all  {total}" if total else "in all  not measured in one trial")
+    told.append(f"flags   gpuconsole run {certificate.scenario} {certificate.flags}")
+    codes = dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept)
+    told += [f"code    {row}" for code in codes for row in code.splitlines()]
+    return [visible(one) for one in told]
+
+
+def gain(certificate: Certificate) -> str:
+    """All that was kept, against the start."""
+    total, proof = certificate.gain, certificate.proof
+    if total is None:
+        return ""
+    how = f", {proof.blocks} blocks, {proof.method}" if proof is not None else ""
+    return f"{total.estimate:.2f}x [{total.low:.2f}, {total.high:.2f}] against the start{how}"

@@ -1,0 +1,102 @@
+"""`gpuconsole verify`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from gpuconsole.cli.commands.experiments.tune import gain, read_certificate
+from gpuconsole.cli.options.common import UsageError, add_console_options, live_engine, scenario
+from gpuconsole.cli.options.nodes import add_node_options
+from gpuconsole.cli.options.serving import add_serving_options
+from gpuconsole.engine.engine import Engine
+from gpuconsole.experiments.certificate import mistakes
+from gpuconsole.model.experiments.certificate import Certificate
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.text import visible
+from gpuconsole.session.api import FrontError
+
+EXAMPLES = """examples:
+  gpuconsole verify tuned.json                 does it say what its own pairs of blocks say?
+  gpuconsole verify tuned.json --measure       and is it so on this machine?
+
+Exit code: 0 it holds, 1 it does not, 2 bad usage.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="check a certificate of `gpuconsole tune`",
+        description="Compute every interval and verdict of a certificate again from its pairs; with --measure, put its settings on trial here.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="CERTIFICATE")
+    parser.add_argument("--measure", action="store_true", help="run the scenario from the same start, and try all that was kept")
+    add_node_options(parser)
+    add_serving_options(parser)
+    add_console_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    certificate = read_certificate(args.file)
+    found = mistakes(certificate)
+    for mistake in found:
+        print(visible(f"gpuconsole: {mistake}"), file=sys.stderr)
+    trials = len(certificate.attempts) + (certificate.proof is not None)
+    if found:
+        print(f"{args.file}: does not hold: {len(found)} mistakes in {trials} trials")
+        return 1
+    print(
+        visible(
+            f"{args.file}: {certificate.scenario} on {certificate.device}, {certificate.created}: {trials} trials, each as its pairs say"
+        )
+    )
+    print(visible(f"claimed   {gain(certificate) or 'nothing'}"))
+    if not args.measure:
+        return 0
+    if not certificate.changed:
+        raise UsageError(f"--measure: {args.file} kept nothing")
+    try:
+        return _judge(certificate, asyncio.run(_measure(args, certificate)))
+    except FrontError as error:
+        print(f"gpuconsole: {error}", file=sys.stderr)
+        return 1
+
+
+async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[Engine, Trial]:
+    """The start, and all that was kept on trial."""
+    chosen = scenario(certificate.scenario)
+    engine = live_engine(args)
+    try:
+        await engine.open()
+        start: Knobs = {name: value for name, value in certificate.start.items() if name in chosen.workload.knobs}
+        await engine.start(certificate.scenario, start)
+        while (run := engine.view().run) is None or run.steady_from_s is None:
+            if run is not None and run.state not in ("starting", "running"):
+                raise FrontError(run.error or f"the run has {run.state}")
+            await asyncio.sleep(0.25)
+        trial = await engine.try_change(certificate.changed)
+        await engine.end_run("finished")
+        return engine, trial
+    finally:
+        await engine.close()
+
+
+def _judge(certificate: Certificate, measured: tuple[Engine, Trial]) -> int:
+    engine, trial = measured
+    here = engine.environment()
+    for name in ("cpu", "cores", "torch", "cuda", "driver"):
+        there, now = getattr(certificate.environment, name), getattr(here, name)
+        if there != now:
+            print(visible(f"differs   {name}: {there or 'none'} there, {now or 'none'} here"))
+    if trial.speedup is None:
+        print(f"measured  n/a: {trial.error}")
+        return 1
+    print(f"measured  {trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}], {trial.verdict}")
+    return 0 if trial.verdict == "win" else 1

@@ -1,0 +1,219 @@
+"""`gpuconsole doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+from gpuconsole import __version__
+from gpuconsole.cli.commands.machine.calibrate import age
+from gpuconsole.cli.options.common import seconds
+from gpuconsole.machine.calibration import of_this_machine
+from gpuconsole.machine.environment import fingerprint
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.text import visible
+from gpuconsole.processes.once import Look, look
+
+EXAMPLES = """examples:
+  gpuconsole doctor
+"""
+INSTALL_TORCH = 'not installed; training needs it: pip install "gpuconsole[torch]"'
+# Any GPM metric tells whether the device has GPM; this one has no other conditions.
+GPM_METRIC = "gpu.sm_active_ratio"
+KERNEL_FILES = {
+    "cpu pressure": (Path("/proc/pressure/cpu"), "run-queue delay reads n/a"),
+    "io pressure": (Path("/proc/pressure/io"), "waiting for I/O reads n/a"),
+    "memory pressure": (Path("/proc/pressure/memory"), "waiting for memory reads n/a"),
+    "schedstat": (Path("/proc/self/schedstat"), "the training thread's wait for a core reads n/a"),
+}
+
+Row = tuple[str, str]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what works on this machine, and why not",
+        description="Say what works on this machine and what will read n/a, each with its reason. Changes nothing.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="how long to wait for the driver (default 10)")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0; 1 when the driver does not answer."""
+    seen = look(timeout_s=args.timeout)
+    print(report(seen))
+    return 1 if seen.error else 0
+
+
+def report(seen: Look) -> str:
+    sections = {
+        "program": program_rows(seen),
+        "GPU": gpu_rows(seen),
+        "topology": topology_rows(seen),
+        "kernel": kernel_rows(),
+        "terminal": terminal_rows(),
+        "reads n/a here": missing_rows(seen),
+    }
+    width = max(len(name) for rows in sections.values() for name, _ in rows)
+    blocks = [[title, *(f"  {name:<{width}}  {visible(text)}" for name, text in rows)] for title, rows in sections.items() if rows]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def program_rows(seen: Look) -> list[Row]:
+    return [
+        ("gpuconsole", __version__),
+        ("python", sys.version.split()[0]),
+        ("torch", torch_text(seen.cuda)),
+        ("calibration", calibration_text(seen)),
+    ]
+
+
+def calibration_text(seen: Look) -> str:
+    """Which devices have been calibrated as they are now, and how long ago."""
+    records = of_this_machine(fingerprint(seen.devices, seen.driver, seen.cuda))
+    return "; ".join(f"{record.device} {age(record)}" for record in records) or "none yet: gpuconsole calibrate"
+
+
+def torch_text(driver_cuda: str) -> str:
+    """Torch's version and the CUDA that it was built for, without importing it; and whether the driver can run it."""
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return INSTALL_TORCH
+    cuda = _torch_cuda(Path(str(torch.locate_file("torch/version.py"))))
+    if not cuda:
+        return f"{torch.version}, CPU only" + ("; there is a GPU that it cannot use: install a CUDA build" if driver_cuda else "")
+    text = f"{torch.version}, built for CUDA {cuda}"
+    if not driver_cuda:
+        return text
+    # Within a major version any driver runs any toolkit's programs (CUDA minor version compatibility).
+    fits = int(driver_cuda.split(".")[0]) >= int(cuda.split(".")[0])
+    return f"{text}; the driver runs CUDA {driver_cuda}" + ("" if fits else ": too old for it, update the driver or install an older build")
+
+
+def _torch_cuda(version_file: Path) -> str | None:
+    """The `cuda` that torch's generated version.py names; None for a CPU build."""
+    try:
+        text = version_file.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def gpu_rows(seen: Look) -> list[Row]:
+    rows: list[Row] = [("driver", f"{seen.driver or 'unknown'}{f', runs CUDA {seen.cuda}' if seen.cuda else ''}")]
+    if seen.error:
+        return [*rows, ("NVML", seen.error)]
+    if seen.no_gpu:
+        return [*rows, ("NVML", f"{seen.no_gpu}; the host CPU is the device")]
+    gpus = [device for device in seen.devices if device.is_gpu]
+    rows.append(("NVML", f"works, {len(gpus)} {'GPU' if len(gpus) == 1 else 'GPUs'}"))
+    for gpu in gpus:
+        missing = seen.lost.get(gpu.id) or seen.unavailable.get(gpu.id, {}).get(GPM_METRIC)
+        rows.append((gpu.id, f"{gpu.name}; GPM {f'n/a: {missing}' if missing else 'works'}"))
+    rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, seen.values.get(gpu.id, {}))]
+    rows += [(state.source, state.detail) for state in seen.sources.values() if state.detail]
+    return rows
+
+
+def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
+    """What is set or worn in a way that costs speed or data."""
+    found = []
+    if gpu.facts.get("persistence") == "off":
+        found.append("persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)")
+    if gpu.facts.get("ecc") == "off":
+        found.append("ECC is off: memory errors go unnoticed")
+    for now, most, what in (
+        ("gpu.pcie_link_width", "gpu.pcie_link_width_max", "PCIe lanes"),
+        ("gpu.power_limit_w", "gpu.power_limit_max_w", "W of power limit"),
+    ):
+        if now in values and most in values and values[now] < values[most]:
+            found.append(f"{values[now]:.0f} of {values[most]:.0f} {what}")
+    if values.get("gpu.row_remap_failed") or values.get("gpu.ecc_uncorrected"):
+        found.append("uncorrectable memory errors: see nvidia-smi -q -d ECC,ROW_REMAPPER")
+    elif values.get("gpu.row_remap_pending"):
+        found.append("a faulty memory row waits for a reset to be replaced")
+    return found
+
+
+def topology_rows(seen: Look) -> list[Row]:
+    """How many pairs of GPUs are linked by which path, and where the GPUs are."""
+    paths = Counter(link.path for link in seen.links)
+    rows = (
+        [("paths", ", ".join(f"{path} {count} {'pair' if count == 1 else 'pairs'}" for path, count in paths.most_common()))]
+        if paths
+        else []
+    )
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for gpu in seen.devices:
+        if gpu.facts.get("numa_node") or gpu.facts.get("cpu_affinity"):
+            nodes.setdefault((gpu.facts.get("numa_node", "?"), gpu.facts.get("cpu_affinity", "?")), []).append(gpu.id)
+    rows += [(f"NUMA node {node}", f"CPUs {cpus}: {', '.join(gpus)}") for (node, cpus), gpus in nodes.items()]
+    return rows
+
+
+def kernel_rows() -> list[Row]:
+    return [(name, _readable(path, without)) for name, (path, without) in KERNEL_FILES.items()]
+
+
+def _readable(path: Path, without: str) -> str:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        return f"{path}: {error.strerror}; {without}"
+    return "works"
+
+
+def terminal_rows() -> list[Row]:
+    is_terminal = sys.stdout.isatty()
+    size = shutil.get_terminal_size()
+    return [
+        ("TERM", os.environ.get("TERM") or "not set"),
+        ("encoding", sys.stdout.encoding or "unknown"),
+        ("size", f"{size.columns}x{size.lines}" if is_terminal else "stdout is no terminal"),
+        ("colour", "off (NO_COLOR)" if os.environ.get("NO_COLOR") else "as the terminal can"),
+    ]
+
+
+def missing_rows(seen: Look) -> list[Row]:
+    """Every metric without a value, those that are missing for the same reason together."""
+    by_gap: dict[tuple[str, str], list[str]] = {}
+    for device, reasons in seen.unavailable.items():
+        for metric, reason in reasons.items():
+            by_gap.setdefault((metric, reason), []).append(device)
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for (metric, reason), devices in by_gap.items():
+        by_reason.setdefault((reason, folded(devices)), []).append(metric)
+    rows = [(devices, f"{reason}: {', '.join(metrics)}") for (reason, devices), metrics in by_reason.items()]
+    if seen.error:
+        rows.append(("everything else", seen.error))
+    elif seen.no_gpu:
+        rows.append(("gpu.*", seen.no_gpu))
+    return rows or [("nothing", "every metric has a source")]
+
+
+def folded(devices: list[str]) -> str:
+    """`gpu:0-7`, `gpu:1/link:0-17`: runs of numbers as ranges."""
+    parts: list[list[object]] = []
+    for device in devices:
+        head, _, tail = device.rpartition(":")
+        number = int(tail) if tail.isdigit() else None
+        last = parts[-1] if parts else None
+        if last and number is not None and last[0] == head and last[2] == number - 1:
+            last[2] = number
+        else:
+            parts.append([head, number if number is not None else tail, number])
+    return ", ".join(
+        f"{head}:{low}-{high}" if high is not None and high != low else f"{head}:{low}".lstrip(":") for head, low, high in parts
+    )

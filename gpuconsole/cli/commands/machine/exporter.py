@@ -1,0 +1,102 @@
+"""`gpuconsole exporter`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuconsole.cli.options.common import UsageError, dcgm, interval, parse_address, read_token, seconds
+from gpuconsole.model.text import visible
+from gpuconsole.processes.sampler import Sampling
+from gpuconsole.wire.events import AnyEvent, Note
+
+if TYPE_CHECKING:
+    from gpuconsole.report.prometheus.board import Board
+
+DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under gpuconsole's names and DCGM's.
+
+/healthz answers 200 while samples are fresh, else 503 and the reason. With --token-file every request needs
+`Authorization: Bearer TOKEN`. Choose --interval as long as Prometheus' scrape interval: the shares of time then cover all of it.
+Ctrl-C ends it. Exit code: 0 ok, 2 bad usage. See docs/exporter.md."""
+EXAMPLES = """examples:
+  gpuconsole exporter
+  gpuconsole exporter --listen 0.0.0.0:9835 --token-file /etc/gpuconsole/token --interval 15
+  gpuconsole exporter --dcgm http://127.0.0.1:9400/metrics     what NVML cannot tell (before Hopper), from dcgm-exporter
+"""
+DEFAULT_LISTEN = "127.0.0.1:9835"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "exporter",
+        help="serve metrics to Prometheus",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="refuse requests without this bearer token")
+    parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
+    parser.add_argument(
+        "--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a running dcgm-exporter's metrics, for what NVML cannot report"
+    )
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    # 0.1 s that other commands need not wait for
+    from gpuconsole.report.prometheus.board import Board
+    from gpuconsole.report.prometheus.server import MetricsServer
+
+    host, port = parse_address(args.listen)
+    token = read_token(args.token_file) if args.token_file else None
+    address = dcgm(args)
+    board = Board(interval(args))
+    try:
+        server = MetricsServer(host, port, board, token)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
+    if token is None and not server.is_loopback:
+        say("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
+    server.start()
+    say(f"serving http://{server.address}/metrics")
+    try:
+        asyncio.run(keep_reading(board, interval(args), address))
+    finally:
+        server.close()
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)
+
+
+# --- the sampler ----------------------------------------------------------------------------------------------
+
+
+async def keep_reading(board: Board, interval_s: float, dcgm_url: str | None) -> None:
+    """Feed the board until SIGINT or SIGTERM."""
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+
+    def take(event: AnyEvent) -> None:
+        if isinstance(event, Note):  # of the sampler's own life
+            board.stopped(event.text)
+            say(event.text)
+        else:
+            board.take(event)
+
+    sampling = Sampling(interval_s, dcgm_url, take)
+    board.starting()
+    try:
+        await sampling.start()
+        await over.wait()
+    finally:
+        await sampling.close()

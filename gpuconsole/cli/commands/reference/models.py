@@ -1,0 +1,78 @@
+"""`gpuconsole models`."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpuconsole.cli.options.common import UsageError, assignments, scenario, to_json
+from gpuconsole.diagnosis.models.figures import figures
+from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
+from gpuconsole.machine.peaks import peaks_of
+from gpuconsole.machine.published import published_of
+from gpuconsole.model.figure import Figure
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Peaks
+from gpuconsole.model.run import Summary
+from gpuconsole.report.units import quantity
+
+WORKLOAD = "training.gpt"
+DESCRIPTION = """What a run should cost by arithmetic alone, without running it: memory by part and at its fullest, FLOPs, the time of a step
+if arithmetic or memory were the limit, collectives. With --device-name at GPU scale and against that GPU's datasheet, without it at
+CPU scale. Only for scenarios of training.gpt: its shape is known from the knobs."""
+EXAMPLES = """examples:
+  gpuconsole models train-gpt --device-name "NVIDIA H200"
+  gpuconsole models train-gpt --device-name "NVIDIA H200" --set d_model=2048 --set n_layer=24 --set gradient_checkpointing=true
+  gpuconsole models train-gpt --device-name "NVIDIA H100 80GB HBM3" --set nproc=8 --set sharding=zero3 --json
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "models",
+        help="what a run should cost by arithmetic alone, without running it",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KNOB=VALUE", dest="assignments", help="knob value in place of the scenario's"
+    )
+    parser.add_argument("--device-name", metavar="NAME", help="a GPU as NVML names it, such as 'NVIDIA H200'")
+    parser.add_argument("--json", action="store_true", help="the figures in SI units on stdout and nothing else there")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = scenario(args.scenario)
+    if chosen.workload.name != WORKLOAD:
+        raise UsageError(f"{chosen.name} runs {chosen.workload.name}: only of {WORKLOAD} is the shape known before it runs")
+    knobs = {**chosen.knobs_for("gpu" if args.device_name else "cpu"), **assignments(args.assignments, chosen)}
+    peaks = peaks_of(args.device_name) if args.device_name else Peaks()
+    if args.device_name and not peaks.source:
+        raise UsageError(f"--device-name {args.device_name}: no datasheet peaks are known for a device of this name")
+    found = predicted(knobs, peaks, args.device_name)
+    print(to_json(found) if args.json else as_text(found, f"{chosen.name} on {args.device_name or 'a CPU'}", peaks))
+    return 0
+
+
+def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figure]:
+    """Every figure that can be had without a run."""
+    facts = {"vocabulary": float(VOCABULARY), "tokens_per_sample": sum(lengths(knobs)) / 2}
+    published = published_of(device_name) if device_name else ()
+    found = figures(knobs, facts, {}, Summary(), peaks, {}, device_name is not None, published)
+    return [figure for figure in found if figure.predicted is not None]
+
+
+def as_text(found: list[Figure], title: str, peaks: Peaks) -> str:
+    width = max(len(figure.title) for figure in found)
+    lines = [f"{title}: predicted, not measured" + (f"; {peaks.source}" if peaks.source else "")]
+    for figure in found:
+        value = quantity(figure.predicted or 0.0, figure.unit)
+        lines.append(f"{figure.title:<{width}}  {value:>14}  {figure.formula}")
+    peak = next((figure.predicted for figure in found if figure.name == "memory.allocated_peak_bytes"), None)
+    if peak and peaks.memory_bytes:
+        lines.append(
+            f"{quantity(peak, 'bytes')} are {peak / peaks.memory_bytes:.0%} of the {peaks.memory_bytes / 1e9:.0f} GB that the datasheet gives it"
+        )
+    return "\n".join(lines)

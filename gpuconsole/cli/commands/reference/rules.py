@@ -1,0 +1,53 @@
+"""`gpuconsole rules`."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpuconsole.cli.options.common import UsageError, to_json
+from gpuconsole.diagnosis.case import Rule
+from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.model.knobs.catalogue import nearest
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "rules",
+        help="list the rules of the diagnosis, or explain one",
+        description="List the rules of the diagnosis, or explain one: signals, thresholds with their sources, meaning.",
+        epilog="examples:\n  gpuconsole rules\n  gpuconsole rules input.slow_storage\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("id", nargs="?", metavar="ID")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    rules = {rule.id: rule for rule in all_rules()}
+    if args.id and args.id not in rules:
+        raise UsageError(f"there is no rule {args.id!r}{nearest(args.id, rules)}; there are: {', '.join(sorted(rules))}")
+    chosen = [rules[args.id]] if args.id else [rules[name] for name in sorted(rules)]
+    if args.json:
+        print(to_json([as_data(rule) for rule in chosen]))
+    elif args.id:
+        print(explain(chosen[0]))
+    else:
+        for rule in chosen:
+            print(f"{rule.id:<28} {rule.title}")
+    return 0
+
+
+def as_data(rule: Rule) -> dict[str, object]:
+    thresholds = [{"name": t.name, "value": t.value, "unit": t.unit, "source": t.source} for t in rule.thresholds]
+    return {"id": rule.id, "title": rule.title, "signals": rule.signals, "knobs": rule.knobs, "thresholds": thresholds, "text": rule.text}
+
+
+def explain(rule: Rule) -> str:
+    """Everything there is to say about a rule."""
+    lines = [f"{rule.id}: {rule.title}", "", rule.text, "", "Thresholds:"]
+    lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
+    lines += ["", "Signals: " + ", ".join(rule.signals)]
+    if rule.knobs:
+        lines += ["", "Knobs: " + ", ".join(rule.knobs)]
+    return "\n".join(lines)

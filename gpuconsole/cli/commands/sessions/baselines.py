@@ -1,0 +1,75 @@
+"""`gpuconsole baselines`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpuconsole.cli.options.common import UsageError, to_json
+from gpuconsole.experiments.baselines import BaselineError, baselines_folder, read_all, remove
+from gpuconsole.model.experiments.baseline import Baseline, BaselineRun
+from gpuconsole.model.knobs.knob import show
+from gpuconsole.model.text import visible
+
+EXAMPLES = """examples:
+  gpuconsole run train-gpt --headless --save-baseline       keep a run; or press b on the screen
+  gpuconsole baselines                                      what is kept
+  gpuconsole baselines --json
+  gpuconsole baselines --remove train-gpt-1f3a9c07
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "baselines",
+        help="list the runs that were kept as baselines, or remove some",
+        description=f"List the runs that later ones are held against, by scenario, hardware and software. They are kept in {baselines_folder()}.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--remove", metavar="KEY", help="delete the runs kept under KEY (as listed)")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = baselines_folder()
+    if args.remove is not None:
+        try:
+            print(f"removed {remove(folder, args.remove)}")
+        except BaselineError as error:
+            raise UsageError(str(error)) from None
+        return 0
+    found, mistakes = read_all(folder)
+    if args.json:
+        print(to_json({one.key.name: one for one in found}))
+    elif found:
+        print("\n\n".join(visible_lines(one) for one in found))
+    else:
+        print("no baselines yet: `gpuconsole run SCENARIO --headless --save-baseline` keeps one")
+    for mistake in mistakes.values():
+        print(f"gpuconsole: {mistake}", file=sys.stderr)
+    return 0
+
+
+def visible_lines(baseline: Baseline) -> str:
+    """A key with what it stands for, and each of its runs in a line."""
+    parts = baseline.key.parts()
+    changed = [f"{name}={show(value)}" for name, value in baseline.key.changed.items()] or ["the scenario's own knobs"]
+    head = f"{baseline.key.name}  {baseline.key.scenario}: {', '.join(dict.fromkeys([*parts.values(), *changed]))}"
+    return "\n".join(visible(line) for line in (head, *(_run_line(one, baseline.unit) for one in baseline.runs)))
+
+
+def _run_line(run: BaselineRun, unit: str) -> str:
+    figures = [f"{run.rate:,.1f} {unit}".replace(",", " "), f"{len(run.rates)} blocks"]
+    if run.step_time_s is not None:
+        figures.append(f"step {run.step_time_s * 1e3:.4g} ms")
+    if run.mfu_ratio is not None:
+        figures.append(f"MFU {run.mfu_ratio:.1%}")
+    if run.memory_peak_bytes is not None:
+        figures.append(f"memory {run.memory_peak_bytes / 2**30:.2f} GiB")
+    if run.energy_per_token_j is not None:
+        figures.append(f"{run.energy_per_token_j:.3g} J/token")
+    if run.others_ratio is not None:
+        figures.append(f"others used {run.others_ratio:.0%} of the cores")
+    return f"  {run.date}  {'  '.join(figures)}  (gpuconsole {run.gpuconsole})"

@@ -1,0 +1,45 @@
+"""`gpuconsole diagnose`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from gpuconsole.cli.options.common import UsageError, read_snapshot, writable
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.modelling import refresh_figures
+from gpuconsole.model.files import write_whole
+from gpuconsole.report.run.summary import run_text
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "diagnose",
+        help="run the rules again on a snapshot",
+        description="Run this version's rules and models on what is stored in a snapshot. Fields that this version does not know are kept.",
+        epilog="examples:\n  gpuconsole diagnose session.json\n  gpuconsole diagnose session.json --snapshot again.json\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--snapshot", type=Path, metavar="OUT", help="write the snapshot with the new findings and figures")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    target = writable(args.snapshot, "--snapshot")
+    snapshot, raw = read_snapshot(args.file)
+    for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
+        run.findings = evaluate(Case(run.knobs, run.signals, run.serves))
+        stored["findings"] = msgspec.to_builtins(run.findings)
+        refresh_figures(run, snapshot.environment.devices, snapshot.environment.calibration)
+        stored["figures"] = msgspec.to_builtins(run.figures)
+        print(run_text(run, snapshot.trials))
+    if target is not None:
+        try:
+            write_whole(target, msgspec.json.format(msgspec.json.encode(raw), indent=1) + b"\n")
+        except OSError as error:
+            raise UsageError(f"{target}: cannot be written: {error.strerror}") from None
+    return 0

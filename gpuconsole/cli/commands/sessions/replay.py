@@ -1,0 +1,54 @@
+"""`gpuconsole replay`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from gpuconsole.cli.options.common import UsageError, has_screen
+from gpuconsole.engine.replay import Replay
+from gpuconsole.report.run.summary import session_text
+from gpuconsole.session.view import make_snapshot
+from gpuconsole.wire.recording import RecordingError
+
+DESCRIPTION = "Show a recorded session on the same screen, marked as a recording."
+EXAMPLES = """examples:
+  gpuconsole run data-starved --record session.jsonl
+  gpuconsole replay session.jsonl
+  gpuconsole replay session.jsonl --speed 4
+  gpuconsole replay session.jsonl --headless        its summary, at once
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "replay",
+        help="show a recorded session",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="how many times faster than it happened; 0: all at once")
+    parser.add_argument("--headless", action="store_true", help="print the session's summary instead")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        replay = Replay(args.file, 0 if args.headless else args.speed)
+    except OSError as error:
+        raise UsageError(f"{args.file}: cannot be read: {error.strerror}") from None
+    except RecordingError as error:
+        raise UsageError(str(error)) from None
+    if args.headless:
+        asyncio.run(replay.open())
+        print("recording of", replay.store.wall_clock(replay.store.t0 or 0.0))
+        print(session_text(make_snapshot(replay.store, replay.store.environment)))
+        return 0
+    if not has_screen():
+        raise UsageError("no terminal here: add --headless")
+    from gpuconsole.tui.app import run_app
+
+    return run_app(replay)

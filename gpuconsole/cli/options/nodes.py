@@ -1,0 +1,49 @@
+"""Options of runs that span several machines, by torchrun's own names."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import socket
+
+from gpuconsole.cli.options.common import UsageError, parse_address
+from gpuconsole.processes.ranked import Launch
+
+NODES_HELP = "machines that take part; the others run the command that is shown"
+
+
+def add_node_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several machines (this one is the first)")
+    group.add_argument("--nnodes", type=int, default=1, metavar="N", help=NODES_HELP)
+    group.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the processes meet: an address of this machine and a free port")
+    group.add_argument(
+        "--rdzv-id", default="gpuconsole", metavar="ID", help="the job's name, the same on all machines (default gpuconsole)"
+    )
+
+
+def nodes(args: argparse.Namespace) -> Launch | None:
+    """How several machines meet; None for this one alone. Raises UsageError."""
+    count: int = getattr(args, "nnodes", 1)
+    endpoint: str | None = getattr(args, "rdzv_endpoint", None)
+    if not 1 <= count <= 1024:
+        raise UsageError(f"--nnodes {count}: allowed are 1 to 1024")
+    if count == 1:
+        if endpoint:
+            raise UsageError("--rdzv-endpoint goes with --nnodes 2 or more")
+        return None
+    if not endpoint:
+        raise UsageError(f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the others can reach")
+    host, port = parse_address(endpoint, "--rdzv-endpoint")
+    if port == 0:
+        raise UsageError(f"--rdzv-endpoint {endpoint}: the others must know the port, so 0 will not do")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"--rdzv-endpoint {endpoint}: the port is taken") from None
+        raise UsageError(f"--rdzv-endpoint {endpoint}: not an address of this machine: {error.strerror}") from None
+    found = str(address[0])
+    return Launch(1, count, f"[{found}]:{port}" if ":" in found else f"{found}:{port}", args.rdzv_id)

@@ -1,0 +1,69 @@
+"""`--profile`: one profiler window in a headless run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuconsole.cli.options.common import UsageError
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.profile import MOST_STEPS, STEPS
+from gpuconsole.session.api import FrontError
+
+if TYPE_CHECKING:
+    from gpuconsole.engine.engine import Engine
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profile", type=steps, nargs="?", const=STEPS, metavar="STEPS",
+        help=f"once steady, profile so many steps (default {STEPS}): kernel classes, top operators, a trace for Perfetto",
+    )  # fmt: skip
+    parser.add_argument("--profile-dir", type=Path, metavar="DIR", help="where traces go (default: here)")
+
+
+def steps(text: str) -> int:
+    """A number of steps to profile, for argparse."""
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 to {MOST_STEPS} steps")
+    return int(text)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raises UsageError now where no trace could be written later."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--profile-dir {folder}: cannot be written: {error.strerror or error}") from None
+
+
+async def profile_once(engine: Engine, wanted: int, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
+    """Take the window; say why if there is none. Given up when interrupted."""
+    say(f"profiling {wanted} steps")
+    window = asyncio.create_task(engine.profile(wanted))
+    stop = asyncio.create_task(interrupted.wait())
+    await asyncio.wait([window, stop], return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not window.done():
+        window.cancel()
+        return
+    try:
+        window.result()
+    except FrontError as error:
+        say(f"profile: {error}")
+
+
+def nsys_line(scenario: str, knobs: Knobs, device: str) -> str | None:
+    """How to look further with Nsight Systems; None where it is not installed."""
+    from gpuconsole.engine.profile import nsys_command
+
+    return f"nsys: {nsys_command(scenario, knobs, device)}" if shutil.which("nsys") else None

@@ -1,0 +1,96 @@
+"""What serving scenarios take beside knobs: which server, and what its requests must keep."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gpuconsole.model.recorded import parse_recorded
+from gpuconsole.model.scenario import Workload
+from gpuconsole.model.serving import Objective, parse_objective
+
+OPTIONS = ("url", "model", "api_key_env", "metrics_url", "vllm_python", "vllm_args", "request_timeout", "slo", "prompts")
+
+
+def add_serving_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("serving scenarios")
+    group.add_argument("--url", metavar="URL", help="an OpenAI-compatible server that runs already (vLLM, SGLang, TGI, llama.cpp, ...)")
+    group.add_argument("--model", metavar="NAME", help="with --url: which of its models; with server=vllm: a name or a folder")
+    group.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable that holds the server's key")
+    group.add_argument("--metrics-url", metavar="URL", help="where the server's /metrics is (default: on the server itself)")
+    group.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="the Python that has vLLM, for server=vllm (default: this one, or that of `vllm` on the path)",
+    )
+    group.add_argument("--vllm-args", metavar="ARGS", help='more of vLLM\'s own flags: --vllm-args="--block-size 32 --seed 1"')
+    group.add_argument("--request-timeout", type=float, metavar="S", help="a request without a word for so long has failed (default 120)")
+    group.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="recorded prompts in place of made ones: a JSON object with prompt or messages, and output_tokens if known, in each line",
+    )
+    group.add_argument("--slo", type=_objective, metavar="ttft=S,tpot=S,e2e=S", help="count requests within these bounds as goodput")
+
+
+def server_options(args: argparse.Namespace) -> dict[str, str]:
+    """What the serving worker is told: no key, only the name of the variable that holds it."""
+    given = {
+        "server_url": getattr(args, "url", None),
+        "model": getattr(args, "model", None),
+        "api_key_env": getattr(args, "api_key_env", None),
+        "metrics_url": getattr(args, "metrics_url", None),
+        "vllm_python": getattr(args, "vllm_python", None),
+        "vllm_args": getattr(args, "vllm_args", None),
+        "prompts": getattr(args, "prompts", None),
+        "timeout_s": getattr(args, "request_timeout", None),
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def objective(args: argparse.Namespace) -> Objective | None:
+    found: Objective | None = getattr(args, "slo", None)
+    return found
+
+
+def check_server(args: argparse.Namespace, workload: Workload) -> None:
+    """Raises UsageError for options that make no sense, before anything is started."""
+    from gpuconsole.cli.options.common import UsageError
+
+    given = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
+    if given and not workload.serves:
+        raise UsageError(f"{', '.join(given)}: for serving scenarios only, and {workload.name} trains")
+    for option, url in (("--url", args.url), ("--metrics-url", args.metrics_url)):
+        if url is not None and not _is_address(url):
+            raise UsageError(f"{option} {url}: must be an address such as http://127.0.0.1:8000")
+    if args.request_timeout is not None and not args.request_timeout > 0:
+        raise UsageError(f"--request-timeout {args.request_timeout:g}: must be more than 0 s")
+    if args.api_key_env is not None and not os.environ.get(args.api_key_env):
+        raise UsageError(f"--api-key-env {args.api_key_env}: there is no such environment variable, or it is empty")
+    if args.prompts is not None:
+        try:
+            args.prompts = args.prompts.absolute()
+            parse_recorded(args.prompts.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
+    if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):
+        raise UsageError(f"--vllm-python {args.vllm_python}: no program that can be run")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _objective(text: str) -> Objective:
+    try:
+        return parse_objective(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None

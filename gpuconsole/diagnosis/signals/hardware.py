@@ -1,0 +1,336 @@
+"""What telemetry says of the run's GPU, as signals for the rules: clocks, power, links, other processes, errors, growth of memory.
+
+Clocks and links count only in readings under load: an idle GPU lowers both to save power. On a CPU there is only `is_gpu`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.machine.device import Link
+from gpuconsole.model.machine.process import Process
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.session.figures.trend import steady_growth
+from gpuconsole.session.run import RunRecord
+from gpuconsole.session.store import Store
+
+WINDOW_S = 30.0
+LOADED = 0.5
+"""Share of time with a kernel running from which a reading is one under load. A GPU keeps its clocks for seconds after its work."""
+LEAST_READINGS = 3
+REPLAYS_S = 120.0
+LEAST_REPLAYS_S = 30.0
+LEAST_STEPS = 50
+HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121))
+"""Those that point at the hardware (NVIDIA, "XID Errors"); the others are what programs cause, or may be."""
+LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+"""PCIe, one lane in one direction by generation, the line code taken off (PCI-SIG)."""
+HELD = {
+    "thermal": (("thermal_time_ratio", ""), ("sw_thermal_time_ratio", "clocks_sw_thermal"), ("hw_thermal_time_ratio", "clocks_hw_thermal")),
+    "power_cap": (("power_cap_time_ratio", "clocks_power_cap"),),
+    "power_brake": (("power_brake_time_ratio", "clocks_power_brake"),),
+    "other_hold": (
+        ("sync_boost_time_ratio", "clocks_sync_boost"),
+        ("board_limit_time_ratio", ""),
+        ("reliability_time_ratio", ""),
+        ("", "clocks_hw_slowdown"),
+    ),
+}
+"""What holds clocks down: the driver's counter of time, and the reason that it gives at each reading, which counts where there is no counter."""
+LIST_AGE_S = 5.0
+UNNAMED_BYTES = 500e6
+"""More than a driver holds for itself beside its reserve, and about a bare CUDA context."""
+UNDER_LOAD = f"under load (utilization {LOADED:.0%} or more)"
+
+Signals = dict[str, Signal]
+
+
+class HardwareWatch:
+    """Signals of a run's device. Counters are held against where they stood when this began to watch."""
+
+    def __init__(self, is_ours: Callable[[Process], bool] | None = None) -> None:
+        self._is_ours = is_ours or OwnProcesses().has
+        self._first: dict[str, tuple[float, float]] = {}
+
+    def signals(self, store: Store, record: RunRecord) -> Signals:
+        device = record.run.device
+        if device == "cpu":
+            return {"is_gpu": Signal(0.0, "", "device")}
+        if record.run.serves and "max_num_seqs" not in record.facts:
+            return {}  # not started here, or not yet: on what it runs is not known
+        since = max(store.session_time(store.now) - WINDOW_S, store.session_time(record.opened_t))
+        readings = Readings(store, device, since)
+        ours = [process for process in store.processes if process.kind == "compute" and self._is_ours(process)]
+        return (
+            {"is_gpu": Signal(1.0, "", "device")}
+            | clock_signals(readings)
+            | pcie_signals(readings)
+            | nvlink_signals(readings, store, record, ours)
+            | sharing_signals(store.processes, ours, device, _used_bytes(store, device))
+            | self._error_signals(store, device.partition("/")[0])
+            | growth_signals(store, record)
+        )
+
+    def _error_signals(self, store: Store, whole: str) -> Signals:
+        """Of the whole GPU, also where the run has a slice of it."""
+        found = {"hw.lost": Signal(float(whole in store.lost), "", "NVML")}
+        latest = {name: store.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
+        if latest["xid_errors"] is not None:
+            xids = [event.code for event in store.xids if event.device == whole and event.code in HARDWARE_XIDS]
+            which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
+            found["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events since watching began, of hardware errors{which}")
+        if latest["ecc_uncorrected"] is not None:
+            found["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
+        for name in ("row_remap_pending", "row_remap_failed"):
+            value = store.latest.get(series_key(f"gpu.{name}", whole))
+            if value is not None:
+                found[f"hw.{name}"] = Signal(value, "", "NVML")
+        return found | self._nvlink_errors(store, whole)
+
+    def _nvlink_errors(self, store: Store, whole: str) -> Signals:
+        rises: dict[str, float] = {}
+        span_s = 0.0
+        for key in [key for key in store.latest if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key]:
+            name = key.partition("{")[0]
+            if name in ("gpu.link_replays", "gpu.link_recoveries", "gpu.link_crc_errors"):
+                at, value = store.sampled[key], store.latest[key]
+                since, first = self._first.get(key, (at, value))
+                if value < first:  # the driver has begun anew
+                    since, first = at, value
+                self._first[key] = since, first
+                rises[name] = rises.get(name, 0.0) + value - first
+                span_s = max(span_s, at - since)
+        if not rises or span_s <= 0:
+            return {}
+        again = rises.get("gpu.link_replays", 0.0) + rises.get("gpu.link_recoveries", 0.0)
+        source = f"NVML, all links, over {span_s:.0f} s"
+        return {
+            "hw.nvlink_errors": Signal(again, "", f"{source}: replays and recoveries"),
+            "hw.nvlink_crc_per_s": Signal(rises.get("gpu.link_crc_errors", 0.0) / span_s, "/s", source),
+        }
+
+
+class Readings:
+    """A device's samples from `since` (session seconds) on, and which of them were taken under load."""
+
+    def __init__(self, store: Store, device: str, since: float) -> None:
+        self._store, self._device, self._since = store, device, since
+        self.store_now = store.session_time(store.now)
+        idle = dict(self._points("clocks_idle"))
+        self._busy = list(self._points("utilization_ratio"))
+        self._loaded = {t for t, value in self._busy if value >= LOADED and not idle.get(t, 0.0)}
+
+    def mean(self, name: str) -> tuple[float, int] | None:
+        """Under load, and of how many readings; None for too few."""
+        values = [value for t, value in self._points(name) if t in self._loaded]
+        return (statistics.fmean(values), len(values)) if len(values) >= LEAST_READINGS else None
+
+    def busy(self) -> tuple[float, int] | None:
+        """Utilization in all readings."""
+        values = [value for _, value in self._busy]
+        return (statistics.fmean(values), len(values)) if len(values) >= LEAST_READINGS else None
+
+    def fact(self, name: str) -> float | None:
+        """The newest value of what load does not change."""
+        return self._store.latest.get(self._key(name))
+
+    def newest_loaded(self, name: str) -> float | None:
+        """The newest value, if it was read under load."""
+        return self.fact(name) if self._store.sampled.get(self._key(name)) in self._loaded else None
+
+    def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
+        """How much a counter rose within the last `window_s`, and in how many seconds."""
+        series = self._store.series.get(self._key(name))
+        times, values = series.since(self.store_now - window_s) if series is not None else ([], [])
+        return (values[-1] - values[0], times[-1] - times[0]) if len(times) > 1 else None
+
+    def _points(self, name: str) -> Iterable[tuple[float, float]]:
+        series = self._store.series.get(self._key(name))
+        return zip(*series.since(self._since), strict=True) if series is not None else ()
+
+    def _key(self, name: str) -> str:
+        return series_key(f"gpu.{name}", self._device)
+
+
+def clock_signals(readings: Readings) -> Signals:
+    """`hw.*`: clocks, what holds them down, power and temperature."""
+    found: Signals = {}
+    busy = readings.busy()
+    if busy is not None:
+        found["hw.busy_ratio"] = Signal(busy[0], "ratio", f"NVML utilization, mean of {busy[1]}: share of time in which any kernel ran")
+    clock, most = readings.mean("sm_clock_hz"), readings.fact("sm_clock_max_hz")
+    if clock is not None and most:
+        found["hw.sm_clock_ratio"] = Signal(
+            clock[0] / most, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {most / 1e6:.0f} MHz"
+        )
+    for name, causes in HELD.items():
+        held = _held(readings, causes)
+        if held is not None:
+            found[f"hw.{name}_time_ratio"] = held
+    setting = readings.mean("clocks_app_setting")
+    if setting is not None:
+        found["hw.app_clocks_ratio"] = Signal(setting[0], "ratio", f"NVML, share of {setting[1]} readings {UNDER_LOAD}")
+    power, limit = readings.mean("power_w"), readings.fact("power_limit_w")
+    if power is not None and limit:
+        found["hw.power_ratio"] = Signal(power[0] / limit, "ratio", f"NVML, mean of {power[1]} readings {UNDER_LOAD}, over the limit")
+    temperature = readings.mean("temperature_c")
+    if temperature is not None:
+        found["hw.temperature_c"] = Signal(temperature[0], "°C", f"NVML, mean of {temperature[1]} readings {UNDER_LOAD}")
+    for name, unit in (("power_limit_w", "W"), ("power_limit_max_w", "W")):
+        value = readings.fact(name)
+        if value is not None:
+            found[f"hw.{name}"] = Signal(value, unit, "NVML")
+    memory = readings.fact("hbm_total_bytes")
+    if memory is not None:
+        found["hw.memory_bytes"] = Signal(memory, "B", "NVML")
+    return found
+
+
+def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | None:
+    """The longest share of time that one of the causes held clocks down."""
+    known = []
+    for counter, reason in causes:
+        for name, how in ((counter, "counters of time"), (reason, "reasons at each reading")):
+            mean = readings.mean(name) if name else None
+            if mean is not None:
+                known.append((*mean, how))
+                break
+    if not known:
+        return None
+    share, n, how = max(known)
+    return Signal(share, "ratio", f"NVML {how}, mean of {n} readings {UNDER_LOAD}")
+
+
+def pcie_signals(readings: Readings) -> Signals:
+    """`link.pcie_*`: the link as it is under load, as it could be, and what goes over it."""
+    found: Signals = {}
+    for name in ("generation", "width"):
+        now, most = readings.newest_loaded(f"pcie_link_{name}"), readings.fact(f"pcie_link_{name}_max")
+        if now and most:
+            found[f"link.pcie_{name}"] = Signal(now, "", f"NVML, {UNDER_LOAD}")
+            found[f"link.pcie_{name}_max"] = Signal(most, "", "NVML, GPU and slot together")
+    if {"link.pcie_generation", "link.pcie_width"} <= found.keys():
+        lane = LANE_BYTES_PER_S.get(int(found["link.pcie_generation"].value))
+        if lane:
+            peak = lane * found["link.pcie_width"].value
+            found["link.pcie_peak_bytes_per_s"] = Signal(peak, "B/s", "generation and lanes now, one direction")
+    for direction in ("rx", "tx"):
+        traffic = readings.mean(f"pcie_{direction}_bytes_per_s")
+        if traffic is not None:
+            found[f"link.pcie_{direction}_bytes_per_s"] = Signal(traffic[0], "B/s", f"NVML, mean of {traffic[1]} readings {UNDER_LOAD}")
+    replays = readings.rise("pcie_replays", REPLAYS_S)
+    if replays is not None and replays[1] >= LEAST_REPLAYS_S:
+        found["link.pcie_replays_per_min"] = Signal(max(0.0, replays[0]) / replays[1] * 60, "/min", f"NVML, over {replays[1]:.0f} s")
+    return found
+
+
+def nvlink_signals(readings: Readings, store: Store, record: RunRecord, ours: list[Process]) -> Signals:
+    """`link.nvlink_*`: whether NVLinks join the run's GPUs, what they could carry and what they do."""
+    found: Signals = {}
+    used = {process.device for process in ours}
+    machines = {one.host for one in record.ranks.joined}
+    joined = False if len(machines) > 1 else joined_by_nvlink(store.links, used)
+    if joined is not None:
+        found["link.nvlink_joined"] = Signal(float(joined), "", "NVML topology, between the GPUs of the run")
+    device = next((device for device in store.devices if device.id == record.run.device), None)
+    if device is not None and device.peaks.nvlink_bytes_per_s and joined:
+        found["link.nvlink_peak_bytes_per_s"] = Signal(
+            device.peaks.nvlink_bytes_per_s / 2, "B/s", f"{device.peaks.source}: half of both directions"
+        )
+    traffic = [mean for mean in map(readings.mean, ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")) if mean is not None]
+    if traffic:
+        value, n = max(traffic)
+        found["link.nvlink_bytes_per_s"] = Signal(value, "B/s", f"NVML, mean of {n} readings {UNDER_LOAD}, the busier direction")
+    return found
+
+
+def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
+    """Whether all of the `used` devices are joined by NVLinks, or none (all of the machine's where fewer than two are known).
+
+    None where some are and some are not, or a pair is not told.
+    """
+    paths = {frozenset((link.a, link.b)): link.path for link in links}
+    pairs = [frozenset(pair) for pair in itertools.combinations(used, 2)] if len(used) > 1 else list(paths)
+    kinds = {paths[pair].startswith("NV") if pair in paths else None for pair in pairs}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _used_bytes(store: Store, device: str) -> float | None:
+    """Least memory in use in the last seconds, since the list of processes is read less often; None where the driver's own reserve would be in it."""
+    used = store.series.get(series_key("gpu.hbm_used_bytes", device))
+    if used is None or series_key("gpu.hbm_reserved_bytes", device) not in store.latest:
+        return None
+    return min(used.since(store.session_time(store.now) - LIST_AGE_S)[1], default=None)
+
+
+def sharing_signals(processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None) -> Signals:
+    """`hw.other_*`: who else computes on `device`.
+
+    Nothing where the list is not to be trusted: it lacks our own processes; or it has no others, and yet much of the `used_bytes` is in
+    nobody's name (in a container the driver hides processes of other ones).
+    """
+    listed = [process for process in processes if process.device == device]
+    here = [process for process in listed if process.kind == "compute"]
+    own = {process.pid for process in ours}
+    others = [process for process in here if process.pid not in own]
+    if len(others) == len(here):
+        return {}
+    named = [process.memory_bytes for process in listed]
+    if not others and used_bytes is not None and None not in named and used_bytes - sum(map(float, filter(None, named))) > UNNAMED_BYTES:
+        return {}
+    found = {"hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without those that this console started")}
+    memory = [process.memory_bytes for process in others]
+    if None not in memory:
+        found["hw.other_memory_bytes"] = Signal(float(sum(value or 0 for value in memory)), "B", "NVML's list of processes")
+    if any(process.sm_ratio is not None for process in here):  # who has no share among those that have did nothing
+        found["hw.other_sm_ratio"] = Signal(
+            min(1.0, sum(process.sm_ratio or 0.0 for process in others)), "ratio", "NVML, share of the SMs' time in the last seconds"
+        )
+    return found
+
+
+def growth_signals(store: Store, record: RunRecord) -> Signals:
+    """`memory.growth_bytes_per_s` and what it has come to since the run became steady. Training on a GPU only."""
+    device = record.run.device
+    series = store.series.get(series_key("workload.memory_bytes", device))
+    if record.run.serves or record.steady_t is None or series is None or len(record.steps) < LEAST_STEPS:
+        return {}
+    times, values = series.since(store.session_time(record.steady_t))
+    try:
+        slope = steady_growth(times, values)
+    except ValueError:
+        return {}
+    source = f"peak of torch's allocator over {times[-1] - times[0]:.0f} s"
+    found = {
+        "memory.growth_bytes_per_s": Signal(slope, "B/s", f"{source}: median of slopes, lower 95 % bound"),
+        "memory.grown_bytes": Signal(values[-1] - values[0], "B", source),
+    }
+    limit = int(record.run.knobs.get("memory_limit_mb", 0)) * 2**20
+    room = limit - values[-1] if limit else store.latest.get(series_key("gpu.hbm_free_bytes", device))
+    if room is not None:
+        found["memory.room_bytes"] = Signal(max(0.0, float(room)), "B", "memory_limit_mb" if limit else "NVML, free device memory")
+    return found
+
+
+class OwnProcesses:
+    """Which processes this console has started, or their children: looked up once for each."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, float], bool] = {}
+
+    def has(self, process: Process) -> bool:
+        if process.started <= 0:
+            return False  # of another container or user
+        key = process.pid, process.started
+        if key not in self._known:
+            try:
+                self._known[key] = os.getpid() in [process.pid, *(parent.pid for parent in psutil.Process(process.pid).parents())]
+            except psutil.Error:  # it has just ended
+                return False
+        return self._known[key]

@@ -1,0 +1,81 @@
+"""Scenarios and workload descriptions, read from their TOML files."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuconsole.model.knobs.catalogue import nearest
+from gpuconsole.model.scenario import Scenario, ScenarioError, ScenarioFile, Workload, check_scenario, check_workload
+
+PACKAGE = Path(str(files("gpuconsole")))
+
+
+def workloads() -> dict[str, Workload]:
+    """Every workload that has a TOML file beside its code. The code itself is not imported."""
+    found = {}
+    for path in sorted((PACKAGE / "workloads").glob("*/*.toml")):
+        workload = check_workload(_read(path, Workload), str(path))
+        found[workload.name] = workload
+    return found
+
+
+def shipped_folder() -> Path:
+    """Where the shipped scenarios lie: inside the wheel, or at the root of a checkout."""
+    inside = PACKAGE / "scenarios"
+    return inside if inside.is_dir() else PACKAGE.parent / "scenarios"
+
+
+def user_folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gpuconsole" / "scenarios"
+
+
+def read_scenario(path: Path) -> Scenario:
+    """One scenario file; raises ScenarioError."""
+    return check_scenario(_read(path, ScenarioFile), workloads(), str(path))
+
+
+def scenarios() -> tuple[dict[str, Scenario], list[str]]:
+    """Shipped and user scenarios by name, a user's replacing a shipped one; and a line per user file that has a mistake.
+
+    A mistake in a shipped file raises ScenarioError.
+    """
+    found = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
+    mistakes = []
+    for path in sorted(user_folder().glob("*.toml")):
+        try:
+            scenario = read_scenario(path)
+        except ScenarioError as error:
+            mistakes.append(str(error))
+            continue
+        found[scenario.name] = scenario
+    return found, mistakes
+
+
+def find_scenario(name: str) -> Scenario:
+    """A scenario by name, or by path when it looks like one; raises ScenarioError."""
+    if name.endswith(".toml") or "/" in name:
+        return read_scenario(Path(name))
+    known, mistakes = scenarios()
+    if name in known:
+        return known[name]
+    because = f" ({'; '.join(mistakes)})" if mistakes else ""
+    raise ScenarioError(f"there is no scenario {name!r}{nearest(name, known)}; there are: {', '.join(known)}{because}")
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{path}: not UTF-8 text") from None
+    except msgspec.ValidationError as error:
+        allowed = ", ".join(kind.__struct_fields__)
+        raise ScenarioError(f"{path}: {error}; allowed keys: {allowed}") from None
+    except msgspec.DecodeError as error:
+        raise ScenarioError(f"{path}: not valid TOML: {error}") from None

@@ -1,0 +1,53 @@
+"""A session's recording, while there is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuconsole.session.api import FrontError
+from gpuconsole.wire.events import AnyEvent
+from gpuconsole.wire.recording import RecordingWriter, without_command_lines
+
+
+class Recorder:
+    """Begins, goes on with and ends a recording."""
+
+    def __init__(self) -> None:
+        self._writer: RecordingWriter | None = None
+
+    @property
+    def path(self) -> str:
+        """The file, or nothing while there is none."""
+        return str(self._writer.path) if self._writer else ""
+
+    def toggle(self, path: Path | None, prelude: Iterable[AnyEvent]) -> Path | None:
+        """Begin with `prelude`, in `path` or a dated file here, and return the file; or end and return None. Raises FrontError."""
+        if self._writer is not None:
+            self.close()
+            return None
+        target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+        try:
+            self._writer = RecordingWriter(target)
+        except OSError as error:
+            raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
+        for event in prelude:
+            self._writer.write(without_command_lines(event))
+        return target
+
+    def write(self, event: AnyEvent) -> str:
+        """Add an event, if there is a recording; returns why the recording has ended, if it has."""
+        if self._writer is None:
+            return ""
+        try:
+            self._writer.write(without_command_lines(event))
+        except OSError as error:
+            path, self._writer = self._writer.path, None
+            return f"recording to {path} ended: {error.strerror}"
+        return ""
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,111 @@
+"""A recorded session behind the same `Front`: its events fed to a store at the pace at which they happened."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from gpuconsole.model.experiments.certificate import Certificate
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.process import Process
+from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.scenario import Scenario
+from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.store import Store
+from gpuconsole.session.view import StoreReader, make_snapshot, make_view, write_snapshot
+from gpuconsole.wire.events import AnyEvent
+from gpuconsole.wire.recording import read_recording
+
+A_RECORDING = "this is a recording: nothing runs that could be changed"
+
+
+class Replay(StoreReader):
+    """Plays a recording's events; `speed` 0 plays them all at once. Reading the file raises RecordingError, OSError."""
+
+    def __init__(self, path: Path, speed: float = 1.0) -> None:
+        self.store = Store()
+        self._events: list[AnyEvent] = list(read_recording(path))
+        self._speed = speed
+        self._position = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        if self._speed <= 0:
+            self._play_until(float("inf"))
+        else:
+            self._task = asyncio.create_task(self._play())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def ended(self) -> bool:
+        return self._position >= len(self._events)
+
+    async def _play(self) -> None:
+        start = time.monotonic()
+        first = self._events[0].t
+        while not self.ended:
+            self._play_until(first + (time.monotonic() - start) * self._speed)
+            await asyncio.sleep(0.05)
+
+    def _play_until(self, t: float) -> None:
+        while not self.ended and self._events[self._position].t <= t:
+            self.store.apply(self._events[self._position])
+            self._position += 1
+
+    def view(self) -> View:
+        environment = self.store.environment
+        devices = self.store.devices
+        return make_view(
+            self.store,
+            environment=environment,
+            device=devices[0].id if devices else "cpu",
+            probing="",
+            recording=True,
+            recording_to="",
+            ended=self.ended,
+        )
+
+    def scenarios(self) -> list[Scenario]:
+        return []
+
+    async def start(self, scenario: str, overrides: Knobs) -> None:
+        raise FrontError(A_RECORDING)
+
+    async def stop(self) -> None:
+        raise FrontError(A_RECORDING)
+
+    async def set_knobs(self, changes: Knobs) -> None:
+        raise FrontError(A_RECORDING)
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        raise FrontError(A_RECORDING)
+
+    async def tune(self) -> Certificate:
+        raise FrontError(A_RECORDING)
+
+    def end_tuning(self) -> None:
+        raise FrontError(A_RECORDING)
+
+    async def profile(self) -> ProfileReport:
+        raise FrontError(A_RECORDING)
+
+    async def revert(self) -> None:
+        raise FrontError(A_RECORDING)
+
+    async def keep_baseline(self) -> str:
+        raise FrontError(A_RECORDING)
+
+    def signal_process(self, process: Process, number: int) -> None:
+        raise FrontError(A_RECORDING)
+
+    def export(self, path: Path | None = None) -> Path:
+        return write_snapshot(make_snapshot(self.store, self.store.environment), path, "gpuconsole-replay")
+
+    def toggle_recording(self, path: Path | None = None) -> Path | None:
+        raise FrontError(A_RECORDING)

@@ -1,0 +1,217 @@
+"""Holds the current run against its baseline once a second and when it ends, and keeps runs as baselines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from gpuconsole import __version__
+from gpuconsole.engine.background import Background
+from gpuconsole.experiments.against_baseline import compare, nearest_baseline, unlike
+from gpuconsole.experiments.baselines import BaselineError, baselines_folder, keep_run, read_all
+from gpuconsole.experiments.regression import MIN_BLOCKS, block_rates
+from gpuconsole.machine.other_load import OthersLoad
+from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.run import Step
+from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.session.api import FrontError
+from gpuconsole.session.figures.account import runq_ratio
+from gpuconsole.session.run import LIVE_STEPS, RunRecord
+from gpuconsole.session.store import Store
+from gpuconsole.wire.events import AnyEvent, Compared, Note
+
+EVERY_S = 1.0
+Keeps = Literal["chosen", "all", "all but slower"]
+
+
+class LookedUp(NamedTuple):
+    """What there was under a run's key when it began, or why there is nothing to hold it against."""
+
+    baseline: Baseline | None = None
+    instead: BaselineComparison | None = None
+
+
+def key_of(scenario: Scenario, knobs: Knobs, device: Device, environment: Environment) -> BaselineKey:
+    usual = scenario.knobs_for("gpu" if device.is_gpu else "cpu")
+    return BaselineKey(
+        scenario=scenario.name,
+        changed={name: value for name, value in knobs.items() if usual.get(name) != value},
+        device=device.name,
+        cpu=environment.cpu,
+        cores=environment.cores,
+        torch=environment.torch or "",
+        driver=(environment.driver or "").partition(".")[0] if device.is_gpu else "",
+    )
+
+
+def look_up(key: BaselineKey, knobs: Knobs) -> LookedUp:
+    """The baseline for a run of `key` with `knobs`, else what is nearest to it. Reads the disk; raises BaselineError when its file is none."""
+    known, mistakes = read_all(baselines_folder())
+    own = mistakes.get(key.name)
+    if own is not None:
+        raise BaselineError(own)
+    found = nearest_baseline(key, knobs, known)
+    if found is None:
+        return LookedUp()
+    other, parts = found
+    return LookedUp(instead=unlike(key, other, parts)) if parts else LookedUp(other)
+
+
+class Comparing:
+    """Drives comparison for the engine. `kept` and `failed` are lines about runs that were to be kept."""
+
+    def __init__(self, store: Store, emit: Callable[[AnyEvent], None], keeps: Keeps) -> None:
+        self.kept: list[str] = []
+        self.failed: list[str] = []
+        self._store = store
+        self._emit = emit
+        self._keeps = keeps
+        self._keys: dict[str, BaselineKey] = {}
+        self._found: dict[str, LookedUp] = {}
+        self._others: dict[str, OthersLoad] = {}
+        self._wanted: set[str] = set()
+        self._done: set[str] = set()
+        self._background = Background(emit)
+
+    def begin(self, scenario: Scenario, device: Device) -> None:
+        """A new run: look up its baseline, away from the event loop."""
+        record = self._store.record
+        assert record is not None
+        run = record.run
+        self._keys[run.id] = key_of(scenario, run.knobs, device, self._store.environment)
+        self._background.start(self._look_up(record))
+
+    async def _look_up(self, record: RunRecord) -> None:
+        run = record.run
+        try:
+            found = await asyncio.to_thread(look_up, self._keys[run.id], run.knobs)
+        except BaselineError as error:
+            self._emit(Note(time.monotonic(), str(error), "warning"))
+            found = LookedUp(instead=BaselineComparison(key=self._keys[run.id].name, words=str(error), short="baseline: not readable"))
+        self._found[run.id] = found
+        if found.instead is not None:
+            self._emit(Compared(time.monotonic(), run.id, found.instead))
+
+    async def forever(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            record = self._store.record
+            if record is not None and record.closed_t is None and record.steady_t is not None:
+                others = self._others.setdefault(record.run.id, OthersLoad())
+                await others.look()
+                record.others_ratio = others.ratio
+                if record.closed_t is None:
+                    self._look(record, live=True)
+
+    def ended(self, record: RunRecord) -> None:
+        """The last word on a run; and it is kept, if that was asked for."""
+        run = record.run
+        if run.state == "failed":
+            return
+        self._look(record, live=False)
+        slower = run.baseline is not None and run.baseline.verdict == "slower"
+        if self._keeps == "all but slower" and slower:
+            self._tell_kept(f"run {run.id} is not kept as a baseline: it is slower than the one there is")
+        elif run.id in self._wanted or self._keeps != "chosen":
+            self._background.start(self._keep(record))
+
+    def _look(self, record: RunRecord, live: bool) -> None:
+        baseline = self._found.get(record.run.id, LookedUp()).baseline
+        if baseline is not None:
+            now = self._measured(record, LIVE_STEPS if live else None)
+            if now.rates or not live:
+                self._emit(Compared(time.monotonic(), record.run.id, compare(now, baseline, live)))
+
+    def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun:
+        others = self._others.get(record.run.id)
+        return measured(record, self._store, limit, others.ratio if others else None)
+
+    # --- keeping --------------------------------------------------------------------------------------------
+
+    async def keep(self) -> str:
+        """Keep the current run: when it ends if it runs, where a second call takes that back. Raises FrontError."""
+        record = self._store.record
+        if record is None:
+            raise FrontError("there is no run to keep as a baseline")
+        run = record.run
+        if run.state == "failed":
+            raise FrontError(f"run {run.id} failed: it is no baseline")
+        if run.id in self._done:
+            raise FrontError(f"run {run.id} is kept as a baseline already")
+        if record.closed_t is None and self._keeps != "chosen":
+            return f"run {run.id} will be kept as a baseline when it ends (--save-baseline)"
+        if record.closed_t is None:
+            self._wanted ^= {run.id}
+            return f"run {run.id} will {'' if run.id in self._wanted else 'not '}be kept as a baseline when it ends"
+        lines, failures = len(self.kept), len(self.failed)
+        await self._keep(record)
+        if len(self.failed) > failures:
+            raise FrontError(self.failed[-1])
+        return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is kept as a baseline already"
+
+    async def _keep(self, record: RunRecord) -> None:
+        run = record.run
+        self._done.add(run.id)
+        try:
+            measurement = self._measured(record, None)
+            if len(measurement.rates) < MIN_BLOCKS:
+                raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks of them are needed)")
+            key, unit = self._keys[run.id], run.throughput[1]
+            line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
+        except BaselineError as error:
+            self._done.discard(run.id)
+            line = f"run {run.id} is not kept as a baseline: {error}"
+            self.failed.append(line)
+            self._emit(Note(time.monotonic(), line, "error"))
+        else:
+            self._tell_kept(f"run {run.id} {line}")
+
+    def _tell_kept(self, line: str) -> None:
+        self.kept.append(line)
+        self._emit(Note(time.monotonic(), line))
+
+    async def settled(self) -> None:
+        """Return once all that is to be kept is on disk."""
+        await self._background.settled()
+
+
+def measured(record: RunRecord, store: Store, limit: int | None, others: float | None) -> BaselineRun:
+    """What a run has shown over its last `limit` steady steps (None: all) beside the load of `others`; without rates before it is steady."""
+    steps, run = record.steady_steps(limit), record.run
+    summary = run.summary
+    return BaselineRun(
+        date=run.started,
+        gpuconsole=__version__,
+        rates=_rounded(block_rates(steps)),
+        contention_free=_rounded(block_rates(steps, contention_free=True)) if run.device == "cpu" else (),
+        duration_s=round(sum(step.wall_s for step in steps), 3),
+        step_time_s=summary.step_time_s.p50 if summary.step_time_s else None,
+        phases_ratio={name: round(share, 5) for name, share in summary.phases_ratio.items()},
+        mfu_ratio=summary.mfu_ratio,
+        memory_peak_bytes=summary.memory_peak_bytes,
+        energy_per_token_j=1 / summary.tokens_per_j if summary.tokens_per_j else None,
+        run_queue_ratio=runq_ratio(steps),
+        waiting_ratio=_mean(store, "host.run_queue_delay_ratio", steps),
+        others_ratio=others,
+    )
+
+
+def _rounded(rates: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(float(f"{rate:.6g}") for rate in rates)
+
+
+def _mean(store: Store, metric: str, steps: list[Step]) -> float | None:
+    """Mean of a host metric over the time of `steps`; None where it was not measured."""
+    series = store.series.get(series_key(metric, "cpu"))
+    if series is None or not steps:
+        return None
+    end = store.session_time(steps[-1].t)
+    times, values = series.since(store.session_time(steps[0].t))
+    inside = [value for t, value in zip(times, values, strict=True) if t <= end]
+    return sum(inside) / len(inside) if inside else None

@@ -1,0 +1,144 @@
+"""A run held against its baseline: the verdict, and all of it in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from gpuconsole.experiments.regression import MIN_BLOCKS, RUNS_FOR_SPREAD, change, verdict
+from gpuconsole.experiments.statistics import RUN_TO_RUN
+from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
+from gpuconsole.model.knobs.knob import Knobs, Value, show
+from gpuconsole.model.text import visible
+
+RUN_QUEUE_DIFFERS = 0.15
+"""The threshold of host.cpu_contention: below it verdicts on contention-free time stay right."""
+OTHERS_DIFFER = WAITING_DIFFERS = 0.20
+"""Pressure on the cores that counts as contention in that rule's signals (DIAGNOSIS.md, T15)."""
+WORTH_TELLING = 0.02
+"""Run-queue delay below the least difference that counts needs no words."""
+FEW_RUNS = f"runs are taken to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} are kept"
+
+
+def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> BaselineComparison:
+    """`now` beside the runs kept under its key."""
+    free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
+    rates = now.contention_free if free else now.rates
+    found = change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
+    excused, contention = _contention(now, baseline.runs, free)
+    decided: BaselineVerdict = verdict(found, excused) if found else "undecided"
+    return BaselineComparison(
+        key=baseline.key.name,
+        words=visible(_words(now, baseline, found, decided, contention, free, live)),
+        short=_short(found, decided),
+        verdict=decided,
+        change=found,
+        rate=baseline.rate,
+        unit=baseline.unit,
+        runs=len(baseline.runs),
+        since=min(run.date for run in baseline.runs),
+        until=max(run.date for run in baseline.runs),
+        clock="contention_free" if free else "wall",
+        blocks=len(rates),
+        live=live,
+    )
+
+
+Unequal = list[tuple[str, str]]
+"""Parts that differ: each as it is here, and as it is there."""
+
+
+def nearest_baseline(key: BaselineKey, knobs: Knobs, known: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
+    """The baseline of the same scenario that differs in the fewest parts, the newest of several; fit for comparison when in none."""
+    newest_first = sorted(known, key=lambda one: one.runs[-1].date, reverse=True)
+    alike = [(one, _unequal(key, knobs, one)) for one in newest_first if one.key.scenario == key.scenario]
+    return min(alike, key=lambda one: len(one[1]), default=None)
+
+
+def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
+    """No comparison, and why: what there is instead of a baseline for `key`."""
+    here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
+    words = f"no baseline for {here}; there is one for {there} from {other.runs[-1].date[:10]}: {_rate(other.rate)} {other.unit}"
+    return BaselineComparison(key=key.name, words=visible(words), short=visible(f"no baseline for {here}"))
+
+
+def _unequal(key: BaselineKey, knobs: Knobs, other: Baseline) -> Unequal:
+    """Hardware, software, then knobs; a knob that only one of them has is newer than the other, and does not count."""
+    theirs = other.key.parts()
+    parts = [(part, theirs[name]) for name, part in key.parts().items() if part != theirs[name]]
+    changed = {name: value for name, value in knobs.items() if name in other.knobs and other.knobs[name] != value}
+    return parts + [(_knob(name, value), _knob(name, other.knobs[name])) for name, value in changed.items()]
+
+
+def _knob(name: str, value: Value) -> str:
+    return f"{name}={show(value)}"
+
+
+def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tuple[float, str]:
+    """How much more load there was beside the run than beside the kept ones, where that is enough to matter; and in words.
+
+    Others do harm without anything waiting: a core's other hyperthread, memory bandwidth. Where their load is not known, waiting stands
+    in for it. The training thread's own waiting is taken off already on contention-free time.
+    """
+    load = ("others_ratio", OTHERS_DIFFER, "other programs kept {} of the cores busy")
+    waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a core {} of the time")
+    queue = ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a core {} of the time")
+    known = now.others_ratio is not None and any(run.others_ratio is not None for run in kept)
+    found = [(0.0, "")]
+    for name, least, words in (load if known else waiting, *(() if free else (queue,))):
+        mine = getattr(now, name)
+        theirs = [value for run in kept if (value := getattr(run, name)) is not None]
+        usual = statistics.fmean(theirs) if theirs else 0.0
+        if mine is not None and theirs and abs(mine - usual) >= least:
+            found.append((mine - usual, f"contention: {words.format(f'{mine:.0%}')}, in the baseline {usual:.0%}"))
+    return max(found, key=lambda one: abs(one[0]))
+
+
+def _words(
+    now: BaselineRun, baseline: Baseline, found: RateChange | None, decided: BaselineVerdict, contention: str, free: bool, live: bool
+) -> str:
+    name = _name(baseline)
+    delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_TELLING for run in (now, *baseline.runs))
+    so_far = (", run-queue delay taken off" if delayed else "") + (", so far" if live else "")
+    if found is None:
+        return f"no verdict against {name}: it takes {MIN_BLOCKS} blocks of steady steps in both"
+    if decided == "slower" or decided == "faster":
+        low, high = sorted((abs(found.low), abs(found.high)))
+        text = f"{abs(found.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}: beyond its noise"
+        more = [_where(now, baseline.runs), "" if len(baseline.runs) >= RUNS_FOR_SPREAD else FEW_RUNS, contention]
+        return "; ".join(part for part in (text, *more) if part)
+    figure = f"{found.estimate * 100:+.1f} % [{found.low * 100:+.1f}, {found.high * 100:+.1f}]"
+    if decided == "same":
+        return f"the same as {name}{so_far}, within 5 %: {figure}"
+    return f"{figure} against {name}{so_far}: undecided, {contention or 'within its noise'}"
+
+
+def _name(baseline: Baseline) -> str:
+    dates = sorted({run.date[:10] for run in baseline.runs})
+    count = f"{len(baseline.runs)} runs, " if len(baseline.runs) > 1 else ""
+    until = f" to {dates[-1]}" if len(dates) > 1 else ""
+    return f"the baseline of {count}{dates[0]}{until} ({_rate(baseline.rate)} {baseline.unit})"
+
+
+def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
+    """The phase of a step that has changed most."""
+    timed = [run for run in kept if run.step_time_s and run.phases_ratio]
+    if not timed or not now.step_time_s or not now.phases_ratio:
+        return ""
+    new = {name: share * now.step_time_s for name, share in now.phases_ratio.items()}
+    old = {name: statistics.fmean(run.phases_ratio.get(name, 0.0) * (run.step_time_s or 0.0) for run in timed) for name in new}
+    most = max(new, key=lambda name: abs(new[name] - old[name]))
+    return f"most of it in {most}: {old[most] * 1e3:.3g} -> {new[most] * 1e3:.3g} ms a step"
+
+
+def _short(found: RateChange | None, decided: BaselineVerdict) -> str:
+    if found is None:
+        return "baseline: too few steps"
+    if decided == "slower" or decided == "faster":
+        return f"{found.estimate * 100:+.0f} % vs baseline"
+    return f"{found.estimate * 100:+.1f} % vs baseline: {'same' if decided == 'same' else 'undecided'}"
+
+
+def _rate(value: float) -> str:
+    """`18 240`, or three digits of what is small."""
+    return f"{value:,.0f}".replace(",", " ") if value >= 999.5 else f"{value:.3g}"

@@ -1,0 +1,163 @@
+"""Two runs of a snapshot, or of two: every metric with its difference, an interval, and a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from gpuconsole.experiments.regression import MIN_BLOCKS, SAME_WITHIN, change
+from gpuconsole.experiments.statistics import MINIMUM_EFFECT
+from gpuconsole.model.experiments.baseline import RateChange
+from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
+from gpuconsole.model.knobs.knob import show
+from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.model.snapshot import Environment
+
+OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
+HIGHER_IS_BETTER = (
+    "tokens_per_s",
+    "samples_per_s",
+    "requests_per_s",
+    "goodput_per_s",
+    "mfu_ratio",
+    "mbu_ratio",
+    "flops_per_s",
+    "tokens_per_j",
+    "samples_per_j",
+    "flops_per_j",
+    "prefix_hit_ratio",
+)
+LOWER_IS_BETTER = (
+    "step_time_s",
+    "ttft_s",
+    "tpot_s",
+    "itl_s",
+    "e2e_s",
+    "chunk_gap_s",
+    "memory_peak_bytes",
+    "energy_j",
+    "cost_per_million_tokens",
+    "failed_requests",
+    "failed_requests_per_s",
+    "preemptions_per_s",
+    "overhead_s_per_step",
+)
+FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
+"""In which order metrics are told; others come last."""
+ONE_FIGURE = "one figure of each run: no interval"
+FEW_POINTS = f"fewer than {MIN_BLOCKS} points while steady"
+
+
+def compare(before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str]) -> Comparison:
+    """`after` against `before`. Series count from where each run was steady; whole runs are taken to differ by 2 % (see `regression`)."""
+    old, new = dict(_series(before)), dict(_series(after))
+    metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
+    singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
+    metrics += [_of_figures(name, singles[name], others[name]) for name in singles if name in others]
+    return Comparison(
+        before=names[0],
+        after=names[1],
+        environment=_environment(*environments),
+        knobs=[
+            Difference(
+                name,
+                show(before.knobs[name]) if name in before.knobs else "none",
+                show(after.knobs[name]) if name in after.knobs else "none",
+            )
+            for name in dict.fromkeys((*before.knobs, *after.knobs))
+            if before.knobs.get(name) != after.knobs.get(name)
+        ],
+        metrics=sorted((one for one in metrics if one is not None), key=lambda one: (_place(one.metric), one.metric)),
+        only_before=sorted((old.keys() - new.keys()) | (singles.keys() - others.keys())),
+        only_after=sorted((new.keys() - old.keys()) | (others.keys() - singles.keys())),
+    )
+
+
+def _environment(before: Environment, after: Environment) -> list[Difference]:
+    """What differs of machine and software, devices by name last."""
+    parts = [(name, getattr(before, name), getattr(after, name)) for name in OF_THE_MACHINE]
+    there, here = (", ".join(device.name for device in one.devices) for one in (before, after))
+    parts.append(("devices", there, here))
+    return [Difference(name, _said(one), _said(other)) for name, one, other in parts if one != other]
+
+
+def _said(value: object) -> str:
+    return "none" if value in (None, "") else str(value)
+
+
+def _series(run: Run) -> Iterator[tuple[str, list[float]]]:
+    """Values of each metric of the run from where it was steady; a device's name is left away where it is the run's own."""
+    ends = [data.t[-1] for key, data in run.series.items() if key.startswith("workload.") and data.t]
+    since = max(ends) - run.duration_s + (run.steady_from_s or 0.0) if ends else -math.inf
+    for key, data in run.series.items():
+        name, _, device = key.rstrip("}").partition("{device=")
+        if name.startswith("console.") or (metric := CATALOGUE.get(name)) is None or metric.unit == "":
+            continue
+        values = [value for t, value in zip(data.t, data.v, strict=True) if t >= since]
+        if values:
+            yield name if device in (run.device, "server") or (name.startswith("host.") and device == "cpu") else f"{name} {device}", values
+
+
+def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
+    """Single figures, and percentiles, for which a file has no more than the value."""
+    same = ("samples_per_s",) if summary.requests_per_s is not None else ()  # a request is a sample
+    for field in (one for one in msgspec.structs.fields(Summary) if one.name not in same):
+        value = getattr(summary, field.name)
+        if isinstance(value, Distribution):
+            for share in ("p50", "p99"):
+                if (found := getattr(value, share)) is not None:
+                    yield f"summary.{field.name} {share}", found
+        elif isinstance(value, int | float) and not isinstance(value, bool) and field.name not in ("steps", "requests"):
+            yield f"summary.{field.name}", float(value)
+
+
+def _of_series(key: str, before: Sequence[float], after: Sequence[float]) -> MetricChange | None:
+    name = key.partition(" ")[0]
+    means = sum(before) / len(before), sum(after) / len(after)
+    found = change(after, [before]) if min(*before, *after) > 0 else None
+    few = min(len(before), len(after)) < MIN_BLOCKS
+    why_not = "" if found else FEW_POINTS if few else "it is 0 at times"
+    if found is None and means == (0.0, 0.0):
+        return None
+    return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, found), found, why_not)
+
+
+def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
+    name = key.removeprefix("summary.").partition(" ")[0]
+    if before == after == 0.0:
+        return None
+    unit = next((metric.unit for known, metric in CATALOGUE.items() if known.endswith(f".{name}")), UNITS.get(name, ""))
+    return MetricChange(key, unit, before, after, "not judged", None, ONE_FIGURE)
+
+
+UNITS: Mapping[str, str] = {
+    "step_time_s": "s",
+    "memory_peak_bytes": "bytes",
+    "energy_j": "J",
+    "overhead_s_per_step": "s",
+    "chunk_gap_s": "s",
+    "client_queue_s": "s",
+}
+
+
+def _verdict(name: str, found: RateChange | None) -> ComparisonVerdict:
+    """Beyond 2 % with the whole interval: better or worse where that is known of the metric. Within 5 %: same."""
+    if found is None:
+        return "not judged"
+    low, high = math.log1p(found.low), math.log1p(found.high)
+    if low > MINIMUM_EFFECT or high < -MINIMUM_EFFECT:
+        up = low > MINIMUM_EFFECT
+        short = name.rpartition(".")[2]
+        if short in HIGHER_IS_BETTER:
+            return "better" if up else "worse"
+        if short in LOWER_IS_BETTER:
+            return "worse" if up else "better"
+        return "higher" if up else "lower"
+    return "same" if low > -SAME_WITHIN and high < SAME_WITHIN else "undecided"
+
+
+def _place(metric: str) -> int:
+    return next((place for place, prefix in enumerate(FIRST) if metric.startswith(prefix)), len(FIRST))

@@ -1,1 +1,0 @@
-"""What leaves the console: snapshots and plain-text reports."""

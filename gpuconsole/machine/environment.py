@@ -1,0 +1,87 @@
+"""The machine, and this process on it: fingerprint, choice of device, own cost. Looked up without importing torch; no environment variables, no command lines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable, Container
+from importlib import metadata
+
+import psutil
+
+from gpuconsole.machine.calibration import figures
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.wire.events import AnyEvent, Sample
+
+MEMORY_EVERY = 10
+"""Rounds: asking the system for it costs more than all else that is asked here."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", device: str = "") -> Environment:
+    """The machine as it is; with what `device` was measured to reach, where one is named and was calibrated."""
+    cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
+    environment = Environment(
+        host=platform.node(),
+        os=f"{platform.system()} {platform.release()}",
+        cpu=cpu,
+        cores=cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        python=platform.python_version(),
+        torch=torch_version(),
+        cuda=cuda or None,
+        driver=driver,
+        devices=devices,
+    )
+    if device:
+        environment.calibration = figures(environment, device)
+    return environment
+
+
+def torch_version() -> str | None:
+    """The installed torch, or None."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class DeviceChoiceError(ValueError):
+    """The device asked for is not there; the message is one line."""
+
+
+def choose_device(devices: list[Device], wanted: str | None, lost: Container[str]) -> Device:
+    """The device asked for, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError.
+
+    A GPU in MIG mode runs programs only on its slices, so it is passed over for its first slice.
+    """
+    known = devices or [Device("cpu", "host CPU")]
+    if wanted is None:
+        sliced = {device.id.partition("/")[0] for device in known if device.is_mig}
+        usable = (device for device in known if device.is_gpu and device.id not in lost and device.id not in sliced)
+        return next(usable, known[-1])
+    for device in known:
+        if device.id == wanted:
+            return device
+    raise DeviceChoiceError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in known)}")
+
+
+async def watch_self(emit: Callable[[AnyEvent], None]) -> None:
+    """What the console costs: its own CPU share once a second, its memory now and then, for ever."""
+    process = psutil.Process()
+    used, since, rounds = time.process_time(), time.monotonic(), 0
+    while True:
+        await asyncio.sleep(1.0)
+        now, spent = time.monotonic(), time.process_time()
+        values = {"console.cpu_ratio": (spent - used) / (now - since)}
+        if rounds % MEMORY_EVERY == 0:
+            values["console.memory_bytes"] = float(process.memory_info().rss)
+        emit(Sample(now, "console", values))
+        used, since, rounds = spent, now, rounds + 1

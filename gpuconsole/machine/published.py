@@ -1,0 +1,29 @@
+"""Training throughput that others have published for a device, from data/published.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from gpuconsole.machine.peaks import is_device
+from gpuconsole.model.machine.device import Published
+
+
+class _Entry(Published, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    match: list[str]
+
+
+@cache
+def _table() -> list[_Entry]:
+    """Raises msgspec.ValidationError when a key is misspelt or missing, at the first use."""
+    text = files("gpuconsole").joinpath("data", "published.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)["run"], list[_Entry])
+
+
+def published_of(name: str) -> tuple[Published, ...]:
+    """What is published for the device that NVML calls `name`; empty where nothing is."""
+    found = [entry for entry in _table() if any(is_device(match, name) for match in entry.match)]
+    return tuple(Published(**{field: getattr(entry, field) for field in Published.__struct_fields__}) for entry in found)

@@ -1,0 +1,59 @@
+"""The knob catalogue, and what users say of knobs checked against it.
+
+A workload's TOML file lists which of these it has. `apply` says when a change takes effect: *hot* between two
+steps, *cold* by restarting the worker.
+"""
+
+from __future__ import annotations
+
+from gpuconsole.model.knobs.knob import Knob, KnobError, Knobs, Value, nearest, show
+from gpuconsole.model.knobs.serving import SERVING_GROUPS, SERVING_KNOBS
+from gpuconsole.model.knobs.training import TRAINING_GROUPS, TRAINING_KNOBS
+
+__all__ = [
+    "CATALOGUE",
+    "GROUPS",
+    "Knob",
+    "KnobError",
+    "Knobs",
+    "Value",
+    "check_knobs",
+    "describe_changes",
+    "find",
+    "nearest",
+    "parse_assignment",
+    "show",
+]
+
+CATALOGUE: dict[str, Knob] = {knob.name: knob for knob in TRAINING_KNOBS + SERVING_KNOBS}
+GROUPS = TRAINING_GROUPS | SERVING_GROUPS
+"""The groups that a workload's TOML file can name."""
+
+
+def check_knobs(values: dict[str, object], known: tuple[str, ...], owner: str) -> Knobs:
+    """`values` checked against the knobs that `owner` has; raises KnobError naming the first bad one."""
+    return {name: find(name, known, owner).check(value) for name, value in values.items()}
+
+
+def parse_assignment(text: str, known: tuple[str, ...], owner: str) -> tuple[str, Value]:
+    """`KNOB=VALUE` as typed after `--set`; raises KnobError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise KnobError(f"{text!r}: expected KNOB=VALUE")
+    return name, find(name, known, owner).parse(value)
+
+
+def find(name: str, known: tuple[str, ...], owner: str) -> Knob:
+    """The knob `name` of `owner`; raises KnobError with the nearest match."""
+    if name not in known:
+        raise KnobError(f"{owner} has no knob {name!r}{nearest(name, known)}; it has: {', '.join(known)}")
+    return CATALOGUE[name]
+
+
+def describe_changes(changes: Knobs, before: Knobs | None = None) -> str:
+    """`num_workers 0 -> 4, prefetch_factor 4`."""
+    parts = []
+    for name, value in changes.items():
+        old = f"{show(before[name])} -> " if before and name in before else ""
+        parts.append(f"{name} {old}{show(value)}")
+    return ", ".join(parts)

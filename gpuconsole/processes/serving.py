@@ -1,0 +1,33 @@
+"""What the command line says of model servers, as the engine uses it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.machine.environment import torch_version
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.run import Run
+from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.serving import Objective
+from gpuconsole.session.api import FrontError
+from gpuconsole.session.changes import is_cold
+
+NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
+
+
+class ServingChoice(msgspec.Struct, frozen=True):
+    """`options` go to the serving worker (see `Start.options`); `objective` is what its requests must keep."""
+
+    options: dict[str, str] = {}
+    objective: Objective | None = None
+
+    def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
+        """Raises FrontError where torch is needed and missing: not for a model server that is not ours."""
+        elsewhere = chosen.workload.serves and (self.options.get("server_url") or knobs["server"] == "vllm")
+        if not elsewhere and torch_version() is None:
+            raise FrontError(NO_TORCH)
+
+    def check_change(self, changes: Knobs, run: Run) -> None:
+        """Raises FrontError for a flag of a server that was not started here."""
+        if is_cold(changes, run) and run.serves and self.options.get("server_url"):
+            raise FrontError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")

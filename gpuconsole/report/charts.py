@@ -1,0 +1,94 @@
+"""Charts to study, drawn on demand by plotext and coloured by us, so that they keep to the terminal's own colours."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, line
+
+BINS = 40
+_DOTS = "▀▄█▌▐▖▗▘▝▚▞▙▛▜▟"
+
+
+def throughput(times: list[float], values: list[float], marks: Sequence[float], unit: str, width: int, height: int) -> list[Row]:
+    """Throughput over session time, with a line where knobs changed."""
+    figure = empty_figure(width, height)
+    top = max(values) * 1.1 or 1.0
+    figure.draw(figure.signal(times, values).lines())
+    for t in marks:
+        figure.line(t, "v", style="dotted")
+    figure.ruler("y").lim(0, top)
+    _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: format.rate(value, 0))
+    _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), format.clock)
+    title = f"throughput, {unit}, over session time" + ("; dotted: knobs changed" if marks else "")
+    return _rows(figure, title, width)
+
+
+def step_times(seconds: Sequence[float], width: int, height: int, what: str = "step times of {} recent steps") -> list[Row]:
+    """How long steps (or `what`) took: a histogram up to the 99.5th percentile, so that one straggler does not flatten the rest."""
+    ordered = sorted(seconds)
+    inside = ordered[: max(1, int(len(ordered) * 0.995))]
+    low, high = inside[0], inside[-1]
+    bins = max(1, min(BINS, len(set(inside))))
+    span = (high - low) / bins or high or 1.0
+    counts = [0] * bins
+    for value in inside:
+        counts[min(bins - 1, int((value - low) / span))] += 1
+    figure = empty_figure(width, height)
+    figure.draw(figure.bar([low + (n + 0.5) * span for n in range(bins)], counts, width=1.0))
+    _ticks(figure, "x", round_ticks(low, high, 6), lambda value: format.duration(value).strip())
+    _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
+    points = ", ".join(f"p{q} {format.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
+    left_out = len(ordered) - len(inside)
+    title = f"{what.format(len(ordered))}: {points}" + (f"; {left_out} longer not drawn" if left_out else "")
+    return _rows(figure, title, width)
+
+
+def round_ticks(low: float, high: float, count: int, steps: Sequence[float] = ()) -> list[float]:
+    """About `count` round numbers between `low` and `high`. `steps` are tried first (seconds want 15 and 30)."""
+    wanted = max(high - low, 1e-12) / max(1, count)
+    step = next((one for one in steps if one >= wanted), 0.0)
+    if not step:
+        power = 10.0 ** math.floor(math.log10(wanted))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _percentile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
+
+
+def empty_figure(width: int, height: int) -> Any:
+    """Plotext's one figure, empty. Imported here: it costs time, and few open the charts."""
+    import plotext
+
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear.all()
+    figure.plot_size(max(20, width), max(5, height - 1))
+    return figure
+
+
+def _ticks(figure: Any, axis: str, positions: list[float], text: Callable[[float], str]) -> None:
+    figure.ruler(axis).ticks(positions, [text(value) for value in positions])
+
+
+def _rows(figure: Any, title: str, width: int) -> list[Row]:
+    return [line(width, (title, "title")), *chart_rows(figure, width)]
+
+
+def chart_rows(figure: Any, width: int, letters: str = "") -> list[Row]:
+    """The chart as rows: data in the accent colour, the frame and its figures dim. `letters` stand for points."""
+    data = re.compile(f"([{_DOTS}]+" + (f"|[{letters}])" if letters else ")"))
+    rows = []
+    for text in figure.build().string(colorless=True).rstrip("\n").split("\n"):
+        edge = next((n for n, char in enumerate(text) if char in "│┤"), len(text))
+        parts = data.split(text[edge:])
+        inside = ((part, ("title" if part in letters else "trace") if n % 2 else "dim") for n, part in enumerate(parts))
+        rows.append(line(width, (text[:edge], "dim"), *inside))
+    return rows

@@ -1,0 +1,152 @@
+"""What painters read out of a `View`, in one place."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.knobs.catalogue import describe_changes
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.run import Run
+from gpuconsole.report import units as format
+from gpuconsole.session.api import View
+
+HOST = "cpu"
+SERVER = "server"
+SILENT_S = 4.0
+VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
+
+
+def latest(view: View, metric: str, device: str | None = None) -> float | None:
+    """The newest value of `metric`, on the view's device unless told."""
+    return view.latest.get(series_key(metric, device or device_of(view, metric)))
+
+
+def device_of(view: View, metric: str) -> str:
+    """Host metrics live under the host, a model server's under the server, all others under the device of the run."""
+    return HOST if metric.startswith("host.") else SERVER if metric.startswith("server.") else view.device
+
+
+def silent_s(view: View, device: str) -> float:
+    """For how long nothing has come of a device, when that is too long for its figures to be of now; else 0."""
+    heard = view.heard.get(device)
+    if heard is None or view.recording:
+        return 0.0
+    period_s = max((state.period_s for state in view.sources.values()), default=1.0)
+    age_s = view.now - heard
+    return age_s if age_s > max(SILENT_S, 3 * period_s) else 0.0
+
+
+def reason(view: View, metric: str) -> str:
+    """Why there is no value of `metric`, in words."""
+    device = device_of(view, metric)
+    if not metric.startswith("workload.") and (silent := silent_s(view, device)):
+        return f"last reading {silent:.0f} s ago"
+    known = view.unavailable.get(series_key(metric, device)) or (view.run.unavailable.get(metric) if view.run else None)
+    if known:
+        return known
+    if device in view.lost:
+        return view.lost[device]
+    if metric.startswith("workload.") and view.run is not None and view.run.state == "failed":
+        return "the run failed"
+    if metric.startswith("workload."):
+        return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
+    return "no sample yet"
+
+
+def costs(view: View) -> str:
+    """Tokens per joule, and what a million of them cost, as far as either is known."""
+    per_joule, cost = latest(view, "workload.tokens_per_j"), latest(view, "workload.cost_per_million_tokens")
+    text = "" if per_joule is None else f"   {format.digits(per_joule) if per_joule < 999.5 else format.grouped(per_joule)} tokens/J"
+    return text if cost is None else f"{text}   cost {cost:.3g} per Mtoken"
+
+
+def active(view: View) -> bool:
+    """Whether a run is under way."""
+    return view.run is not None and view.run.state in ("starting", "running")
+
+
+def processes(run: Run | None) -> int:
+    """How many train together: those that have joined, else as many as the knobs ask for."""
+    wanted = run.knobs.get("nproc", 1) if run else 1
+    return max(len(run.ranks) if run else 1, wanted if isinstance(wanted, int) else 1)
+
+
+def device(view: View) -> Device:
+    """The device that the run uses, or would."""
+    return next((one for one in view.devices if one.id == view.device), Device(view.device or HOST, "unknown device"))
+
+
+def short_name(name: str) -> str:
+    for vendor in VENDORS:
+        name = name.removeprefix(vendor)
+    return name
+
+
+def throughput_metric(view: View) -> tuple[str, str]:
+    """The headline rate's metric, and its unit."""
+    tokens = view.latest.get(series_key("workload.tokens_per_s", view.device)) is not None
+    if not tokens and view.run is not None:
+        tokens = view.run.summary.tokens_per_s is not None
+    return ("workload.tokens_per_s", "tokens/s") if tokens else ("workload.samples_per_s", "samples/s")
+
+
+def firing(run: Run | None) -> list[Finding]:
+    """Findings that fire, the weightiest first, notes last."""
+    found = [finding for finding in run.findings if finding.state == "fires"] if run else []
+    return sorted(found, key=lambda finding: (finding.note, -finding.weight))
+
+
+def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
+    """What stays the same when findings are computed anew: a selection holds on to it."""
+    return f"{finding.rule}: {describe_changes(suggestion.changes)}"
+
+
+def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
+    """All that could be tried now, in the order shown."""
+    return {suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions}
+
+
+def shorter(change: str, width: int) -> str:
+    """A described change with only its new values, where there is no room for the old ones too."""
+    return change if len(change) <= width else re.sub(r"\S+ -> ", "", change)
+
+
+def running_trial(view: View) -> Trial | None:
+    return next((trial for trial in reversed(view.trials) if trial.state == "running"), None)
+
+
+def percentiles(view: View) -> tuple[float | None, float | None]:
+    """p50 and p99 of the recent steps; of the steady ones when no recent step is known."""
+    times = sorted(view.step_times)
+    if times:
+        return times[(len(times) - 1) // 2], times[min(len(times) - 1, round(0.99 * (len(times) - 1)))]
+    spread = view.run.summary.step_time_s if view.run else None
+    return (spread.p50, spread.p99) if spread else (None, None)
+
+
+def change_times(view: View, last_t: float) -> list[float]:
+    """Session times at which knobs changed, to the second. `last_t` is the time of the newest throughput sample.
+
+    Runs tell the wall clock of their start; the current run's length ties it to the session's clock.
+    """
+    current = view.run
+    if current is None:
+        return []
+    start = (view.now if active(view) else last_t) - view.running_s
+    found = []
+    for run in view.runs[1:]:
+        before = _wall(current.started) - _wall(run.started)
+        if start - before >= 0:
+            found.append(start - before)
+    return found
+
+
+def _wall(started: str) -> float:
+    try:
+        return datetime.datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,130 @@
+"""What a device's page shows beside its metrics: NVLinks, cores, fixed facts, sources, and what is wrong."""
+
+from __future__ import annotations
+
+from gpuconsole.model.machine.device import Device, Peaks
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, Segment, line
+from gpuconsole.report.machine.processes import age
+from gpuconsole.report.names import plain, spans
+from gpuconsole.report.page import labelled, paragraph
+from gpuconsole.session.api import View
+
+MOST_LINKS = 36
+MOST_CORES = 1024
+LABEL = 22
+_LINK_COLUMNS = (
+    ("up", "gpu.link_up", 4),
+    ("in", "gpu.link_rx_bytes_per_s", 10),
+    ("out", "gpu.link_tx_bytes_per_s", 10),
+    ("replays", "gpu.link_replays", 9),
+    ("recoveries", "gpu.link_recoveries", 12),
+    ("CRC errors", "gpu.link_crc_errors", 12),
+)
+
+
+def trouble(view: View, place: str, width: int) -> list[Row]:
+    """What has to be known before any figure is read."""
+    rows: list[Row] = []
+    gpu = place.partition("/")[0]
+    if gpu in view.lost:
+        rows += paragraph(f"{gpu} is lost: {plain(view.lost[gpu])}", width, "alert")
+    if not place.startswith("gpu") and place not in ("console", "sampler") and view.no_gpu_reason:
+        rows += paragraph(f"no GPU: {plain(view.no_gpu_reason)}", width)
+    for name, state in view.sources.items():
+        if state.stuck_s:
+            detail = f": {plain(state.detail)}" if state.detail else ""
+            what = "has been opening" if state.opening else "has not answered"
+            rows += paragraph(f"source {plain(name)} {what} for {age(state.stuck_s)}{detail}", width, "" if state.opening else "alert")
+    return rows
+
+
+def links(view: View, gpu: str, width: int) -> list[Row]:
+    """One line an NVLink, where there are any."""
+    rows: list[Row] = []
+    for n in range(MOST_LINKS):
+        keys = [series_key(metric, f"{gpu}/link:{n}") for _, metric, _ in _LINK_COLUMNS]
+        if any(key in view.latest or key in view.unavailable for key in keys):
+            rows.append(_link(view, n, keys, width))
+    if not rows:
+        return []
+    head = f"  {'NVLink':<8}" + "".join(f"{title:>{room}}" for title, _, room in _LINK_COLUMNS)
+    return [line(width, (head, "dim")), *rows]
+
+
+def _link(view: View, n: int, keys: list[str], width: int) -> Row:
+    row: list[Segment] = [(f"  {n:<8}", "")]
+    for (_, metric, room), key in zip(_LINK_COLUMNS, keys, strict=True):
+        value = view.latest.get(key)
+        if value is None:
+            row.append((f"{format.NA:>{room}}", "dim"))
+        elif metric == "gpu.link_up":
+            row.append((f"{'yes' if value else 'no':>{room}}", "" if value else "alert"))
+        elif metric.endswith("_per_s"):
+            row.append((f"{format.si(value, 'B/s'):>{room}}", "accent"))
+        else:
+            row.append((f"{format.grouped(value):>{room}}", ""))
+    return line(width, *row)
+
+
+def cores(view: View, width: int) -> list[Row]:
+    """The busy share of every core in percent, eight, sixteen or thirty-two to a line."""
+    keys = [series_key("host.core_busy_ratio", f"cpu:{n}") for n in range(min(MOST_CORES, view.environment.cores or 0))]
+    values = [view.latest.get(key) for key in keys]
+    if not any(value is not None for value in values):
+        return []
+    each = next((n for n in (32, 16, 8) if 18 + 4 * n <= width), 4)
+    rows = [line(width, ("  busy share of each core, %", "dim"))]
+    for start in range(0, len(values), each):
+        some = values[start : start + each]
+        label = f"  cores {start}-{start + len(some) - 1}"
+        figures = "".join(f"{format.NA if value is None else f'{value * 100:.0f}':>4}" for value in some)
+        rows.append(line(width, (f"{label:<18}", "dim"), figures))
+    return rows
+
+
+def about(device: Device, width: int) -> list[Row]:
+    """What is fixed about it. What the driver withholds is left out."""
+    facts = [
+        ("memory", format.size_bytes(device.memory_bytes).strip() if device.memory_bytes else ""),
+        ("uuid", device.uuid),
+        ("PCIe", device.pcie),
+        ("NVLink", device.nvlink),
+        ("peaks", _peaks(device.peaks)),
+    ]
+    facts += [(_WORDS.get(name, name.replace("_", " ")), text) for name, text in device.facts.items()]
+    rows = labelled("  name", plain(device.name), width, LABEL)
+    for label, text in facts:
+        if text:
+            rows += labelled(f"  {plain(label)}", plain(text), width, LABEL)
+    return rows
+
+
+_WORDS = {"pci": "PCI address", "numa_node": "NUMA node", "cpu_affinity": "CPU affinity", "ecc": "ECC", "mig": "MIG", "vbios": "VBIOS"}
+
+
+def _peaks(peaks: Peaks) -> str:
+    """The dense peaks that are known, with where they come from."""
+    named = [
+        (name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s") for name in ("fp32", "tf32", "bf16", "fp16")
+    ] + [("memory", peaks.memory_bytes_per_s, "B/s")]  # fmt: skip
+    known = [f"{name} {format.si(value, unit).strip()}" for name, value, unit in named if value is not None]
+    return ", ".join(known) + (f" ({peaks.source})" if known and peaks.source else "")
+
+
+def sources(view: View, width: int) -> list[Row]:
+    """How each source keeps its beat."""
+    rows: list[Row] = []
+    for name, state in view.sources.items():
+        words = f"read every {state.period_s:.3g} s"
+        if state.missed:
+            words += f", {state.missed} {'round' if state.missed == 1 else 'rounds'} missed"
+        if state.stuck_s:
+            words = f"opening for {age(state.stuck_s)}" if state.opening else f"stuck for {age(state.stuck_s)}; was {words}"
+        if state.detail:
+            words += f"; {plain(state.detail)}"
+        rows += labelled(f"  {plain(name)}", words, width, LABEL, "alert" if state.stuck_s and not state.opening else "")
+    if view.lost:
+        rows += labelled("  lost", spans(view.lost), width, LABEL, "alert")
+    return rows

@@ -1,0 +1,238 @@
+"""Device details: every metric of one device with its value, unit, source and age, or why it is not available."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.metrics import gpu as gpu_metrics
+from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
+from gpuconsole.model.metrics.metric import Metric
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, wrap
+from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
+from gpuconsole.report.machine.processes import age
+from gpuconsole.report.names import plain
+from gpuconsole.report.page import heading
+from gpuconsole.report.spark import spark
+from gpuconsole.session.api import View
+from gpuconsole.tui.widgets.tile import History
+
+OWN = ("console", "sampler")
+"""What is no device but reports on itself."""
+OLD_S = 2.0
+"""Figures that are older tell their age."""
+SECONDS_PER_COLUMN = 2.0
+_GPU_GROUPS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
+    ("activity", gpu_metrics.ACTIVITY),
+    ("memory", gpu_metrics.MEMORY),
+    ("power and clocks", gpu_metrics.POWER),
+    ("what holds the clocks down", gpu_metrics.CLOCKS),
+    ("links", gpu_metrics.LINKS),
+    ("health", gpu_metrics.HEALTH),
+)
+_HOST = tuple(metric for metric in CATALOGUE.values() if metric.name.startswith("host.") and metric.name != "host.core_busy_ratio")
+_WORKLOAD = tuple(metric for metric in CATALOGUE.values() if metric.name.startswith("workload."))
+_CONSOLE = tuple(metric for metric in CATALOGUE.values() if metric.name.startswith("console."))
+_ALARMS = {
+    "gpu.ecc_uncorrected", "gpu.row_remap_pending", "gpu.row_remap_failed", "gpu.xid_errors",
+    "gpu.clocks_hw_slowdown", "gpu.clocks_hw_thermal", "gpu.clocks_power_brake",
+}  # fmt: skip
+"""Above zero these want somebody to act."""
+
+
+class Item(NamedTuple):
+    """A line: a metric of `place` (painted when it is in sight), or a row that is painted already. `name` is what a selection holds on to."""
+
+    name: str
+    row: Row | None = None
+    metric: Metric | None = None
+    place: str = ""
+
+
+def places(view: View) -> list[str]:
+    """What can be looked at: devices in their order (NVLinks stand with their GPU, cores with the host), then the console."""
+    found = [device.id for device in view.devices]
+    known = [name for name in OWN if any(series_key(metric.name, name) in view.latest for metric in _CONSOLE)]
+    return found + known[:1]
+
+
+def paint_places(view: View, chosen: str, width: int) -> Row:
+    """The places side by side, those around the chosen one where not all fit."""
+    names = places(view)
+    at = names.index(chosen) if chosen in names else 0
+    first, last, used = at, at, cell_width(chosen) + 4
+    while True:
+        grown = False
+        for n, wanted in ((last + 1, last + 1 < len(names)), (first - 1, first > 0)):
+            if wanted and used + len(names[n]) + 2 <= width - 4:
+                first, last, used, grown = min(first, n), max(last, n), used + len(names[n]) + 2, True
+        if not grown:
+            break
+    row: list[Segment] = [("… " if first > 0 else "", "dim")]
+    for n in range(first, last + 1):
+        style = "mark" if n == at else "alert" if names[n] in view.lost else "accent" if names[n] == view.device else "dim"
+        row += [(f" {names[n]} ", style)]
+    row.append((" …" if last < len(names) - 1 else "", "dim"))
+    return line(width, *(part for part in row if part[0]))
+
+
+def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
+    """All there is to say of `place`; with a `needle`, only what has it in its name or meaning."""
+    device = next((one for one in view.devices if one.id == place), None)
+    items: list[Item] = []
+    if not needle:
+        items += [Item(f"trouble {n}", row) for n, row in enumerate(trouble(view, place, width))]
+    for title, metrics, everything in _groups(device):
+        shown = [one for one in metrics if _is_known(view, one, place, everything) and matches(one, needle)]
+        tables = _tables(view, title, place, needle, width)
+        if shown or tables:
+            items += [Item("", blank(width))] if items else []
+            items.append(Item(f"group {title}", heading(title, width)))
+        items += [Item(one.name, None, one, place) for one in shown] + tables
+    for other in OWN[1:] if place == OWN[0] else ():
+        found = [one for one in _CONSOLE if series_key(one.name, other) in view.latest and matches(one, needle)]
+        items += [Item("", blank(width)), Item(f"group {other}", heading(other, width))] if found else []
+        items += [Item(f"{other} {one.name}", None, one, other) for one in found]
+    if not needle:
+        for title, rows in (("about", about(device, width) if device else []), ("sources", sources(view, width))):
+            if rows:
+                items += [Item("", blank(width)), Item(f"group {title}", heading(title, width))]
+                items += [Item(f"{title} {n}", row) for n, row in enumerate(rows)]
+    return items
+
+
+def _groups(device: Device | None) -> Iterator[tuple[str, tuple[Metric, ...], bool]]:
+    """Title, metrics, and whether those without a word of them are listed too."""
+    if device is None:
+        yield "console", _CONSOLE, False
+        return
+    for title, metrics in _GPU_GROUPS if device.is_gpu else (("host", _HOST),):
+        yield title, metrics, not device.is_mig
+    yield "workload", _WORKLOAD, False
+
+
+def _tables(view: View, title: str, place: str, needle: str, width: int) -> list[Item]:
+    rows: list[Row] = []
+    if title == "links" and any(matches(one, needle) for one in gpu_metrics.ONE_NVLINK):
+        rows = links(view, place, width)
+    elif title == "host" and matches(CATALOGUE["host.core_busy_ratio"], needle):
+        rows = cores(view, width)
+    return [Item(f"{title} table {n}", row) for n, row in enumerate(rows)]
+
+
+def _is_known(view: View, metric: Metric, place: str, everything: bool) -> bool:
+    key = series_key(metric.name, place)
+    return everything or key in view.latest or key in view.unavailable
+
+
+def matches(metric: Metric, needle: str) -> bool:
+    """Whether all words of `needle` are in the name or the meaning."""
+    text = f"{metric.name} {metric.meaning}".casefold()
+    return all(word in text for word in needle.casefold().split())
+
+
+def tally(view: View, place: str) -> str:
+    """`97 values, 6 n/a`."""
+    device = next((one for one in view.devices if one.id == place), None)
+    keys = [
+        series_key(one.name, place)
+        for _, metrics, everything in _groups(device)
+        for one in metrics
+        if _is_known(view, one, place, everything)
+    ]
+    values = sum(key in view.latest and place not in view.lost for key in keys)
+    return f"{values} values, {len(keys) - values} n/a"
+
+
+def paint_item(view: View, item: Item, width: int, selected: bool) -> Row:
+    row = item.row if item.metric is None else _metric(view, item.metric, item.place, width)
+    assert row is not None
+    return [("".join(text for text, _ in row), "mark")] if selected else row
+
+
+def _metric(view: View, metric: Metric, place: str, width: int) -> Row:
+    """Name, number, unit, age, source, meaning: as many as there is room for."""
+    room = min(34, max(8, width - 24))
+    name: Segment = (f"  {fit(metric.name, room)} ", "")
+    value, reason = _reading(view, metric, place)
+    if value is None:
+        return line(width, (name[0], "dim"), (f"{format.NA:>9}", "dim"), (f"  {plain(reason)}", "dim"))
+    number, unit = _figure(value, metric)
+    alarm = metric.name in _ALARMS and value > 0
+    old = seconds_old(view, metric, place)
+    late = f"{age(old):>6}" if old > OLD_S else " " * 6
+    source = view.substitutes.get(series_key(metric.name, place), metric.source)
+    words = f"  {source}" if width < 100 else f"  {fit(source, 12)}  {metric.meaning}"
+    return line(width, name, (f"{number:>9} {unit:<10}", "alert" if alarm else "accent"), (f" {late}", ""), (words, "dim"))
+
+
+def _reading(view: View, metric: Metric, place: str) -> tuple[float | None, str]:
+    """The value, or why there is none."""
+    key = series_key(metric.name, place)
+    if place in view.lost:
+        return None, f"device lost: {view.lost[place]}"
+    return view.latest.get(key), view.unavailable.get(key, "no sample yet")
+
+
+def _figure(value: float, metric: Metric) -> tuple[str, str]:
+    """A number and its unit apart, for two columns."""
+    text = format.quantity(value, metric.unit)
+    if metric.unit in ("", "0/1") or text == format.NA:
+        return text, ""
+    if text.endswith(f" {metric.unit}"):  # as declared, which may be two words
+        return text.removesuffix(f" {metric.unit}"), metric.unit
+    number, _, unit = text.rpartition(" ")  # with a prefix: GB/s
+    return number, unit
+
+
+def seconds_old(view: View, metric: Metric, place: str) -> float:
+    return view.now - view.sampled.get(series_key(metric.name, place), view.now)
+
+
+def paint_metric(view: View, item: Item | None, history: History, width: int, height: int) -> list[Row]:
+    """The selected metric in words, and its recent past."""
+    rule = line(width, ("─" * width, "dim"))
+    if item is None or item.metric is None or height < 2:
+        return fill([rule], width, height)
+    metric, key = item.metric, series_key(item.metric.name, item.place)
+    value, reason = _reading(view, metric, item.place)
+    source = view.substitutes.get(key, metric.source)
+    if value is None:
+        needs = f" Needs {metric.needs} or newer." if metric.needs != "any" else ""
+        words = f"n/a: {plain(reason)}.{needs}"
+    else:
+        old = seconds_old(view, metric, item.place)
+        words = f"From {source}, {f'{age(old)} ago' if old > OLD_S else 'just now'}."
+    words = f"{metric.name}: {metric.meaning}. {words}"
+    past = value is not None and height >= 4
+    rows = [rule, *(line(width, text) for text in wrap(words, width, height - 1 - past))]
+    if past:
+        label = f"last {format.clock(width * SECONDS_PER_COLUMN)}  "
+        trace = spark(history(key, width - len(label)), 1, 1.0 if metric.unit in ("ratio", "0/1") else None)[0]
+        rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), (trace, "trace"))]
+    return fill(rows, width, height)
+
+
+def paint_devices(view: View, width: int, place: str = "", needle: str = "") -> list[Row]:
+    """One device in full: the view's own unless told."""
+    return [paint_item(view, item, width, False) for item in device_items(view, place or view.device, needle, width)]
+
+
+def by_device(view: View) -> dict[str, dict[str, tuple[float | None, str]]]:
+    """Metric to value, or to the reason why there is none, for every device."""
+    table: dict[str, dict[str, tuple[float | None, str]]] = {}
+    for key, why in view.unavailable.items():
+        metric, device = split_key(key)
+        table.setdefault(device, {})[metric] = (None, why)
+    for key, value in view.latest.items():
+        metric, device = split_key(key)
+        table.setdefault(device, {})[metric] = (value, "")
+    return table
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """`gpu.power_w{device=gpu:0}` apart."""
+    metric, _, rest = key.partition("{device=")
+    return metric, rest.removesuffix("}")

@@ -1,0 +1,273 @@
+"""Many GPUs at a glance: a row a metric, a figure or at least a mark a GPU, and the spread at the right end.
+
+All widths follow from the number of GPUs and the width of the screen alone, so that nothing moves when figures do.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from statistics import median
+from typing import NamedTuple
+
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report.cells import Row, Segment, fill, line
+from gpuconsole.report.spark import LEVELS
+from gpuconsole.report.units import NA, digits
+from gpuconsole.session.api import View
+
+FEW = 4
+"""So many GPUs have a line each in the header."""
+MOST_MARKS = 64
+"""With more GPUs, several share a mark."""
+GROUP = 8
+STALE_S, SLOW_S = 5.0, 30.0
+"""Older figures tell nothing of now: at once when a source is stuck; else later, as slow drivers are asked in turns."""
+LOST, MISSING, OLD = "x", "·", "?"
+
+
+class _Kind(NamedTuple):
+    """A row. Figures are values over `per`; marks are full at the value of the metric `top`, else at `full`."""
+
+    label: str
+    short: str
+    metric: str
+    unit: str
+    per: float = 0.01
+    top: str = ""
+    full: float = 1.0
+
+
+ROWS = (
+    _Kind("SM", "SM", "gpu.sm_active_ratio", "%"),
+    _Kind("tensor", "tensor", "gpu.tensor_active_ratio", "%"),
+    _Kind("HBM used", "HBM", "gpu.hbm_used_bytes", "GiB", 2.0**30, "gpu.hbm_total_bytes", 0.0),
+    _Kind("HBM bw", "HBM bw", "gpu.dram_active_ratio", "%"),
+    _Kind("power", "power", "gpu.power_w", "W", 1.0, "gpu.power_limit_w", 0.0),
+    _Kind("temp", "temp", "gpu.temperature_c", "°C", 1.0, "gpu.temperature_slowdown_c", 100.0),
+)
+"""The most useful first: the last ones go when there are few rows."""
+
+
+class _Grid(NamedTuple):
+    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap` blanks; every `group` cells
+    another blank. `spread`: how much of the spread there is room for."""
+
+    fold: int
+    label: int
+    mark: int
+    figure: int
+    gap: int
+    group: int
+    spread: int
+
+    @property
+    def cell(self) -> int:
+        return self.mark + self.figure + self.gap
+
+    def start(self, n: int) -> int:
+        """The column, within the cells, of the `n`th."""
+        return n * self.cell + (n // self.group if self.group else 0)
+
+    def width(self, cells: int) -> int:
+        return self.start(cells - 1) + self.cell if cells else 0
+
+
+_FULL, _RANGE, _NONE = 20, 9, 0
+_SHAPES = tuple(
+    [_Grid(1, 9, mark, figure, gap, 0, _FULL) for mark, figure, gap in ((4, 4, 2), (3, 4, 2), (2, 4, 2), (1, 4, 2), (1, 4, 1), (1, 3, 1))]
+    + [_Grid(1, 9, 2, 0, 1, 0, _FULL), _Grid(1, 9, 1, 0, 0, GROUP, _FULL)]
+    + [_Grid(1, 7, 1, 0, 0, GROUP, _RANGE), _Grid(1, 7, 1, 0, 0, 0, _RANGE)]
+)
+
+
+@lru_cache(maxsize=64)
+def _grid(gpus: int, width: int) -> _Grid:
+    """The roomiest shape that fits; folded as far as it takes."""
+    fold = -(-gpus // MOST_MARKS)
+    while True:
+        cells = -(-gpus // fold)
+        for shape in _SHAPES:
+            if shape.label + shape.width(cells) + shape.spread <= width:
+                return shape._replace(fold=fold)
+        if cells <= GROUP:
+            return _Grid(fold, 7, 1, 0, 0, 0, _NONE)
+        fold += 1
+
+
+class _Gpu(NamedTuple):
+    """A GPU and its series: of each row the value's and the top's."""
+
+    id: str
+    number: str
+    keys: tuple[tuple[str, str], ...]
+
+
+class _Cell(NamedTuple):
+    """What a row says of a GPU; the greatest stands for those that share a cell. `share` is of the scale, or one of the three below."""
+
+    share: float
+    value: float
+    hot: bool = False
+
+
+class _Reading(NamedTuple):
+    """A row: its GPUs in order, the present values, and the tops of their scales."""
+
+    cells: list[_Cell]
+    values: list[float]
+    tops: list[float]
+
+
+_LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
+
+
+@lru_cache(maxsize=512)
+def _gpu(device: str) -> _Gpu:
+    keys = tuple((series_key(kind.metric, device), series_key(kind.top, device) if kind.top else "") for kind in ROWS)
+    return _Gpu(device, device.partition(":")[2], keys)
+
+
+def fleet_rows(view: View, most: int) -> int:
+    """How many rows there is use for: none for a few GPUs, which have a line each."""
+    return min(most, 1 + len(ROWS)) if len(_gpus(view)) > FEW else 0
+
+
+def paint_fleet(view: View, width: int, height: int) -> list[Row]:
+    """The numbers of the GPUs, then a row for each metric; in a single row, the first metric alone."""
+    gpus = _gpus(view)
+    if width <= 0 or height <= 0 or not gpus:
+        return fill([], width, max(0, height))
+    grid = _grid(len(gpus), width)
+    kinds = ROWS[: max(1, height - 1)]
+    readings = [_read(view, gpus, n) for n in range(len(kinds))]
+    count = _count(view, gpus, readings)
+    current = next((n for n, gpu in enumerate(gpus) if gpu.id == view.device.partition("/")[0]), -1)
+    rows = [_numbers(gpus, current, count, grid, width)] if height > 1 else []
+    remark = (f"  {count[0]}", count[1]) if height == 1 and count[1] != "dim" else None
+    rows += [_row(kind, reading, current, grid, width, remark) for kind, reading in zip(kinds, readings, strict=True)]
+    return fill(rows, width, height)
+
+
+def _gpus(view: View) -> list[_Gpu]:
+    return [_gpu(device.id) for device in view.devices if device.is_gpu and not device.is_mig]
+
+
+def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
+    """A row's figures."""
+    kind, latest, sampled, lost = ROWS[row], view.latest, view.sampled, view.lost
+    stuck = any(state.stuck_s for state in view.sources.values())
+    limit = view.now - max([STALE_S if stuck else SLOW_S, *(3 * state.period_s for state in view.sources.values())])
+    degrees = kind.unit == "°C"
+    reading = _Reading([], [], [])
+    for gpu in gpus:
+        key, top = gpu.keys[row]
+        value = latest.get(key)
+        if gpu.id in lost or value is None or not math.isfinite(value):
+            reading.cells.append(_Cell(_LOST if gpu.id in lost else _MISSING, 0.0))
+        elif sampled.get(key, limit) < limit:
+            reading.cells.append(_Cell(_OLD, value / kind.per))
+        else:
+            full = latest.get(top, kind.full) if top else kind.full
+            share = value / full if full > 0 else 0.0
+            reading.cells.append(_Cell(max(0.0, share), value / kind.per, degrees and share >= 1))
+            reading.values.append(value / kind.per)
+            reading.tops.append(full / kind.per)
+    if 0.0 in reading.tops:  # where the scale has no known top, the highest value is
+        best = max(reading.values) or 1.0
+        return reading._replace(
+            cells=[cell._replace(share=cell.value / best) if cell.share == 0 and cell.value else cell for cell in reading.cells]
+        )
+    return reading
+
+
+def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
+    """How many there are; but first how many want looking at."""
+    lost = sum(gpu.id in view.lost for gpu in gpus)
+    if lost:
+        return f"{lost} lost", "alert"
+    old = sum(any(cell.share == _OLD for cell in cells) for cells in zip(*(reading.cells for reading in readings), strict=True))
+    return (f"{old} old", "accent") if old else (f"{len(gpus)} GPUs", "dim")
+
+
+def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width: int) -> Row:
+    """Which GPU stands where: each, where a cell is wide enough, else every eighth; and always the current one."""
+    cells = -(-len(gpus) // grid.fold)
+    room = grid.width(cells)
+    note = f"a mark: max of {grid.fold} GPUs" if grid.fold > 1 else ""
+    end = room - len(note) - 1 if note and len(note) + 6 <= room else room
+    every = GROUP if grid.cell == 1 else 1
+    here = current // grid.fold if current >= 0 else -1
+    label = count[0] if len(count[0]) < grid.label else count[0].replace(" ", "")
+    row: Row = [(f"{label:<{grid.label}}"[: grid.label], count[1])]
+    at = 0
+    for n in sorted({*range(0, cells, every), *([here] if here >= 0 else [])}):
+        number = gpus[current if n == here else n * grid.fold].number
+        start = grid.start(n) + (grid.mark + grid.figure - len(number) if grid.figure else 0)
+        crowds = n < here < n + every and start + len(number) >= grid.start(here)
+        if start >= at + (grid.cell == 1 and at > 0) and start + len(number) <= end and not crowds:
+            row += [(" " * (start - at), ""), (number, "accent" if n == here else "dim")]
+            at = start + len(number)
+    row.append((f"{note if end < room else '':>{room - at}}", "dim"))
+    heads = {_FULL: f"  {'min':>4} {'med':>4} {'max':>4}", _RANGE: "  min-max"}.get(grid.spread, "")
+    return _exactly(width, [*row, (heads, "dim")])
+
+
+def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
+    """A metric of all GPUs. `remark` stands in the place of the spread."""
+    cells = reading.cells
+    if grid.fold > 1:
+        cells = [max(cells[start : start + grid.fold]) for start in range(0, len(cells), grid.fold)]
+    here = current // grid.fold if current >= 0 else -1
+    figures = bool(grid.figure) and (grid.figure > 3 or max(reading.tops, default=0.0) < 999.5)
+    pieces: list[Segment] = []
+    for n, cell in enumerate(cells):
+        text, style = _mark(cell, n == here)
+        text = f"{text * grid.mark if 0 <= cell.share < _LOST else text:<{grid.mark}}"
+        if grid.figure:
+            figure = NA if cell.share == _MISSING else "" if cell.share == _LOST or not figures else f"{cell.value:.0f}"
+            pieces += [(text, style), (f"{figure:>{grid.figure}}{'':{grid.gap}}", "" if style == "dim" and cell.share >= 0 else style)]
+        elif grid.mark > 1:
+            pieces.append((text + " ", style))
+        else:
+            gap = bool(grid.group) and n % grid.group == grid.group - 1 and n < len(cells) - 1
+            pieces.append((text + " " * gap, style))
+    merged = [("".join(text for text, _ in run), style) for style, run in groupby(pieces, key=itemgetter(1))]
+    label = kind.label if grid.label > 7 else kind.short
+    room = width - grid.label - grid.width(len(cells))
+    return _exactly(width, [(f"{label:<{grid.label}}", "dim"), *merged, remark or (_spread(reading, kind, grid, room), "")])
+
+
+def _exactly(width: int, segments: list[Segment]) -> Row:
+    """What `line` does, without looking at each character: here all are of one cell and harmless."""
+    left = width - sum(len(text) for text, _ in segments)
+    return [part for part in [*segments, (" " * left, "")] if part[0]] if left >= 0 else line(width, *segments)
+
+
+def _mark(cell: _Cell, current: bool) -> Segment:
+    if cell.share == _LOST:
+        return LOST, "alert"
+    if cell.share < 0:
+        return (MISSING if cell.share == _MISSING else OLD), "dim"
+    return LEVELS[max(1, min(8, round(cell.share * 8)))], "alert" if cell.hot else "accent" if current else "dim"
+
+
+def _spread(reading: _Reading, kind: _Kind, grid: _Grid, room: int) -> str:
+    """Least, median and most with the unit, and what the top of the scale is when it is the same for all."""
+    known, tops = reading.values, reading.tops
+    if not known or grid.spread == _NONE:
+        return f"{NA:>6}" if grid.spread else ""
+    low, high = min(known), max(known)
+    if grid.spread == _RANGE:
+        unit = kind.unit[:1] if kind.unit == "GiB" else kind.unit
+        text = f"{low:.0f}-{high:.0f}{unit}"
+        return f"{text if len(text) < _RANGE else f'to {high:.0f}{unit}':>{_RANGE}}"
+    text = "  " + " ".join(f"{_figure(value, kind):>4}" for value in (low, median(known), high)) + f" {kind.unit}"
+    top = f" of {_figure(tops[0], kind)}" if kind.top and tops[0] and min(tops) == max(tops) else ""
+    return text + top if len(text) + len(top) <= room else text
+
+
+def _figure(value: float, kind: _Kind) -> str:
+    return digits(value) if kind.unit == "GiB" else f"{value:.0f}"

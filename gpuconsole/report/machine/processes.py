@@ -1,0 +1,277 @@
+"""The table of processes on the devices, and one process in full. Names and commands are strangers' text: see `plain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from gpuconsole.model.machine.process import Process
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, line
+from gpuconsole.report.names import plain, spans
+from gpuconsole.report.page import paragraph
+from gpuconsole.session.api import View
+
+Id = tuple[str, int, float]
+"""What stays the same of a process on a device, and differs from a later one with its pid."""
+
+
+class Choice(NamedTuple):
+    """How the table is to be shown."""
+
+    sort: str = "memory"
+    turned: bool = False
+    tree: bool = False
+    needle: str = ""
+
+
+class Entry(NamedTuple):
+    """A line: a process, or (`process` None) the parent of several that holds no device itself, with their sums."""
+
+    process: Process | None
+    depth: int = 0
+    pid: int = 0
+    children: tuple[Process, ...] = ()
+
+
+class _Order(NamedTuple):
+    """How a sort begins: `down` from the largest. A value of None is not known, and stands last either way."""
+
+    down: bool
+    key: Callable[[Process], float | str | None]
+
+
+ORDERS = {
+    "memory": _Order(True, lambda one: one.memory_bytes),
+    "sm": _Order(True, lambda one: one.sm_ratio),
+    "cpu": _Order(True, lambda one: one.cpu_ratio),
+    "pid": _Order(False, lambda one: one.pid),
+    "name": _Order(False, lambda one: (one.name or one.command).casefold() or None),
+}
+
+
+def identity(process: Process) -> Id:
+    return process.device, process.pid, process.started
+
+
+def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
+    """What is to be seen, in order."""
+    found = [one for one in processes if _matches(one, choice.needle)]
+    order = ORDERS[choice.sort]
+    found.sort(key=lambda one: (one.pid, one.device))
+    known = [one for one in found if order.key(one) is not None]
+    known.sort(key=order.key, reverse=order.down != choice.turned)  # type: ignore[arg-type]
+    found = known + [one for one in found if order.key(one) is None]
+    return _tree(found) if choice.tree else [Entry(one, pid=one.pid) for one in found]
+
+
+def _matches(process: Process, needle: str) -> bool:
+    """Whether `needle` is a part of anything that names the process."""
+    if not needle:
+        return True
+    wanted = needle.casefold()
+    texts = (process.name, process.command, process.user, process.container, process.device, str(process.pid))
+    return any(wanted in text.casefold() for text in texts)
+
+
+def _tree(found: list[Process]) -> list[Entry]:
+    """Children under their parents, in the order of `found`. Children of a parent that is not there stand together."""
+    here = {one.pid for one in found}
+    children: dict[int, list[Process]] = {}
+    for one in found:
+        children.setdefault(one.parent, []).append(one)
+    rows: list[Entry] = []
+    placed: set[Id] = set()
+
+    def place(one: Process, depth: int) -> None:
+        if identity(one) in placed:
+            return
+        placed.add(identity(one))
+        rows.append(Entry(one, depth, one.pid))
+        for child in children.get(one.pid, ()):
+            place(child, depth + 1)
+
+    for one in found:
+        siblings = children.get(one.parent, [])
+        top = not one.parent or one.parent not in here or one.parent == one.pid
+        if top and one.parent > 1 and len({sibling.pid for sibling in siblings}) > 1 and identity(one) not in placed:
+            rows.append(Entry(None, 0, one.parent, tuple(siblings)))
+            for sibling in siblings:
+                place(sibling, 1)
+        elif top:
+            place(one, 0)
+    for one in found:  # parents in a circle, as only a pid that was used anew can make
+        place(one, 0)
+    return rows
+
+
+class _Column(NamedTuple):
+    name: str
+    head: str
+    width: int
+    align: str
+
+
+_DEVICE, _PID, _USER = _Column("device", "device", 6, "<"), _Column("pid", "pid", 7, ">"), _Column("user", "user", 8, "<")
+_KIND, _SHORT_KIND = _Column("kind", "kind", 8, "<"), _Column("short_kind", "K", 1, "<")
+_SM, _MEMORY = _Column("sm", "SM %", 5, ">"), _Column("memory", "memory", 8, ">")
+_CPU, _AGE, _CONTAINER = _Column("cpu", "CPU %", 6, ">"), _Column("age", "age", 6, ">"), _Column("container", "container", 12, "<")
+_SHAPES: tuple[tuple[int, tuple[_Column, ...]], ...] = (
+    (2, (_DEVICE, _PID, _USER, _KIND, _SM, _MEMORY, _CPU, _AGE, _CONTAINER)),
+    (1, (_DEVICE, _PID, _USER, _SHORT_KIND, _SM, _MEMORY, _CPU, _AGE, _CONTAINER)),
+    (1, (_DEVICE, _PID, _USER, _SHORT_KIND, _SM, _MEMORY, _CPU, _AGE)),
+    (1, (_DEVICE, _PID, _USER, _SM, _MEMORY, _CPU)),
+    (1, (_DEVICE, _PID, _SM, _MEMORY)),
+    (1, (_PID, _MEMORY)),
+)
+LEAST_COMMAND = 24
+
+
+def _shape(view: View, width: int) -> tuple[int, tuple[_Column, ...], int]:
+    """Gap, columns, and the room that is left for the command."""
+    ids = max([6, *(len(device.id) for device in view.devices if device.is_gpu)])
+    for gap, columns in _SHAPES:
+        columns = tuple(one._replace(width=ids) if one is _DEVICE else one for one in columns)
+        room = width - sum(one.width + gap for one in columns)
+        if room >= LEAST_COMMAND:
+            break
+    return gap, columns, max(0, room)
+
+
+def table_room(view: View, height: int) -> int:
+    """How many entries the table shows at once."""
+    return max(0, height - 1 - len(_missing(view)))
+
+
+def paint_processes(
+    view: View, entries: list[Entry], selected: Id | None, offset: int, choice: Choice, width: int, height: int, wall: float | None
+) -> list[Row]:
+    """The heads of the columns, then entries from `offset` on. `wall` is the Unix time of `view`, None: not known."""
+    gap, columns, room = _shape(view, width)
+    if not entries:
+        return fill([row for text in _nothing(view, choice) for row in paragraph(text, width)], width, height)
+    rows = [_heads(columns, gap, room, choice, width)]
+    shown = table_room(view, height)
+    for entry in entries[offset : offset + shown]:
+        chosen = entry.process is not None and identity(entry.process) == selected
+        rows.append(_line(entry, chosen, columns, gap, room, width, wall))
+    notes = [line(width, (text, "dim")) for text in _missing(view)]
+    return fill(fill(rows, width, height - len(notes)) + notes, width, height)
+
+
+def order_in_words(choice: Choice) -> str:
+    """`by memory, largest first`."""
+    down = ORDERS[choice.sort].down != choice.turned
+    name = {"sm": "SM", "cpu": "CPU"}.get(choice.sort, choice.sort)
+    ends = ("z to a", "a to z") if choice.sort == "name" else ("largest first", "smallest first")
+    return f"by {name}, {ends[0] if down else ends[1]}"
+
+
+def _heads(columns: tuple[_Column, ...], gap: int, room: int, choice: Choice, width: int) -> Row:
+    """The column that decides the order is marked."""
+    row: list[Segment] = []
+    for one in (*columns, _Column("name", "command", room, "<")):
+        row += [(fit(one.head, one.width, one.align), "heading" if one.name == choice.sort else "dim"), (" " * gap, "")]
+    return line(width, *row)
+
+
+def _line(entry: Entry, chosen: bool, columns: tuple[_Column, ...], gap: int, room: int, width: int, wall: float | None) -> Row:
+    row: list[Segment] = []
+    for one in columns:
+        text = _sums(entry, one.name) if entry.process is None else _text(entry.process, one.name, wall)
+        style = "dim" if text == format.NA or entry.process is None else ""
+        row += [(fit(text, one.width, one.align), style), (" " * gap, "")]
+    indent = "" if not entry.depth else "  " * (min(entry.depth, 8) - 1) + "└ "
+    if entry.process is None:
+        row.append((f"parent of {len({one.pid for one in entry.children})}, on no device", "dim"))
+    else:
+        text = title(entry.process, room)
+        row.append((indent + text, "dim" if text == format.NA else ""))
+    painted = line(width, *row)
+    return [("".join(text for text, _ in painted), "mark")] if chosen else painted
+
+
+def title(process: Process, room: int) -> str:
+    """The command, without the folder of its program, else the name; in at most `room` cells."""
+    text = process.command[:4096] or process.name
+    if text.startswith("/"):
+        program, blank, rest = text.partition(" ")
+        text = (program.rpartition("/")[2] or program) + blank + rest
+    return cut(plain(text[: room + 1]), max(0, room)) if text else format.NA
+
+
+def _text(process: Process, column: str, wall: float | None) -> str:
+    """A cell; what cannot be seen reads n/a."""
+    match column:
+        case "device":
+            return plain(process.device)
+        case "pid":
+            return str(process.pid)
+        case "user":
+            return plain(process.user[:64]) or (format.NA if process.uid is None else str(process.uid))
+        case "kind":
+            return plain(process.kind[:16])
+        case "short_kind":
+            return plain(process.kind[:1].upper())
+        case "sm":
+            return _percent(process.sm_ratio)
+        case "memory":
+            return format.NA if process.memory_bytes is None else format.size_bytes(process.memory_bytes)
+        case "cpu":
+            return _percent(process.cpu_ratio)
+        case "age":
+            return age(wall - process.started) if wall is not None and process.started else format.NA
+    return plain(process.container[:64])
+
+
+def _sums(entry: Entry, column: str) -> str:
+    """Of a parent: its pid, and what its children use together. A child on two devices uses its CPU time once."""
+    if column == "pid":
+        return str(entry.pid)
+    if column == "memory":
+        return format.size_bytes(sum(one.memory_bytes or 0 for one in entry.children))
+    if column == "cpu":
+        known = {one.pid: one.cpu_ratio for one in entry.children if one.cpu_ratio is not None}
+        return _percent(sum(known.values())) if known else ""
+    return ""
+
+
+def _percent(ratio: float | None) -> str:
+    return format.NA if ratio is None else f"{ratio * 100:.0f}"
+
+
+def age(seconds: float) -> str:
+    """`42s`, `12m03s`, `2h01m`, `3d04h`: at most six cells for three years."""
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24:02}h" if days < 100 else f"{days}d"
+    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def _missing(view: View) -> list[str]:
+    """Devices that do not tell their processes, by reason; at most two lines."""
+    by_reason: dict[str, list[str]] = {}
+    for device, reason in view.processes_missing.items():
+        by_reason.setdefault(reason, []).append(device)
+    texts = [f"processes of {spans(devices)} n/a: {plain(reason)}" for reason, devices in by_reason.items()]
+    return texts if len(texts) <= 2 else [texts[0], f"and {len(texts) - 1} more reasons: {'; '.join(texts[1:])}"]
+
+
+def _nothing(view: View, choice: Choice) -> list[str]:
+    """Why there is nothing to see."""
+    if not any(device.is_gpu for device in view.devices):
+        return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]
+    if view.processes:
+        return [f"No process matches {plain(choice.needle)!r}; escape shows all."]
+    silent = [device.id for device in view.devices if device.is_gpu and device.id not in view.processes_missing]
+    return _missing(view) + (
+        ["No process holds a GPU." if not view.processes_missing else f"No process holds {spans(silent)}."] if silent else []
+    )
+
+
+def question(process: Process, signal: str, width: int) -> Row:
+    """Asks before a signal is sent. What is asked stays whole; the command gives way."""
+    head, tail = f"send {signal} to {process.pid} ", "? [y/N]" + ("  (K: SIGKILL)" if signal != "SIGKILL" else "")
+    room = max(0, width - cell_width(head) - len(tail))
+    return line(width, (head, "alert"), title(process, room), (tail, "alert"))

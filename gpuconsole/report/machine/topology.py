@@ -1,0 +1,262 @@
+"""The paths between GPUs as a matrix, with where each GPU sits; equal GPUs folded into groups where the matrix would not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from gpuconsole.model.machine.device import Device, Link
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line
+from gpuconsole.report.names import plain, spans
+from gpuconsole.report.page import paragraph
+from gpuconsole.session.api import View
+
+SELF, UNTOLD = "X", "?"
+CELL = 5
+_MEANINGS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "a PCIe host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "between NUMA nodes",
+    UNTOLD: "not told by the driver",
+}
+
+
+class Net(NamedTuple):
+    """The GPUs in order, the path of each pair in both directions, and groups: within one, all are linked and placed alike.
+
+    `used` are the paths that there are, the fastest first; `sentence` is the whole in words.
+    """
+
+    gpus: tuple[Device, ...]
+    paths: dict[tuple[str, str], str]
+    groups: tuple[tuple[Device, ...], ...] = ()
+    used: tuple[str, ...] = ()
+    sentence: str = ""
+
+    def path(self, a: str, b: str) -> str:
+        return SELF if a == b else self.paths.get((a, b), UNTOLD)
+
+
+class Shown(NamedTuple):
+    """How the matrix is to be shown: groups or single GPUs, and the first column and line in sight."""
+
+    folded: bool
+    column: int = 0
+    top: int = 0
+
+
+def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
+    """Slices share the links of their GPU and are left out."""
+    gpus = tuple(one for one in devices if one.is_gpu and not one.is_mig)
+    paths = {pair: link.path for link in links for pair in ((link.a, link.b), (link.b, link.a))}
+    net = Net(gpus, paths)
+    groups: list[list[Device]] = []
+    for gpu in gpus:
+        for group in groups:
+            if _alike(net, group[0], gpu):
+                group.append(gpu)
+                break
+        else:
+            groups.append([gpu])
+    used = {net.path(a.id, b.id) for a in gpus for b in gpus if a is not b}
+    net = net._replace(groups=tuple(tuple(group) for group in groups), used=tuple(sorted(used, key=_rank)))
+    return net._replace(sentence=_sentence(net))
+
+
+def _alike(net: Net, one: Device, other: Device) -> bool:
+    """Whether both have the same path to every third GPU, and the same place."""
+    if _place(one) != _place(other):
+        return False
+    return all(net.path(one.id, third.id) == net.path(other.id, third.id) for third in net.gpus if third.id not in (one.id, other.id))
+
+
+def _place(gpu: Device) -> tuple[str, str]:
+    return gpu.facts.get("numa_node", ""), gpu.facts.get("cpu_affinity", "")
+
+
+def wants_folding(net: Net, width: int, height: int) -> bool:
+    """Whether the matrix of single GPUs does not fit, and groups would be fewer."""
+    count = len(net.gpus)
+    room = height - _FRAME
+    return len(net.groups) < count and (_label_width(net, False) + CELL * count > width or count > room)
+
+
+_FRAME = 7
+"""Rows around the matrix: a sentence, the heads, the legend, and blanks."""
+
+
+class _Line(NamedTuple):
+    """A line of the matrix: one GPU, or a group of them."""
+
+    label: str
+    gpus: tuple[Device, ...]
+
+
+class _Column(NamedTuple):
+    head: str
+    width: int
+    cell: Callable[[_Line], Segment]
+
+
+def paint_topology(view: View, net: Net, shown: Shown, width: int, height: int) -> list[Row]:
+    """A sentence, the matrix from `shown.column` and `shown.top` on, and what the words mean."""
+    if len(net.gpus) < 2:
+        return fill(_too_few(view, net, width), width, height)
+    lines, columns = _lines(net, shown.folded), _columns(view, net, shown.folded)
+    rows = [*paragraph(net.sentence, width), blank(width)]
+    legend = _legend(net, width)
+    label = _label_width(net, shown.folded)
+    visible = _fitting(columns, shown.column, width - label)
+    more = len(columns) - shown.column - len(visible)
+    head = "".join(fit(one.head, one.width, ">") for one in visible)
+    rows.append(line(width, (" " * label + head, "dim"), ("  …" if more > 0 else "", "dim")))
+    room = max(1, height - len(rows) - len(legend) - 1)
+    for n in range(shown.top, min(shown.top + room, len(lines))):
+        one = lines[n]
+        lost = any(gpu.id in view.lost for gpu in one.gpus)
+        style = "alert" if lost else "accent" if any(gpu.id == view.device.partition("/")[0] for gpu in one.gpus) else ""
+        rows.append(line(width, (fit(one.label, label), style), *(column.cell(one) for column in visible)))
+    return fill([*fill(rows, width, max(0, height - len(legend) - 1)), blank(width), *legend], width, height)
+
+
+def extent(view: View, net: Net, folded: bool, width: int, height: int) -> tuple[int, int]:
+    """The last first column and the last top line that show anything new."""
+    columns = _columns(view, net, folded)
+    room = width - _label_width(net, folded)
+    last = next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)
+    above = len(paragraph(net.sentence, width)) + 2 + len(_legend(net, width)) + 1
+    return last, max(0, len(_lines(net, folded)) - max(1, height - above))
+
+
+def _fitting(columns: list[_Column], first: int, room: int) -> list[_Column]:
+    """Whole columns from `first` on."""
+    found: list[_Column] = []
+    for one in columns[first:]:
+        room -= one.width
+        if room < 0:
+            break
+        found.append(one)
+    return found
+
+
+def _lines(net: Net, folded: bool) -> list[_Line]:
+    if not folded:
+        return [_Line(gpu.id, (gpu,)) for gpu in net.gpus]
+    return [_Line(f"{letters(n):<2} {spans(gpu.id for gpu in group)}", group) for n, group in enumerate(net.groups)]
+
+
+def _label_width(net: Net, folded: bool) -> int:
+    return min(40, max(len(one.label) for one in _lines(net, folded)) + 1) if net.gpus else 0
+
+
+def _columns(view: View, net: Net, folded: bool) -> list[_Column]:
+    """A path to each GPU or group, then where the GPUs sit and what goes over their links."""
+    found = [
+        _Column(letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to))
+        for n, to in enumerate(_lines(net, folded))
+    ]
+    found += [_fact_column(net, "NUMA", 8, "numa_node"), _fact_column(net, "CPUs", 8, "cpu_affinity")]
+    found.append(_Column("NVLinks", 10, lambda one: _padded(_counts(view, one), 10)))
+    found += [_Column(title, 11, partial(_traffic, view, way)) for title, way in (("in", "rx"), ("out", "tx"))]
+    return found if folded else [*found, _fact_column(net, "PCI address", 13, "pci")]
+
+
+def _fact_column(net: Net, title: str, least: int, name: str) -> _Column:
+    width = min(40, max([least, *(len(gpu.facts.get(name, "")) + 2 for gpu in net.gpus)]))
+    return _Column(title, width, lambda one: _padded(plain(one.gpus[0].facts.get(name, "")) or format.NA, width))
+
+
+def _padded(text: str, width: int) -> Segment:
+    return fit(text, width, ">"), "dim" if text == format.NA else ""
+
+
+def _path(net: Net, one: _Line, to: _Line) -> Segment:
+    """Within a group: between any two of it."""
+    other = to.gpus[-1] if one == to else to.gpus[0]
+    text = net.path(one.gpus[0].id, other.id)
+    return f"{text:>{CELL}}"[:CELL], "accent" if text.startswith("NV") else "dim" if text in (SELF, UNTOLD) else ""
+
+
+def _counts(view: View, one: _Line) -> str:
+    """How many NVLinks are up, on each GPU."""
+    known = [view.latest.get(series_key("gpu.nvlinks_active", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
+    counts = [int(value) for value in known if value is not None]
+    if not counts:
+        return format.NA
+    each = " each" if len(one.gpus) > 1 else ""
+    return (str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}") + each
+
+
+def _traffic(view: View, way: str, one: _Line) -> Segment:
+    """Over NVLink, all of them together."""
+    known = [view.latest.get(series_key(f"gpu.nvlink_{way}_bytes_per_s", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
+    values = [value for value in known if value is not None]
+    return _padded(format.si(sum(values), "B/s") if values else format.NA, 11)
+
+
+def letters(n: int) -> str:
+    """A, B, ... Z, AA, AB, ..."""
+    return (letters(n // 26 - 1) if n >= 26 else "") + chr(ord("A") + n % 26)
+
+
+def _sentence(net: Net) -> str:
+    """The whole in words."""
+    count = len(net.gpus)
+    if net.used == (UNTOLD,):
+        return "The driver has not told how the GPUs are linked."
+    if len(net.used) == 1:
+        return f"{spans(gpu.id for gpu in net.gpus)}: {_in_words(net.used[0])} from each to every other."
+    within = {net.path(group[0].id, group[-1].id) for group in net.groups if len(group) > 1}
+    between = {net.path(a[0].id, b[0].id) for a in net.groups for b in net.groups if a is not b}
+    inside = f"{_either(within)} within a group, " if within else ""
+    return f"{count} GPUs in {len(net.groups)} groups that are linked alike: {inside}{_either(between)} between groups."
+
+
+def _either(paths: set[str]) -> str:
+    return " or ".join(sorted(paths, key=_rank))
+
+
+def _in_words(path: str) -> str:
+    return f"{path} ({_meaning(path)})"
+
+
+def _meaning(path: str) -> str:
+    if path.startswith("NV") and path[2:].isdecimal():
+        return "1 NVLink" if path == "NV1" else f"{path[2:]} NVLinks"
+    return _MEANINGS.get(path, "")
+
+
+def _rank(path: str) -> tuple[int, int, str]:
+    """The fastest first."""
+    if path.startswith("NV"):
+        return 0, -int(path[2:]) if path[2:].isdecimal() else 0, path
+    return 1, list(_MEANINGS).index(path) if path in _MEANINGS else 99, path
+
+
+def _legend(net: Net, width: int) -> list[Row]:
+    """The words in use, the fastest path first; in and out are told too."""
+    words = [f"{path}: {_meaning(path)}" for path in net.used] + [f"{SELF}: itself", "in, out: over NVLink now"]
+    rows: list[Row] = []
+    text = ""
+    for word in words:
+        if text and len(text) + 3 + len(word) > width:
+            rows.append(line(width, (text, "dim")))
+            text = ""
+        text += ("   " if text else "") + word
+    return [*rows, line(width, (text, "dim"))]
+
+
+def _too_few(view: View, net: Net, width: int) -> list[Row]:
+    if not net.gpus:
+        return paragraph(f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here.", width)
+    gpu = net.gpus[0]
+    numa, cpus = _place(gpu)
+    facts = [f"NUMA node {plain(numa)}" if numa else "", f"CPUs {plain(cpus)}" if cpus else "", f"PCI {plain(gpu.facts.get('pci', ''))}"]
+    return paragraph(
+        f"One GPU: there is no path to another. {gpu.id}: {', '.join(fact for fact in facts if fact.strip('PCI '))}".rstrip(": "), width
+    )

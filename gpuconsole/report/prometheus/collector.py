@@ -1,0 +1,174 @@
+"""Prometheus: the newest value of every metric of every device, under our own names and, where they mean the same, DCGM's.
+
+What is old, lost or n/a is absent, with a reason beside it, never a zero.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpuconsole import __version__
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.metrics.dcgm import FIELDS, XID_FIELD
+from gpuconsole.model.metrics.metric import Metric as Declared
+from gpuconsole.model.text import visible as _visible
+from gpuconsole.report.prometheus.board import USUAL, Board, parent
+
+PREFIX = "gpuconsole_"
+visible = lru_cache(4096)(_visible)  # the same few names stand in thousands of labels
+_UNITS = {"w": "watts", "j": "joules", "c": "celsius", "hz": "hertz", "s": "seconds"}
+_PER = {"s": "second", "j": "joule"}
+
+# Our metrics about the exporter itself; the values of devices are those of the catalogue.
+OWN = {
+    "gpuconsole_build_info": "The exporter's version.",
+    "gpuconsole_device_info": "A device and what is fixed about it.",
+    "gpuconsole_device_lost": "1 for a device that the driver has given up, with the reason.",
+    "gpuconsole_unavailable": "1 for a metric that a device cannot report, with the reason.",
+    "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Values that are too old are not exported.",
+    "gpuconsole_sampler_up": "Whether the process that reads the devices runs and answers.",
+    "gpuconsole_sampler_restarts_total": "Times that this process had to be started again.",
+    "gpuconsole_source_stuck_seconds": "For how long a reader of metrics has not answered; 0 when it does.",
+    "gpuconsole_source_period_seconds": "Time between two readings of a source as it really is.",
+}
+
+
+def exported_name(metric: Declared) -> str:
+    """The series name of a catalogue metric: base units in words, and `_total` for counters."""
+    words = metric.name.replace(".", "_").split("_")
+    if len(words) > 2 and words[-2] == "per":
+        words[-1] = _PER.get(words[-1], words[-1])
+    else:
+        words[-1] = _UNITS.get(words[-1], words[-1])
+    return PREFIX + "_".join(words) + ("_total" if metric.kind == "counter" else "")
+
+
+NAMES = {name: exported_name(metric) for name, metric in CATALOGUE.items()}
+# Prometheus' linter rejects a name that has its type in it.
+EXPORTED_FIELDS = tuple(field for field in FIELDS if field.kind != "rate" and not field.field.endswith("_COUNTER"))
+
+
+def exported_names() -> set[str]:
+    """Every series name that an exporter may show, but for the figures of its own process."""
+    return {*NAMES.values(), *(field.field for field in EXPORTED_FIELDS), XID_FIELD, *OWN}
+
+
+class BoardCollector(Collector):
+    """Turns the board into metric families at every scrape."""
+
+    def __init__(self, board: Board, hostname: str | None = None) -> None:
+        self._board = board
+        self._hostname = visible(hostname or socket.gethostname())
+
+    def collect(self) -> Iterable[Metric]:
+        return BoardCollector(self._board.copied(), self._hostname)._families()
+
+    def _families(self) -> list[Metric]:
+        now = self._board.clock()
+        values = self._board.fresh(now)
+        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._health(now)]
+
+    def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
+        for name, metric in CATALOGUE.items():
+            having = [(device, found[name]) for device, found in values.items() if name in found]
+            if not having:
+                continue
+            of_gpu = name.startswith("gpu.")
+            family = _family(metric, ("device", "uuid", "model") if of_gpu else ("device",))
+            for device, value in having:
+                family.add_metric([visible(device), *(self._identity(device) if of_gpu else ())], value)
+            yield family
+
+    def _identity(self, device: str) -> tuple[str, str]:
+        known = self._board.devices.get(device) or self._board.devices.get(parent(device))
+        return (visible(known.uuid), visible(known.name)) if known else ("", "")
+
+    def _dcgm(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
+        gpus = [(device, values.get(device.id, {})) for device in self._board.devices.values() if device.is_gpu and not device.is_mig]
+        for field in EXPORTED_FIELDS:
+            metric = CATALOGUE[field.metric]
+            # dcgm-exporter's counters have no `_total`, which ours would get if they were typed as counters.
+            family = Metric(field.field, f"As DCGM has it. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
+            for device, found in gpus:
+                if field.metric in found and (not field.only_with or self._board.reader(device.id, field.only_with) == USUAL):
+                    family.add_sample(field.field, self._dcgm_labels(device), _tidy(found[field.metric] / field.factor))
+            if family.samples:
+                yield family
+        xids = Metric(XID_FIELD, "As DCGM has it. The last error (XID) of the GPU; 0 when there was none.", "gauge")
+        for device, found in gpus:
+            if "gpu.xid_errors" in found:  # else errors are not watched, and none seen says nothing
+                xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._board.xids.get(device.id, 0))
+        if xids.samples:
+            yield xids
+
+    def _dcgm_labels(self, device: Device) -> dict[str, str]:
+        """dcgm-exporter's, but for `modelName`: Prometheus' linter rejects it, and `gpuconsole_device_info` has the model."""
+        index = device.id.rpartition(":")[2]
+        labels = {
+            "gpu": index,
+            "UUID": visible(device.uuid),
+            "device": f"nvidia{index}",
+            "Hostname": self._hostname,
+        }
+        address = device.facts.get("pci", "").upper()
+        return labels | ({"pci_bus_id": visible(address)} if address else {})
+
+    def _devices(self) -> Iterator[Metric]:
+        board = self._board
+        info = InfoMetricFamily("gpuconsole_device", OWN["gpuconsole_device_info"])
+        for device in board.devices.values():
+            facts = {"uuid": device.uuid, "model": device.name, "pcie": device.pcie, "nvlink": device.nvlink}
+            driver = board.driver if device.is_gpu else ""
+            labels = {"device": device.id, **facts, "driver": driver}
+            info.add_metric([], {name: visible(text) for name, text in labels.items()})
+        lost = _own("gpuconsole_device_lost", "device", "reason")
+        for name, (_, reason) in board.lost.items():
+            lost.add_metric([visible(name), visible(reason)], 1)
+        missing = _own("gpuconsole_unavailable", "device", "metric", "reason")
+        for name, reasons in board.unavailable.items():
+            for metric, reason in reasons.items():
+                missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
+        yield from (info, lost, missing)
+
+    def _health(self, now: float) -> Iterator[Metric]:
+        board = self._board
+        build = InfoMetricFamily("gpuconsole_build", OWN["gpuconsole_build_info"])
+        build.add_metric([], {"version": __version__})
+        up = _own("gpuconsole_sampler_up")
+        up.add_metric([], 0 if board.down or board.silence(now) > board.stale_s else 1)
+        restarts = CounterMetricFamily("gpuconsole_sampler_restarts", OWN["gpuconsole_sampler_restarts_total"], value=board.restarts)
+        age = _own("gpuconsole_sample_age_seconds", "device")
+        for device in board.devices:
+            if (sampled := board.sampled_at(device)) is not None:
+                age.add_metric([visible(device)], now - sampled)
+        stuck = _own("gpuconsole_source_stuck_seconds", "source")
+        stuck.add_metric(["sampler"], board.silence(now) if board.silence(now) > board.stale_s else 0)
+        period = _own("gpuconsole_source_period_seconds", "source")
+        for name, state in board.sources.items():
+            stuck.add_metric([visible(name)], board.stuck_s(state, now))
+            period.add_metric([visible(name)], state.period_s)
+        yield from (build, up, restarts, age, stuck, period)
+
+
+def _family(metric: Declared, labels: tuple[str, ...]) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(NAMES[metric.name], _help(metric), labels=labels)
+
+
+def _help(metric: Declared) -> str:
+    return f"{metric.meaning}. Source: {metric.source}."
+
+
+def _own(name: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, OWN[name], labels=labels)
+
+
+def _tidy(value: float) -> float:
+    """Without the last digit that turning a ratio back into percent leaves behind (56.99999999999999)."""
+    return float(f"{value:.15g}")

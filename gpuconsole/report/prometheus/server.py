@@ -1,0 +1,142 @@
+"""The HTTP side of the exporter: `/metrics`, `/healthz` and `/`, on a thread of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+
+from gpuconsole import __version__
+from gpuconsole.report.prometheus.board import Board
+from gpuconsole.report.prometheus.collector import BoardCollector
+
+REQUEST_S = 10.0
+"""For one piece of a request."""
+CLIENT_S = 20.0
+"""For all of it, and the answer."""
+MOST_CLIENTS = 32
+ABOUT = f"""gpuconsole {__version__} exporter
+
+/metrics   for Prometheus, text or OpenMetrics
+/healthz   200 while samples are fresh
+"""
+
+Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class MetricsServer:
+    """Listens from the start; answers once `start` was called. Raises OSError, UnicodeError for a bad address."""
+
+    def __init__(self, host: str, port: int, board: Board, token: bytes | None = None) -> None:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        server_class = type("_Server", (_Server,), {"address_family": family})
+        self._server: WSGIServer = server_class(address[:2], _Handler)
+        self._server.set_app(application(board, token))
+
+    @property
+    def address(self) -> str:
+        """As it stands in a URL, with the port that the system chose."""
+        host, port = self._server.server_name, self._server.server_port
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self._server.server_name.partition("%")[0]).is_loopback
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """So many clients at once, each for so long: whoever dawdles must not shut out the others, nor eat our descriptors."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._slots = threading.BoundedSemaphore(MOST_CLIENTS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        deadline = threading.Timer(CLIENT_S, _hang_up, (request,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            deadline.cancel()
+            self._slots.release()
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it asks DNS for the address's name, which can take seconds, and nobody needs it.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up or dawdles is its own affair; anything else is ours."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A line for every scrape would fill the journal."""
+
+
+def application(board: Board, token: bytes | None) -> Wsgi:
+    """Everything is behind the token where there is one."""
+    registry = CollectorRegistry()
+    registry.register(BoardCollector(board))
+    ProcessCollector(namespace="gpuconsole_exporter", registry=registry)
+    metrics: Wsgi = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        def answer(status: str, text: str, *headers: tuple[str, str]) -> list[bytes]:
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *headers])
+            return [text.encode()]
+
+        if token is not None and not _authorized(environ.get("HTTP_AUTHORIZATION", ""), token):
+            return answer("401 Unauthorized", "a bearer token is needed\n", ("WWW-Authenticate", 'Bearer realm="gpuconsole"'))
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return metrics(environ, start_response)
+            case "/healthz":
+                reason = board.health()
+                return answer("503 Service Unavailable", f"{reason}\n") if reason else answer("200 OK", "ok\n")
+            case "/":
+                return answer("200 OK", ABOUT)
+            case _:
+                return answer("404 Not Found", "see /\n")
+
+    return app
+
+
+def _authorized(header: str, token: bytes) -> bool:
+    scheme, _, given = header.partition(" ")
+    # Headers come as latin-1. The comparison takes as long for a nearly right token as for a wrong one.
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), token)

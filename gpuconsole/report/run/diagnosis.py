@@ -1,0 +1,149 @@
+"""The diagnosis panel: findings that fire with what to try, or which state the diagnosis is in."""
+
+from __future__ import annotations
+
+from gpuconsole.model.finding import STAKE, Finding, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.run import Run
+from gpuconsole.report import facts
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
+from gpuconsole.report.run.trial import paint_done, paint_running
+from gpuconsole.session.api import View
+
+
+def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
+    """`selected` is the id of the suggestion that Enter would try; its row is always in sight."""
+    if height <= 0:
+        return []
+    inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
+    top = _top(view, inner, room)
+    foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
+    rows, title, at = _findings(view, selected, inner, roomy=room >= 10)
+    middle = _window(rows, title, at, room - len(top) - len(foot), inner)
+    gap = room - len(top) - len(middle) - len(foot)
+    body = top + middle + [blank(inner)] * max(0, gap) + foot
+    return panel("Diagnosis", _status(view), body, width, height, boxed)
+
+
+def _status(view: View) -> list[Segment]:
+    if view.probing:
+        return [(f"probing: {view.probing}", "accent")]
+    if facts.running_trial(view) is not None:
+        return [("trial under way", "accent")]
+    return []
+
+
+def _top(view: View, width: int, room: int) -> list[Row]:
+    """What must be seen first: a failure, a lost device, the trial."""
+    rows: list[Row] = []
+    run = view.run
+    if run is not None and run.state == "failed":
+        rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or 'no cause given'}", width, max(1, min(6, room - 1)))]
+    for device, why in view.lost.items():
+        rows.append(line(width, (f"{device} lost: {why}", "alert")))
+    trial = facts.running_trial(view)
+    if trial is not None:
+        rows += paint_running(trial, _knobs(view.runs, trial.baseline_run), width)
+    elif view.trials and room >= 6:
+        rows += paint_done(view.trials[-1], width)
+    if rows and room >= 10:
+        rows.append(blank(width))
+    return rows[: max(1, room - 1)]
+
+
+def _knobs(runs: tuple[Run, ...], run_id: str) -> Knobs:
+    return next((run.knobs for run in runs if run.id == run_id), {})
+
+
+def _foot(view: View, width: int, most: int) -> list[Row]:
+    return [line(width, (note, "dim")) for note in view.notes[-most:]]
+
+
+def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], int, int]:
+    """All rows of all findings that fire, and the indices of the selected one's title and of itself."""
+    run = view.run
+    firing = facts.firing(run)
+    rows: list[Row] = []
+    title = at = 0
+    for number, finding in enumerate(firing, 1):
+        headline = len(rows)
+        rows.append(_headline(number, finding, width))
+        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy else 1)]
+        for suggestion in finding.suggestions:
+            chosen = facts.suggestion_id(finding, suggestion) == selected
+            title, at = (headline, len(rows)) if chosen else (title, at)
+            rows.append(_suggestion(suggestion, run.knobs if run else {}, chosen, width))
+        if roomy and number < len(firing):
+            rows.append(blank(width))
+    state, starting = _state(view, bool(firing)), run is not None and run.state == "starting"  # which may show a long command
+    if state and (not firing or roomy):
+        rows += [blank(width)] if rows else []
+        rows += [line(width, (text, "dim")) for text in wrap(state, width, 8 if starting else 4)]
+    return rows, title, at
+
+
+def _headline(number: int, finding: Finding, width: int) -> Row:
+    right: list[Segment] = []
+    if not finding.note:
+        full = width >= cell_width(finding.title) + 29
+        short = " mem" if finding.resource == "memory" else ""
+        right = [
+            (f"  {format.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}", "accent"),
+            (f"  {finding.confidence:<6}", "dim"),
+        ]
+    return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
+
+
+def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) -> Row:
+    predicted = suggestion.predicted_speedup
+    right: list[Segment] = []
+    if predicted is not None:
+        right.append(
+            (f"  {'predicted ' if width >= 56 else ''}{format.interval(predicted.low, predicted.high)}", "accent" if chosen else "dim")
+        )
+    elif width >= 56:
+        right.append(("  no prediction", "dim"))
+    right.append(("  [Enter]" if chosen else "         ", "key"))
+    text = facts.shorter(describe_changes(suggestion.changes, knobs), width - 2 - row_width(right))
+    return spread(width, [("> " if chosen else "  ", "key"), (text, "title" if chosen else "")], right)
+
+
+def _state(view: View, fires: bool) -> str:
+    """Which state the diagnosis is in, when that is the news."""
+    run = view.run
+    if run is None:
+        return "Nothing is running. Press s to choose a scenario."
+    if run.state == "failed":
+        return "" if run.error else "Press s to start again, k to look at the knobs."
+    if run.state == "starting":
+        return f"Starting: {view.stage or 'waiting for the worker'}."
+    clear = sum(finding.state == "clear" for finding in run.findings)
+    unknown = [finding for finding in run.findings if finding.state == "cant_tell"]
+    if run.steady_from_s is None and run.state == "running" and not fires:
+        return "Measuring: steady state not reached yet."
+    if not run.findings:
+        return "Measuring: no diagnosis yet." if run.state == "running" else "The run ended before a diagnosis."
+    text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
+    if unknown:
+        missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
+        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
+    elif not fires:
+        text += ": nothing to gain was found"
+    return text + "."
+
+
+def _window(rows: list[Row], title: int, at: int, height: int, width: int) -> list[Row]:
+    """`height` rows around the selected one, with its finding's title, and a word on what is below."""
+    if height <= 0:
+        return []
+    if len(rows) <= height:
+        return rows
+    start = max(0, min(at - height // 2, len(rows) - height))
+    shown = rows[start : start + height]
+    if title < start < at:
+        shown[0] = rows[title]
+    below = len(rows) - start - height
+    if below > 0 and height >= 4 and at < start + height - 1:
+        shown[-1] = line(width, (f"  … {below + 1} more rows below: down, or d", "dim"))
+    return shown

@@ -1,1 +1,0 @@
-"""The engine behind every front end: starts and supervises children, keeps the session, drives diagnosis and trials."""

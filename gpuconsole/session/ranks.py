@@ -1,0 +1,105 @@
+"""The steps of every process of a run that has several."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import deque
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import COUNTS, PHASES, Rank, Step
+from gpuconsole.session.figures.account import distribution, wall_shares
+from gpuconsole.wire.events import RankJoined, Steps
+
+KEPT_STEPS = 2000
+LEAST_STEPS = 3
+SAMPLED_STEPS = 30
+RECENT_STEPS = 200
+COMM = PHASES.index("comm")
+
+
+class Ranks:
+    """Empty for a run in one process, which leads itself."""
+
+    def __init__(self) -> None:
+        self._joined: dict[int, RankJoined] = {}
+        self._steps: dict[int, deque[Step]] = {}
+        self._memory: dict[int, float] = {}
+
+    def join(self, event: RankJoined) -> None:
+        self._joined[event.rank] = event
+        self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
+
+    def carry_on(self, before: Ranks) -> None:
+        """The same processes go on, counting anew."""
+        for event in before.joined:
+            self.join(event)
+
+    @property
+    def joined(self) -> list[RankJoined]:
+        """What the processes said as they joined, by rank."""
+        return [event for _, event in sorted(self._joined.items())]
+
+    def leads(self, rank: int) -> bool:
+        """Whether the steps of `rank` stand for the run's."""
+        return rank not in self._joined or self._joined[rank].leads
+
+    def add(self, event: Steps) -> None:
+        if event.rank in self._joined:
+            self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
+            self._memory[event.rank] = event.memory_bytes
+
+    def summaries(self, limit: int | None = None) -> list[Rank]:
+        """Each process by rank, over its last `limit` steps."""
+        return [self._summary(event, limit or KEPT_STEPS) for event in self.joined]
+
+    def signals(self) -> dict[str, Signal]:
+        """Which process is busiest outside of communication, and by how much; nothing before all have taken some steps."""
+        busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
+        if len(busy) < max(2, len(self._joined)):
+            return {}
+        if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
+            return {}  # shards and split matrices wait within their passes: those times tell nothing
+        busiest = max(busy, key=lambda rank: busy[rank])
+        others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
+        source = f"step account of {len(busy)} processes: time without communication and run-queue delay, its median over the others'"
+        return self._least_communication() | {
+            "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
+            "ranks.busiest": Signal(float(busiest), "", "step account"),
+            "world_size": Signal(float(len(busy)), "", "processes that have joined"),
+        }
+
+    def _least_communication(self) -> dict[str, Signal]:
+        """Of each step the communication of the process that communicated least: it came last, so it waited for nobody."""
+        recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
+        common = set.intersection(*(set(steps) for steps in recent))
+        if len(common) < LEAST_STEPS:
+            return {}
+        least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
+        wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
+        source = f"step account of {len(recent)} processes, n={len(common)}: of each step the process that communicated least"
+        return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
+
+    def _sampled(self, rank: int) -> list[Step]:
+        """The last steps on which run-queue delay was read, as soon as there are enough of them."""
+        sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
+        return sampled if len(sampled) >= LEAST_STEPS else []
+
+    def _summary(self, event: RankJoined, limit: int) -> Rank:
+        steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))
+        return Rank(
+            rank=event.rank,
+            host=event.host,
+            pid=event.pid,
+            steps=len(steps),
+            step_time_s=distribution([step.wall_s for step in steps]),
+            phases_ratio=wall_shares(steps) if steps else {},
+            memory_peak_bytes=self._memory.get(event.rank),
+            leads=event.leads,
+        )
+
+
+def _busy_s(step: Step) -> float:
+    """A step's time without communication, which is waiting for others too, and without waiting for a core."""
+    runq = step.runq or (0.0,) * len(PHASES)
+    return step.wall_s - sum(runq) - (step.phases[COMM] - runq[COMM])

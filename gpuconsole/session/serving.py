@@ -1,0 +1,214 @@
+"""A serving run while it is measured: its requests, the load generator's state, and what the server tells of itself."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Step, Summary
+from gpuconsole.model.serving import Objective, Request
+from gpuconsole.session.figures.account import percentile
+from gpuconsole.session.figures.latencies import Latencies
+from gpuconsole.session.figures.serving_account import itl_pairs, request_shares, summarize_serving
+from gpuconsole.wire.events import Requests, ServerState
+
+MOST_REQUESTS = 20_000
+MOST_GAPS = 200_000
+"""Gaps between chunks that are kept one by one: until there are more, percentiles of ITL are exact."""
+LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
+MOST_STATES = 4000
+CLIENT, SERVER = "load generator", "the server's /metrics"
+UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
+FULL_KV = 0.9
+DRAIN_S = 2.0
+"""After a probe or a trial requests of its load still end, and the server counts them like any other."""
+
+
+class ServingRecord:
+    """The requests of the ordinary run (not of trials, not of the warm-up), newest last."""
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.states: deque[ServerState] = deque(maxlen=MOST_STATES)
+        self.load: deque[Requests] = deque(maxlen=MOST_STATES)
+        self.failures: Counter[str] = Counter()
+        self._gaps = 0
+        self._itl = Latencies()
+        self._spilled = False
+        self._probes: list[tuple[float, float]] = []
+
+    def add_requests(self, event: Requests) -> list[Request]:
+        """Note what ended; returns those that count."""
+        counted = [request for request in event.requests if request.arm == 0 and request.kind == 0]
+        for request in counted:
+            if request.error:
+                self.failures[request.error] += 1
+            self.requests.append(request)
+            self._gaps += len(request.gaps)
+            for value, weight in itl_pairs([request]):
+                self._itl.add(value, weight)
+        while len(self.requests) > MOST_REQUESTS or (self._gaps > MOST_GAPS and len(self.requests) > 1):
+            self._gaps -= len(self.requests.popleft().gaps)
+            self._spilled = True
+        self.load.append(msgspec.structs.replace(event, requests=[]))
+        return counted
+
+    def add_state(self, event: ServerState) -> None:
+        self.states.append(event)
+
+    def probed(self, begun: float, ended: float) -> None:
+        """What the server told in between was of another load."""
+        self._probes.append((begun, ended))
+
+    def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
+        """Requests that ended after `since`, oldest first; the last of them, where they have more gaps than `most_gaps`."""
+        found: list[Request] = []
+        gaps = 0
+        for request in reversed(self.requests):
+            gaps += len(request.gaps)
+            if request.t < since or (gaps > most_gaps and found):
+                break
+            found.append(request)
+        return found[::-1]
+
+    def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
+        """Over the steady `ticks`; a live one looks at the last requests and, of gaps, at fewer yet, since it is made every second."""
+        since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
+        requests = self.recent(since)
+        if live:
+            summary = summarize_serving(requests[-LIVE_REQUESTS:], ticks, objective, self.recent(since, LIVE_GAPS))
+            summary.requests = sum(1 for request in requests if not request.error)
+            summary.failed_requests = len(requests) - summary.requests
+        else:
+            summary = summarize_serving(requests, ticks, objective)
+        if self._spilled and not live:
+            summary.itl_s = self._itl.distribution()
+        summary.phases_ratio = request_shares(requests, self.means(since))
+        summary.failures = dict(self.failures.most_common(5))
+        return summary
+
+    def means(self, since: float) -> dict[str, float]:
+        """The server's own means over the requests (and tokens, and iterations) that it finished after `since`."""
+        gained, _ = self._gained(since)
+        counts = {key.removesuffix("_count"): count for key, count in gained.items() if key.endswith("_count") and count > 0}
+        return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
+
+    def rates(self, since: float) -> dict[str, float]:
+        """Per second: what the server's totals gained after `since`."""
+        gained, wall = self._gained(since)
+        return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
+
+    def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+        """What the rules work on, from the requests and states after `since`."""
+        return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
+
+    def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
+        requests = [request for request in self.recent(since) if not request.error]
+        load = [one for one in self.load if one.t >= since and self._is_own(one.t)]
+        found: dict[str, Signal] = {}
+        if len(load) > 1:
+            wall = load[-1].t - load[0].t
+            found["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
+            late = sorted(one.lateness_s for one in load)
+            found["client.lateness_s"] = Signal(
+                percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks"
+            )
+            found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
+        rate = float(knobs["request_rate"])
+        found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
+        shared = next((one.shared_prefix_ratio for one in reversed(load) if one.shared_prefix_ratio is not None), None)
+        if shared is not None:
+            found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
+        all_recent = self.recent(since)
+        if all_recent:
+            found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
+        if not requests:
+            return found
+        n = f"{CLIENT}, n={len(requests)}"
+        for name, values in (
+            ("ttft", [r.ttft_s for r in requests if r.ttft_s is not None]),
+            ("tpot", [r.tpot_s for r in requests if r.tpot_s is not None]),
+            ("e2e", [r.e2e_s for r in requests if r.e2e_s is not None]),
+        ):
+            if values:
+                ordered = sorted(values)
+                found[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
+                found[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
+        gaps = sorted(gap for request in requests for gap in request.gaps)
+        if gaps:
+            found["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
+            found["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
+            found["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
+        found["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
+        found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
+        return found
+
+    def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+        states = [one for one in self.states if one.t >= since and self._is_own(one.t)]
+        if len(states) < 2:
+            return {}
+        found: dict[str, Signal] = {}
+        for name, unit in (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio")):
+            values = [one.gauges[name] for one in states if name in one.gauges]
+            if values:
+                found[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
+        busy = [one.gauges["frontend_cpu_ratio"] for one in states if "frontend_cpu_ratio" in one.gauges]
+        if busy:
+            found["server.frontend_cpu_ratio"] = Signal(
+                statistics.fmean(busy), "ratio", f"/proc of the process that answers, n={len(busy)}"
+            )
+        usage = [one.gauges["kv_cache_usage_ratio"] for one in states if "kv_cache_usage_ratio" in one.gauges]
+        if usage:
+            found["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
+            full = sum(value >= FULL_KV for value in usage) / len(usage)
+            found["server.kv_cache_full_ratio"] = Signal(
+                full, "ratio", f"{SERVER}, share of {len(usage)} readings at {FULL_KV:.0%} or more"
+            )
+        running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
+        if running and "max_num_seqs" in facts:  # of a server that was not started here the seats are not known
+            seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # fewer, where they were lowered while it runs
+            share = sum(value >= seats for value in running) / len(running)
+            found["server.seats_taken_ratio"] = Signal(share, "ratio", f"{SERVER}, share of {len(running)} readings with every seat taken")
+        deltas, wall = self._gained(since)
+        for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
+            if name in deltas and wall > 0:
+                found[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
+        if deltas.get("requests") and "preemptions" in deltas:
+            found["server.preemptions_per_request"] = Signal(deltas["preemptions"] / deltas["requests"], "", f"{SERVER}, over {wall:.0f} s")
+        elif deltas.get("preemptions"):
+            found["server.preemptions_per_request"] = Signal(deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s")
+        if deltas.get("prefix_queries"):
+            hits = deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"]
+            found["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
+        for name, value in self.means(since).items():
+            unit = "tokens" if name == "iteration_tokens" else "s"
+            found[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
+        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s", "frontend_processes"):
+            if name in facts:
+                unit = UNITS.get(name, "B")
+                found[f"server.{name}"] = Signal(
+                    facts[name], unit, "the server" + (", layers of the model's shape for one row, measured there" if unit == "B/s" else "")
+                )
+        return found
+
+    def _gained(self, since: float) -> tuple[dict[str, float], float]:
+        """What the server's totals gained from the last state before `since` on, and in how many seconds: other loads left out."""
+        before = sum(1 for _ in itertools.takewhile(lambda one: one.t < since, self.states))
+        gained: Counter[str] = Counter()
+        wall = 0.0
+        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda one: self._is_own(one.t)):
+            states = list(stretch)
+            if own:
+                wall += states[-1].t - states[0].t
+                gained.update({name: value - states[0].totals.get(name, 0.0) for name, value in states[-1].totals.items()})
+        return dict(gained), wall
+
+    def _is_own(self, t: float) -> bool:
+        """The load at `t` is that of the run: no probe, no trial, and not what is still under way after one."""
+        return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)

@@ -1,1 +1,0 @@
-"""Pure drawing: numbers in, cells out. Imports neither textual nor rich."""

@@ -1,0 +1,160 @@
+"""The first rows: what this is, where it runs, what it does, and each device in a line."""
+
+from __future__ import annotations
+
+from gpuconsole.model.machine.device import Device
+from gpuconsole.report import facts
+from gpuconsole.report import units as format
+from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
+from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.session.api import View
+
+CUT = {
+    "gpu.clocks_hw_thermal": "clocks cut by the hardware: heat",
+    "gpu.clocks_power_brake": "clocks cut from outside: power brake",
+    "gpu.clocks_hw_slowdown": "clocks cut by the hardware",
+    "gpu.row_remap_failed": "memory is worn: it wants service",
+}
+"""What wants somebody's action, worst first."""
+
+
+def paint_header(view: View, width: int, height: int) -> list[Row]:
+    """The title row, then as many devices as there is room for; what is left out is counted."""
+    shown = _devices(view)
+    rows = [_title(view, width)]
+    room = height - 1
+    many = has_fleet(view)
+    for n, device in enumerate(shown[:room]):
+        left_out = len(shown) - room if n == room - 1 and not many else 0
+        rows.append(_strip(view, device, width, left_out))
+    return rows[:height]
+
+
+def header_rows(view: View) -> int:
+    """How many rows the header has use for: where the GPUs have a strip of their own, only the one in use has a line here."""
+    return 1 + (1 if has_fleet(view) else max(1, len(_devices(view))))
+
+
+def device_line(view: View, width: int) -> Row:
+    """The device that runs use, in a line, with its figures of now."""
+    return _strip(view, facts.device(view), width, 0)
+
+
+def has_fleet(view: View) -> bool:
+    return fleet_rows(view, 1) > 0
+
+
+def _devices(view: View) -> list[Device]:
+    """The GPUs, the one in use first; the host where there is none."""
+    current = facts.device(view)
+    return [current] + [one for one in view.devices if one.is_gpu and one.id != current.id]
+
+
+def _title(view: View, width: int) -> Row:
+    right = _trouble(view) or _activity(view)
+    if view.own_cpu_ratio is not None and width >= 70:
+        right.append((f"   own cost {format.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
+    gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
+    what = f"{len(gpus)}x {gpus[0].name}" if gpus else ""
+    if view.environment.driver and gpus:
+        what += f"  driver {view.environment.driver}"
+    left: list[Segment] = [("gpuconsole", "title")]
+    if view.recording:
+        left.append(("  ", ""))
+        left.append((" RECORDING ", "mark"))
+    for text in (view.environment.host, what):
+        if text and row_width(line_of(left)) + len(text) + 3 + row_width(line_of(right)) < width:
+            left.append((f"   {text}", "dim"))
+    return spread(width, left, [(" ", ""), *right])
+
+
+def _trouble(view: View) -> list[Segment]:
+    """A source that does not answer: what it waits for, and how long already."""
+    for state in view.sources.values():
+        if state.stuck_s:
+            return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
+    for device in view.devices:
+        for metric, words in CUT.items():
+            if facts.latest(view, metric, device.id):
+                return [(f"{device.id}: {words}", "alert")]
+    return []
+
+
+def _activity(view: View) -> list[Segment]:
+    run = view.run
+    parts: list[Segment] = []
+    if view.recording_to:
+        parts.append(("● rec  ", "accent"))
+    if run is None:
+        parts.append(("no run", "dim"))
+        return parts
+    style = "alert" if run.state == "failed" else ""
+    state = "ended" if view.ended and run.state == "running" else run.state
+    parts.append((run.scenario, "title"))
+    if (several := facts.processes(run)) > 1:
+        parts.append((f"  {several} processes", ""))
+    parts.append((f"  {state} {format.clock(view.running_s)}", style))
+    return parts
+
+
+def _strip(view: View, device: Device, width: int, left_out: int) -> Row:
+    left = _gpu_strip(view, device, width) if device.is_gpu else _cpu_strip(view, device, width)
+    right: list[Segment] = [(f"  +{left_out} more: i", "dim")] if left_out > 0 else []
+    return spread(width, left, right)
+
+
+def _gpu_strip(view: View, device: Device, width: int) -> list[Segment]:
+    name: Segment = (f"{device.id} {facts.short_name(device.name)}", "accent" if device.id == view.device else "")
+    if device.id in view.lost:
+        return [name, (f"   lost: {view.lost[device.id]}", "alert")]
+    if silent := facts.silent_s(view, device.id):
+        return [name, (f"   last reading {silent:.0f} s ago", "alert")]
+
+    def value(metric: str) -> float | None:
+        return facts.latest(view, metric, device.id)
+
+    power, limit = value("gpu.power_w"), value("gpu.power_limit_w")
+    watts = f"{power:3.0f}/{limit:.0f} W" if power is not None and limit else f"{power:3.0f} W" if power is not None else "power n/a"
+    warmth = value("gpu.temperature_c")
+    figures = [
+        f"SM {format.percent(value('gpu.sm_active_ratio'))}",
+        f"tensor {format.percent(value('gpu.tensor_active_ratio'))}",
+        f"HBM {format.used_of(value('gpu.hbm_used_bytes'), value('gpu.hbm_total_bytes'))}",
+        *(
+            [f"HBM bw {format.si(value('gpu.hbm_bytes_per_s'), 'B/s')} {format.percent(value('gpu.dram_active_ratio'))}"]
+            if width >= 100
+            else []
+        ),
+        watts,
+        f"{warmth:2.0f} °C" if warmth is not None else "temp n/a",
+        *([f"power cap {format.percent(capped)} of time"] if (capped := value("gpu.power_cap_time_ratio")) else []),
+        f"SM clock {format.si(value('gpu.sm_clock_hz'), 'Hz').strip()}",
+    ]
+    return _fitting(name, figures, width)
+
+
+def _cpu_strip(view: View, device: Device, width: int) -> list[Segment]:
+    why = view.no_gpu_reason
+    cores = view.environment.cores
+    busy = facts.latest(view, "host.cores_busy")
+    memory = format.used_of(facts.latest(view, "host.memory_used_bytes"), facts.latest(view, "host.memory_total_bytes"))
+    label = f"CPU (no GPU: {why})" if why else "CPU" if any(one.is_gpu for one in view.devices) else "CPU (no GPU)"
+    figures = [
+        facts.short_name(device.name),
+        f"cores busy {f'{busy:4.1f}' if busy is not None else format.NA}" + (f" of {cores}" if cores else ""),
+        f"memory {memory}",
+        f"waiting for a core {format.percent(facts.latest(view, 'host.run_queue_delay_ratio'))}",
+    ]
+    return _fitting((label, "accent"), figures, width)
+
+
+def _fitting(name: Segment, figures: list[str], width: int) -> list[Segment]:
+    """`name`, then figures as long as they fit whole: a cut number is a wrong number."""
+    parts: list[Segment] = [name]
+    room = width - row_width(line_of(parts))
+    for text in figures:
+        if row_width(line_of([(text, "")])) + 3 > room:
+            continue
+        parts.append((f"   {text}", ""))
+        room -= row_width(line_of([parts[-1]]))
+    return parts

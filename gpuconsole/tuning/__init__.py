@@ -1,1 +1,0 @@
-"""Trials and their statistics. No I/O, no clock."""

@@ -1,0 +1,50 @@
+"""The embedded server as a process: `python -m gpuconsole.workloads.serving.engine --knobs JSON`.
+
+Prints one line when it serves, `serving http://127.0.0.1:PORT`, and before that `progress ...` where something takes long; what goes
+wrong then is the last line of stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+
+from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.serving import event_loop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the embedded model server of gpuconsole")
+    parser.add_argument("--knobs", type=json.loads, required=True, help="values of the server's knobs, as JSON")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
+    try:
+        event_loop.run(serve(args))
+    except (OSError, RuntimeError, ValueError) as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def serve(args: argparse.Namespace) -> None:
+    from aiohttp import web
+
+    from gpuconsole.workloads.serving.engine.building import build
+
+    server = build(args.knobs, args.device, args.seed, lambda text: print(f"progress {text}", flush=True))
+    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", args.port)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    print(f"serving http://{host}:{port}", flush=True)
+    await server.run_engine()
+
+
+if __name__ == "__main__":
+    main()

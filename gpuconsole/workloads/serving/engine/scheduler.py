@@ -1,0 +1,182 @@
+"""Which sequences take part in the next iteration: first come, first served, under three limits, with preemption.
+
+As vLLM's V1 scheduler does it: sequences that run come first, each with one token, or with as much of its prompt as the token
+budget leaves (chunked prefill); then waiting ones are admitted while there are seats, tokens and KV blocks. When a running one
+needs a block and none is free, the last admitted gives up all of its blocks, goes back to the head of the queue and is computed anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request on its way. `tokens` are prompt and output; the first `computed` of them are in the KV cache.
+
+    `reused`: blocks of a prefix cache that are to be copied into it before anything is computed.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    arrived: float
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    reused: list[torch.Tensor] = field(default_factory=list)
+    blocks: int = 0
+    slot: int = -1
+    admitted: float | None = None
+    first: float | None = None
+    last: float | None = None
+    preemptions: int = 0
+    finished: str = ""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.tokens or list(self.prompt)
+
+    @property
+    def output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.prompt)
+
+
+@dataclass
+class Iteration:
+    """What the next pass computes: pieces of prompts (sequence, from, to), and sequences that get their next token."""
+
+    prefills: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    decodes: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(end - start for _, start, end in self.prefills) + len(self.decodes)
+
+
+class Scheduler:
+    """Seats (`max_num_seqs`), tokens per iteration (`max_num_batched_tokens`) and KV `blocks` of `block_size` tokens.
+
+    `chunked`: a prompt may be split over iterations; without, it waits for one that takes it whole.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_num_batched_tokens: int, blocks: int, block_size: int, *, chunked: bool, prefixes: PrefixCache
+    ) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.blocks, self.block_size = blocks, block_size
+        self._seats = sorted(range(max_num_seqs), reverse=True)
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._chunked = chunked
+        self._free = blocks
+        self._prefixes = prefixes
+
+    @property
+    def kv_usage(self) -> float:
+        """Blocks held by sequences, over all."""
+        return 1 - self._free / self.blocks
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It is finished, or nobody waits for it any more."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Other limits from the next iteration on; there are no more seats than at the start. Those who run come to their end."""
+        self._max_num_seqs, self._max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+
+    def borrow(self) -> int | None:
+        """A seat that nobody sits in, for a moment; None when all are taken."""
+        return self._seats.pop(0) if self._seats else None
+
+    def give_back(self, seat: int) -> None:
+        self._seats.insert(0, seat)
+
+    def plan(self, now: float) -> Iteration:
+        """The next iteration; its sequences hold the blocks that it needs."""
+        plan, budget = Iteration(), self._max_num_batched_tokens
+        for sequence in list(self.running):
+            if sequence in self.running:  # it may have been preempted for one before it
+                budget -= self._advance(sequence, budget, plan)
+        while self.waiting and self._seats and len(self.running) < self._max_num_seqs and budget > 0 and not plan.preempted:
+            if not self._admit(self.waiting[0], budget, now):
+                break
+            sequence = self.waiting.popleft()
+            self.running.append(sequence)
+            budget -= self._advance(sequence, budget, plan)
+        return plan
+
+    def _advance(self, sequence: Sequence, budget: int, plan: Iteration) -> int:
+        """Give `sequence` its part of the iteration; returns the tokens that it takes."""
+        left = len(sequence.tokens) - sequence.computed
+        take = min(left, budget)
+        if take <= 0 or (left > 1 and take < left and not self._chunked):
+            return 0
+        while not self._reserve(sequence, sequence.computed + take):
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return 0
+        if left == 1 and sequence.output > 0:
+            plan.decodes.append(sequence)
+        else:
+            plan.prefills.append((sequence, sequence.computed, sequence.computed + take))
+        return take
+
+    def _admit(self, sequence: Sequence, budget: int, now: float) -> bool:
+        """A seat for `sequence`, and blocks for its first piece."""
+        blocks = self._prefixes.matching(sequence.tokens)
+        cached = len(blocks) * self.block_size
+        left = len(sequence.tokens) - cached
+        take = min(left, budget)
+        if take < left and not self._chunked:
+            return False
+        if not self._reserve(sequence, cached + take):
+            return False
+        sequence.slot = self._seats.pop()
+        self._prefixes.count(sequence.tokens, blocks)
+        sequence.reused, sequence.computed = blocks, cached
+        sequence.admitted = sequence.admitted if sequence.admitted is not None else now
+        return True
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Hold blocks for `tokens` tokens in all."""
+        needed = -(-tokens // self.block_size) - sequence.blocks
+        if needed > self._free:
+            return False
+        self._free -= max(0, needed)
+        sequence.blocks += max(0, needed)
+        return True
+
+    def _preempt(self, sequence: Sequence, plan: Iteration) -> None:
+        self.running.remove(sequence)
+        plan.prefills = [one for one in plan.prefills if one[0] is not sequence]
+        plan.decodes = [one for one in plan.decodes if one is not sequence]
+        self._release(sequence)
+        sequence.computed = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(sequence)
+        plan.preempted.append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._free += sequence.blocks
+        sequence.blocks = 0
+        self._seats.append(sequence.slot)
+        self._seats.sort(reverse=True)  # the lowest is given out first: decoding looks at slots up to the highest in use
+        sequence.slot = -1

@@ -1,0 +1,255 @@
+"""The OpenAI API over the engine: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
+
+Engine and HTTP share one thread: an iteration, then the answers that it made. Two threads would fight for Python's lock, and the
+load that matters here is the model's. A token is a byte, so a prompt has as many tokens as it has bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gpuconsole.workloads.serving.engine.core import Busy, Core, TooLong
+from gpuconsole.workloads.serving.engine.metrics import Metrics
+from gpuconsole.workloads.serving.engine.scheduler import Iteration, Sequence
+
+MODEL = "gpuconsole-gpt"
+PASSES = 6
+"""Turns of the event loop between two iterations: a new request needs some to be accepted, read, parsed and queued."""
+DEFAULT_MAX_TOKENS = 16
+MOST_BODY_BYTES = 64 * 1024 * 1024
+
+
+class BadRequest(ValueError):
+    """The request asks for what this server does not have; the message is one line."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """A request's sequence and the bytes that have not been sent yet."""
+
+    sequence: Sequence
+    chat: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    fresh: list[int] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+
+    def usage(self) -> dict[str, Any]:
+        prompt, output = len(self.sequence.prompt), self.sequence.output
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+class Server:
+    """One engine and whoever asks it. `facts` is told at /facts, as plain numbers."""
+
+    def __init__(self, core: Core, facts: dict[str, float], cache_facts: dict[str, str]) -> None:
+        self._core, self._facts = core, facts
+        core.hear(self._token, self._iteration)
+        self._metrics = Metrics(MODEL, core, cache_facts, facts)
+        self._answers: dict[Sequence, Answer] = {}
+        self._wake = asyncio.Event()
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics_text),
+                web.get("/facts", self._tell_facts),
+                web.post("/limits", self._set_limits),
+            ]
+        )
+        return app
+
+    async def run_engine(self) -> None:
+        """Iterate for ever, while there is anything to do."""
+        while True:
+            if not self._core.busy:
+                self._wake.clear()
+                await self._wake.wait()
+            self._core.iterate()
+            for _ in range(PASSES):
+                await asyncio.sleep(0)
+
+    # --- from the engine ------------------------------------------------------------------------------------
+
+    def _token(self, sequence: Sequence, token: int) -> None:
+        self._metrics.token(sequence, time.monotonic())
+        answer = self._answers[sequence]
+        answer.fresh.append(token)
+        answer.news.set()
+
+    def _iteration(self, plan: Iteration) -> None:
+        self._metrics.iteration(plan)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, chat=False)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, chat=True)
+
+    async def _serve(self, request: web.Request, chat: bool) -> web.StreamResponse:
+        try:
+            body = await request.json()
+            if not isinstance(body, dict):
+                raise BadRequest("the body must be a JSON object")
+            if body.get("echo"):
+                return web.json_response(self._scored(body))
+            answer = read_request(body, chat)
+            self._core.add(answer.sequence)
+        except (json.JSONDecodeError, UnicodeDecodeError, BadRequest, TooLong) as problem:
+            return _error(400, str(problem))
+        except Busy as problem:
+            return _error(503, str(problem))
+        self._answers[answer.sequence] = answer
+        self._wake.set()
+        try:
+            return await (self._stream(request, answer) if answer.stream else self._whole(answer))
+        finally:
+            self._core.scheduler.remove(answer.sequence)
+            self._metrics.finished(answer.sequence, answer.sequence.finished or "abort")
+            del self._answers[answer.sequence]
+
+    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        if answer.chat:
+            await response.write(_line(_chunk(answer, {"role": "assistant", "content": ""}, "")))
+        async for text, reason in _pieces(answer):
+            await response.write(_line(_chunk(answer, text, reason)))
+        if answer.include_usage:
+            await response.write(_line({**_head(answer), "choices": [], "usage": answer.usage()}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _whole(self, answer: Answer) -> web.Response:
+        text = "".join([piece async for piece, _ in _pieces(answer)])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": answer.sequence.finished}
+        choice |= {"message": {"role": "assistant", "content": text}} if answer.chat else {"text": text}
+        return web.json_response({**_head(answer), "choices": [choice], "usage": answer.usage()})
+
+    def _scored(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`echo` with `logprobs` and nothing to generate: the prompt's own log probabilities, from which perplexity follows."""
+        if body.get("max_tokens") != 0 or body.get("logprobs") is None:
+            raise BadRequest("echo is for scoring a prompt here: it needs max_tokens 0 and logprobs")
+        tokens = prompt_tokens(body.get("prompt"))
+        logprobs = {"tokens": [chr(token) for token in tokens], "token_logprobs": self._core.score(tokens)}
+        usage = {"prompt_tokens": len(tokens), "completion_tokens": 0, "total_tokens": len(tokens)}
+        text = bytes(tokens).decode(errors="replace")
+        choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": logprobs}
+        return {"id": "score", "object": "text_completion", "model": MODEL, "choices": [choice], "usage": usage}
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = {"id": MODEL, "object": "model", "owned_by": "gpuconsole", "max_model_len": int(self._facts["max_model_len"])}
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics_text(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _tell_facts(self, request: web.Request) -> web.Response:
+        return web.json_response(self._facts)
+
+    async def _set_limits(self, request: web.Request) -> web.Response:
+        limits = await request.json()
+        self._core.scheduler.set_limits(int(limits["max_num_seqs"]), int(limits["max_num_batched_tokens"]))
+        return web.Response()
+
+
+async def _pieces(answer: Answer) -> AsyncIterator[tuple[str, str]]:
+    """Text as it comes, several tokens at once where the reader lags, and in the last piece why it ended."""
+    while True:
+        await answer.news.wait()
+        answer.news.clear()
+        fresh, answer.fresh = answer.fresh, []
+        reason = answer.sequence.finished
+        yield answer.decoder.decode(bytes(fresh), bool(reason)), reason
+        if reason:
+            return
+
+
+def read_request(body: dict[str, Any], chat: bool) -> Answer:
+    """The sequence that `body` asks for. Raises BadRequest."""
+    tokens = prompt_tokens(chat_text(body.get("messages")) if chat else body.get("prompt"))
+    asked = body.get("max_completion_tokens") or body.get("max_tokens")
+    max_tokens = DEFAULT_MAX_TOKENS if asked is None else asked
+    if not isinstance(max_tokens, int) or max_tokens < 1:
+        raise BadRequest("max_tokens must be a whole number above 0")
+    temperature = body.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or not 0 <= temperature <= 10:
+        raise BadRequest("temperature must be between 0 and 10")
+    if body.get("n", 1) != 1:
+        raise BadRequest("n: only 1 here")
+    options = body.get("stream_options") or {}
+    sequence = Sequence(tokens, max_tokens, time.monotonic(), float(temperature), ignore_eos=bool(body.get("ignore_eos")))
+    return Answer(
+        sequence,
+        chat,
+        bool(body.get("stream")),
+        bool(options.get("include_usage")),
+        bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+    )
+
+
+def prompt_tokens(prompt: object) -> list[int]:
+    """A prompt's bytes, from text or from a list of them. Raises BadRequest."""
+    if isinstance(prompt, str) and prompt:
+        return list(prompt.encode())
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) and 0 <= token < 256 for token in prompt):
+        return prompt
+    raise BadRequest("the prompt must be text, or a list of bytes; and not empty")
+
+
+def chat_text(messages: object) -> str:
+    """Messages as the model sees them. Raises BadRequest."""
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list with something in it")
+    lines = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise BadRequest("every message needs a role and a text as content")
+        lines.append(f"{message.get('role', 'user')}: {message['content']}")
+    return "\n".join([*lines, "assistant: "])
+
+
+def _head(answer: Answer) -> dict[str, Any]:
+    kind = ("chat.completion.chunk" if answer.stream else "chat.completion") if answer.chat else "text_completion"
+    return {"id": answer.id, "object": kind, "created": int(time.time()), "model": MODEL}
+
+
+def _chunk(answer: Answer, piece: str | dict[str, str], reason: str) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason or None}
+    if answer.chat:
+        choice["delta"] = {"content": piece} if isinstance(piece, str) else piece
+    else:
+        choice["text"] = piece
+    usage = {"usage": answer.usage()} if answer.continuous_usage else {}
+    return {**_head(answer), "choices": [choice], **usage}
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": "BadRequestError", "code": status}}, status=status)

@@ -1,0 +1,94 @@
+"""Looks at what a model server answers, without a load: perplexity, and passkeys at several lengths and depths.
+
+Started by the runtime as `python -m gpuconsole.workloads.serving.examine --fd N`; it ends when everything has been told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable
+
+import aiohttp
+import msgspec
+
+from gpuconsole.agent.clock import now
+from gpuconsole.model.finding import Signal
+from gpuconsole.wire.channel import ChildChannel, kill_own_group
+from gpuconsole.wire.events import AnyCommand, Failed, ProbeDone, Progress, Start
+from gpuconsole.workloads.serving.load.client import RequestFailed, connect
+from gpuconsole.workloads.serving.load.quality import finds_passkey, perplexity
+from gpuconsole.workloads.serving.servers import ServerFailed
+from gpuconsole.workloads.serving.worker import choose_server
+
+
+async def examine(channel: ChildChannel, start: Start) -> None:
+    """Everything that `start.options` asks for: `lengths` in characters and `depths`, both as JSON. Raises ServerFailed."""
+    key = start.options.get("api_key_env", "")
+    lengths, depths = (msgspec.json.decode(start.options[name], type=list[float]) for name in ("lengths", "depths"))
+    async with await connect(os.environ.get(key) if key else None) as session:
+        server = choose_server(start, lambda detail: channel.send(Progress(now(), "starting", detail)))
+        try:
+            await server.start(session)
+            channel.send(Progress(now(), "measuring", "perplexity"))
+            await _tell(channel, 0, "perplexity", _perplexity(session, server.url, server.model))
+            for number, (length, depth) in enumerate(((length, depth) for length in lengths for depth in depths), 1):
+                channel.send(Progress(now(), "measuring", f"a passkey {depth:.0%} deep in {length:.0f} characters"))
+                await _tell(channel, number, "passkey", _passkey(session, server.url, server.model, int(length), depth))
+        finally:
+            await server.stop()
+
+
+async def _tell(channel: ChildChannel, number: int, probe: str, measure: Awaitable[dict[str, Signal]]) -> None:
+    begun, error = now(), None
+    signals: dict[str, Signal] = {}
+    try:
+        signals = await measure
+    except RequestFailed as problem:
+        error = str(problem)
+    channel.send(ProbeDone(now(), number, probe, signals, error, now() - begun))
+
+
+async def _perplexity(session: aiohttp.ClientSession, url: str, model: str) -> dict[str, Signal]:
+    value, tokens = await perplexity(session, url, model)
+    return {"quality.perplexity": Signal(value, "", f"log probabilities of {tokens} tokens of a fixed text")}
+
+
+async def _passkey(session: aiohttp.ClientSession, url: str, model: str, length: int, depth: float) -> dict[str, Signal]:
+    found = await finds_passkey(session, url, model, length, depth, 0)
+    return {"quality.passkey": Signal(float(found), "", f"{depth:.0%} deep in {length} characters")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="examiner of gpuconsole; not for people")
+    parser.add_argument("--fd", type=int, required=True)
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = ChildChannel(args.fd)
+    code = asyncio.run(_serve(channel))
+    channel.drain(2.0)
+    os._exit(code)
+
+
+async def _serve(channel: ChildChannel) -> int:
+    loop, first = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
+
+    def hear(command: AnyCommand) -> None:
+        loop.call_soon_threadsafe(first.put_nowait, command)
+
+    channel.listen(hear, kill_own_group)
+    start = await first.get()
+    if not isinstance(start, Start):
+        return 0
+    try:
+        await examine(channel, start)
+    except ServerFailed as problem:
+        channel.send(Failed(now(), str(problem)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

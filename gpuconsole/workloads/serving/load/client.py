@@ -1,0 +1,221 @@
+"""One streamed request to an OpenAI-compatible server, and its times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gpuconsole.agent.clock import now
+from gpuconsole.model.serving import Request
+from gpuconsole.model.text import visible
+
+MOST_EXTRA_TOKENS = 64
+"""A server that goes on for so many tokens more than it was asked for will not stop by itself."""
+MOST_LINE_BYTES = 4 * 1024 * 1024
+MOST_ERROR_BYTES = 4096
+
+
+class RequestFailed(RuntimeError):
+    """The request came to nothing, or not to its end; the message is one short line."""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+class Arrivals:
+    """What has come of one request: when each chunk that brought tokens came, and how many.
+
+    Tokens are counted from `usage`: in every chunk where the server tells them there (`continuous_usage_stats`), else from the last one,
+    spread evenly over the chunks. Only where there is no usage at all does a chunk count as a token.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.counts: list[float] = []
+        self.tokens = 0
+        self.prompt_tokens = 0
+        self.finished = ""
+        self._continuous = False
+        self._total: int | None = None
+
+    def add(self, chunk: _Chunk, t: float) -> int:
+        """Note a chunk that came at `t`; returns the tokens that it is known to have brought."""
+        choice = chunk.choices[0] if chunk.choices else None
+        usage = chunk.usage.completion_tokens if chunk.usage is not None else None
+        if chunk.usage is not None and chunk.usage.prompt_tokens:
+            self.prompt_tokens = chunk.usage.prompt_tokens
+        if choice is not None and choice.finish_reason:
+            self.finished = choice.finish_reason
+        text = choice is not None and bool(choice.text or (choice.delta and (choice.delta.content or choice.delta.reasoning_content)))
+        new = 1 if text else 0
+        if usage is not None:
+            self._total = usage
+            if choice is not None and not self.finished:
+                self._continuous = True
+            if choice is not None and (self._continuous or not self.times):
+                new = max(0, usage - self.tokens)
+        if new and choice is not None:
+            self.times.append(t)
+            self.counts.append(new)
+            self.tokens += new
+        return new
+
+    def settled(self) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+        """Output tokens, gaps between chunks, and the tokens that each chunk after the first brought."""
+        gaps = tuple(later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
+        total = self._total if self._total is not None else self.tokens
+        if self._continuous or total == self.tokens or not gaps:
+            return total, gaps, tuple(self.counts[1:])
+        return total, gaps, (max(0.0, (total - 1) / len(gaps)),) * len(gaps)
+
+
+class Client:
+    """Asks one server. What it refuses of the fields beyond OpenAI's own is left out from then on."""
+
+    EXTRAS: tuple[dict[str, Any], ...] = (
+        {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"stream_options": {"include_usage": True}},
+        {},
+    )
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, *, chat: bool, timeout_s: float) -> None:
+        self._session, self._model, self._chat = session, model, chat
+        self._address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
+        self._timeout_s = timeout_s
+        self._heard: dict[aiohttp.ClientResponse, float] = {}
+        self._silent: set[aiohttp.ClientResponse] = set()
+        self._refused = 0
+
+    def break_off_silent(self) -> None:
+        """End the requests of which nothing has come for `timeout_s`. To be called now and then.
+
+        aiohttp's own `sock_read` sets a timer anew for every chunk, which is a tenth of what a token costs here.
+        """
+        late = now() - self._timeout_s
+        for response in [one for one, t in self._heard.items() if t < late]:
+            self._silent.add(response)
+            response.close()
+
+    async def ask(self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]) -> Request:
+        """The request, done or failed. `due`: when it should have been sent; `on_tokens` hears of tokens as they come."""
+        arrivals, sent = Arrivals(), now()
+        error = ""
+        try:
+            sent = await self._send(prompt, max_tokens, arrivals, on_tokens)
+        except RequestFailed as problem:
+            error = str(problem)
+        except TimeoutError:
+            error = f"no answer for {self._timeout_s:g} s"
+        except aiohttp.ClientConnectorError as problem:
+            error = f"cannot connect: {getattr(problem.os_error, 'strerror', None) or problem.os_error}"
+        except (aiohttp.ClientError, ConnectionError) as problem:
+            error = f"the connection broke off: {type(problem).__name__}"
+        total, gaps, counts = arrivals.settled()
+        first, last = (arrivals.times[0] - sent, arrivals.times[-1] - sent) if arrivals.times else (None, None)
+        return Request(now(), max(0.0, sent - due), first, last, arrivals.prompt_tokens, total, gaps, counts, error)
+
+    async def _send(self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]) -> float:
+        """Send it, with as many extras as the server takes, and follow it to its end; returns when it was sent."""
+        while True:
+            said = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
+            body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+            refused, sent = self._refused, now()
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._session.post(self._address, json=body | self.EXTRAS[refused], timeout=self._timeout)
+            async with response:
+                if response.status in (400, 422) and refused + 1 < len(self.EXTRAS):
+                    self._refused = max(self._refused, refused + 1)
+                    continue
+                if response.status != 200:
+                    async with asyncio.timeout(self._timeout_s):
+                        raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
+                self._heard[response] = now()
+                try:
+                    await self._follow(response, max_tokens, arrivals, on_tokens)
+                except (aiohttp.ClientError, ConnectionError):
+                    if response in self._silent:
+                        raise TimeoutError from None
+                    raise
+                finally:
+                    del self._heard[response]
+                    self._silent.discard(response)
+                return sent
+
+    async def _follow(
+        self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
+    ) -> None:
+        pending, done, read = b"", False, response.content.readany
+        while block := await read():
+            self._heard[response] = t = now()
+            *lines, pending = (pending + block).split(b"\n")
+            if len(pending) > MOST_LINE_BYTES:
+                raise RequestFailed(f"a line of more than {MOST_LINE_BYTES // 2**20} MB")
+            for line in lines:
+                if not line.startswith(b"data:"):
+                    continue  # comments, event names, empty lines
+                payload = line[5:].strip()
+                if payload == b"[DONE]":
+                    done = True
+                    continue
+                on_tokens(arrivals.add(_parse(payload), t))
+            if arrivals.tokens > max_tokens + MOST_EXTRA_TOKENS:
+                raise RequestFailed(f"{arrivals.tokens} tokens and no end, asked for {max_tokens}")
+        if not arrivals.times:
+            raise RequestFailed("the answer ended without a token")
+        if not done and not arrivals.finished:
+            raise RequestFailed("the answer broke off before its end")
+
+
+def _parse(payload: bytes) -> _Chunk:
+    try:
+        chunk = _decode(payload)
+    except msgspec.DecodeError:
+        raise RequestFailed(f"not JSON that the OpenAI API knows: {visible(payload[:60].decode(errors='replace'))}") from None
+    if chunk.error is not None:
+        raise RequestFailed(f"the server says: {visible(str(chunk.error))[:120]}")
+    return chunk
+
+
+async def refusal(response: aiohttp.ClientResponse) -> str:
+    """The server's own words for a refusal, in one line."""
+    text = (await response.content.read(MOST_ERROR_BYTES)).decode(errors="replace")
+    try:
+        said = msgspec.json.decode(text)
+        said = said.get("error", said) if isinstance(said, dict) else said
+        text = str(said.get("message", said) if isinstance(said, dict) else said)
+    except msgspec.DecodeError:
+        pass
+    return visible(" ".join(text.split()))[:160] or response.reason or "no reason given"
+
+
+async def connect(api_key: str | None) -> aiohttp.ClientSession:
+    """A session with as many connections as there are requests."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers, read_bufsize=2**18)

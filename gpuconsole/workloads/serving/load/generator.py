@@ -1,0 +1,359 @@
+"""The load generator: puts traffic on a server, and reports every request and every tick of its clock.
+
+Started by the serving worker as `python -m gpuconsole.workloads.serving.load.generator --fd N`. It has nothing else to do, so that its
+timestamps are right, and it measures how late it is itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter, deque
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from gpuconsole import __version__
+from gpuconsole.agent.clock import now
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.recorded import parse_recorded, shared_ratio
+from gpuconsole.model.run import Step
+from gpuconsole.model.serving import Request
+from gpuconsole.wire.channel import ChildChannel, die_with_parent
+from gpuconsole.wire.events import (
+    AnyCommand,
+    Failed,
+    Hello,
+    KnobsSet,
+    Pause,
+    Paused,
+    ProbeDone,
+    Progress,
+    Requests,
+    Resume,
+    RunProbe,
+    SetKnobs,
+    Start,
+    Steps,
+    Stop,
+)
+from gpuconsole.workloads.serving import event_loop
+from gpuconsole.workloads.serving.load.client import Client, RequestFailed, connect
+from gpuconsole.workloads.serving.load.prompts import FIRST_GUESS, Prompts, Variant
+from gpuconsole.workloads.serving.load.quality import perplexity
+from gpuconsole.workloads.serving.load.traffic import Traffic
+
+TICK_S = 0.25
+LAG_EVERY_S = 0.02
+SETTLE_S = (0.5, 4.0)
+"""After a change the server's batch must fill or drain: as long as a request takes, within these bounds."""
+WARM_UP_S = 15.0
+"""Warm-up ends when every user has had an answer (open loop: after as many as fall due in two seconds), at the latest now."""
+HOPELESS = 20
+"""So many failures in a row, without a single answer before, and it is not the load."""
+TIMEOUT_S = 120.0
+PROBE_S = 2.5
+SENT = 32
+"""Prompts whose beginnings are compared."""
+SHARED_EVERY_S = 1.0
+PROMPT_KNOBS = {"shared_prefix_ratio", "prompt_tokens", "length_spread"}
+"""With other values prompts are other prompts."""
+PROBE_KIND = 2
+VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
+STEP = 4
+"""Probe P12 multiplies the users by this: two sequences are not always served as well as four (on CPUs by no means)."""
+
+
+class Generator:
+    """One server under load."""
+
+    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession) -> None:
+        options = start.options
+        self._channel, self._options = channel, options
+        self._timeout_s = float(options.get("timeout_s", TIMEOUT_S))
+        self._session, self._url, self._model = session, options["url"], options.get("model", "")
+        recorded = parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8")) if "prompts" in options else []
+        self._prompts = Prompts(start.seed, float(options.get("characters_per_token", FIRST_GUESS)), recorded)
+        self._clients: list[Client] = []
+        self._client = self._new_client(start.knobs)
+        self._traffic = Traffic(start.knobs, self._ask, start.seed)
+        self._arm, self._kind = 0, 1
+        self._settled_at: float | None = None
+        self._begun = now()
+        self._ended: list[Request] = []
+        self._tokens = self._all_tokens = self._finished = self._index = 0
+        self._probe: asyncio.Task[None] | None = None
+        self._answered = 0
+        self._failures_in_a_row = 0
+        self._lags: list[float] = []
+        self._sent: deque[str] = deque(maxlen=SENT)
+        self._shared: tuple[float, float | None] = (0.0, None)
+        self._shared_by_recorded = shared_ratio([one.text for one in recorded]) if recorded else None
+        self._e2e: deque[float] = deque(maxlen=50)
+        self._ticked = now()
+        self._paused = False
+        self.stopped = asyncio.Event()
+        self.failed = ""
+
+    async def run(self) -> None:
+        tasks = [asyncio.create_task(one) for one in (self._traffic.run(), self._tick_for_ever(), self._watch_lateness())]
+        await self.stopped.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self._tick()
+
+    def serve(self, command: AnyCommand) -> None:
+        """A command from the console."""
+        if isinstance(command, Stop):
+            self.stopped.set()
+        elif isinstance(command, SetKnobs):
+            self._tick()
+            knobs = {**self._traffic.knobs, **command.changes}
+            self._client = self._new_client(knobs) if "endpoint" in command.changes else self._client
+            if not PROMPT_KNOBS.isdisjoint(command.changes):
+                self._sent.clear()
+                self._shared = (0.0, None)
+            self._traffic.change(knobs)
+            self._settle(command.arm)
+            self._channel.send(KnobsSet(now(), command.request, self._index, knobs))
+        elif isinstance(command, RunProbe):
+            self._probe = asyncio.create_task(self._run_probe(command))
+        elif isinstance(command, Pause):
+            self._tick()
+            self._paused = True
+            self._traffic.hold()
+            self._channel.send(Paused(now(), command.request))
+        elif isinstance(command, Resume):
+            self._paused = False
+            self._ticked = now()
+            self._traffic.go_on()
+            self._settle(command.arm)
+
+    async def _run_probe(self, command: RunProbe) -> None:
+        """Answered in any case: the run goes on as before."""
+        begun, signals, error = now(), {}, None
+        try:
+            if command.probe == "concurrency_step":
+                signals = await self._step_concurrency()
+            elif command.probe == "prefix_reuse":
+                signals = await self._reuse_prefix()
+            elif command.probe == "perplexity":
+                value, tokens = await perplexity(self._session, self._url.rstrip("/"), self._model)
+                signals = {"quality.perplexity": Signal(value, "", f"the server's log probabilities of {tokens} tokens of a fixed text")}
+            else:
+                raise ValueError("not a probe of a model server")
+        except (ValueError, RequestFailed) as problem:
+            error = str(problem)
+        self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - begun))
+
+    async def _step_concurrency(self) -> dict[str, Signal]:
+        """Probe P12: tokens per second with so many users as now, and with STEP times as many. Raises ValueError."""
+        knobs = self._traffic.knobs
+        if float(knobs["request_rate"]):
+            raise ValueError("an open loop has no number of users to multiply")
+        before = await self._rate(knobs)
+        after = await self._rate({**knobs, "concurrency": STEP * int(knobs["concurrency"])})
+        self._traffic.change(knobs)
+        self._tick()
+        self._settle(self._arm)
+        if before <= 0:
+            raise ValueError("no token came within the probe")
+        source = f"load generator, {PROBE_S:g} s each"
+        return {
+            "probe.concurrency_factor": Signal(float(STEP), "", source),
+            "probe.tokens_per_s": Signal(before, "tokens/s", source),
+            "probe.concurrency_gain": Signal(after / before, "x", source),
+        }
+
+    async def _reuse_prefix(self) -> dict[str, Signal]:
+        """Probe P13: tokens per second with the prompts as they are, with a beginning of its own for each, and without what they share.
+
+        The second is what a prefix cache gives now, by itself or with whatever else stands before the server; the third the most that
+        one could give. Raises ValueError.
+        """
+        knobs = self._traffic.knobs
+        if not float(knobs["shared_prefix_ratio"]) and "prompts" not in self._options:
+            raise ValueError("the prompts share nothing")
+        rates: dict[Variant, float] = {}
+        try:
+            for variant in VARIANTS:
+                self._prompts.variant = variant
+                rates[variant] = await self._rate(knobs)
+        finally:
+            self._prompts.variant = "plain"
+            self._tick()
+            self._settle(self._arm)
+        if min(rates.values()) <= 0:
+            raise ValueError("no token came within the probe")
+        source = f"load generator, {PROBE_S:g} s each"
+        return {
+            "probe.prefix_salt_ratio": Signal(rates["plain"] / rates["salted"], "x", source),
+            "probe.prefix_cut_gain": Signal(rates["cut"] / rates["plain"], "x", source),
+        }
+
+    async def _rate(self, knobs: Knobs) -> float:
+        """Tokens per second under `knobs`, once the server has felt them."""
+        self._traffic.change(knobs)
+        self._tick()
+        self._settle(self._arm)
+        self._kind, wait, self._settled_at = PROBE_KIND, (self._settled_at or 0.0) - now(), None
+        await asyncio.sleep(wait)
+        tokens, begun = self._all_tokens, now()
+        await asyncio.sleep(PROBE_S)
+        return (self._all_tokens - tokens) / (now() - begun)
+
+    def _new_client(self, knobs: Knobs) -> Client:
+        client = Client(self._session, self._url, self._model, chat=knobs["endpoint"] == "chat", timeout_s=self._timeout_s)
+        self._clients.append(client)  # those before it have requests under way
+        return client
+
+    def _settle(self, arm: int) -> None:
+        """What comes next belongs to `arm`, and counts once the server has had the time to feel the change."""
+        typical = sorted(self._e2e)[len(self._e2e) // 2] if self._e2e else SETTLE_S[0]
+        self._arm, self._kind = arm, 1
+        self._settled_at = now() + min(SETTLE_S[1], max(SETTLE_S[0], typical))
+
+    async def _ask(self, due: float) -> bool:
+        try:
+            return await self._request(due)
+        except Exception as problem:  # the last line of defence: nobody awaits a request in the open loop
+            self.failed = f"the load generator: {type(problem).__name__}: {problem}"
+            self.stopped.set()
+            return False
+
+    async def _request(self, due: float) -> bool:
+        prompt, output = self._prompts.next(self._traffic.knobs)
+        plain = self._prompts.variant == "plain"
+        if plain:
+            self._sent.append(prompt)
+        begun = (self._arm, self._kind)
+        request = await self._client.ask(prompt, output, due, self._count)
+        if plain:  # what probe P13 alters is of other lengths
+            self._prompts.learn(prompt, request.prompt_tokens)
+        # by its end: past the knee of an open loop it has begun long before; a user's own has waited among those of another load
+        settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
+        self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind))
+        if request.error:
+            self._note_failure(request.error)
+            return False
+        self._answered += 1
+        self._finished += 1
+        self._failures_in_a_row = 0
+        self._e2e.append(request.e2e_s or 0.0)
+        return True
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._all_tokens += tokens
+
+    def _note_failure(self, error: str) -> None:
+        self._failures_in_a_row += 1
+        if not self._answered and self._failures_in_a_row >= HOPELESS:
+            causes = Counter(request.error for request in self._ended if request.error)
+            self.failed = f"no request is answered; {causes.most_common(1)[0][0] if causes else error}"
+            self.stopped.set()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S if self._paused else max(0.0, self._ticked + TICK_S - now()))
+            if not self._paused:
+                self._tick()
+
+    def _tick(self) -> None:
+        """Tell what came since the last tick: the requests that ended, and the tick itself as a step."""
+        t = now()
+        wall, self._ticked = t - self._ticked, t
+        for client in self._clients:
+            client.break_off_silent()
+        self._warm()
+        if wall > 0 and not self._paused:
+            step = Step(self._index, t, wall, self._finished, self._tokens, (), arm=self._arm, kind=self._kind)
+            self._index += 1
+            self._channel.send(Steps(t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))
+        self._finished = self._tokens = 0
+        lags, self._lags = sorted(self._lags), []
+        late = lags[int(0.95 * len(lags))] if lags else 0.0
+        ended, self._ended = self._ended, []
+        active = len(self._traffic.under_way)
+        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t)))
+
+    def _shared_prefix(self, t: float) -> float | None:
+        """Of the prompts' text, the share with which another of them begins too: of all recorded ones, or once a second of the last made ones."""
+        if self._shared_by_recorded is not None:
+            return self._shared_by_recorded
+        if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) > 1:
+            self._shared = t, shared_ratio(self._sent)
+        return self._shared[1]
+
+    def _warm(self) -> None:
+        if self._kind in (0, PROBE_KIND):
+            return
+        if self._settled_at is not None:
+            warm = now() >= self._settled_at
+        else:
+            rate = float(self._traffic.knobs["request_rate"])
+            needed = int(2 * rate) if rate else int(self._traffic.knobs["concurrency"])
+            warm = self._answered >= max(1, needed) or (self._answered > 0 and now() - self._begun > WARM_UP_S)
+        if warm:
+            self._kind = 0
+
+    async def _watch_lateness(self) -> None:
+        """How much later than asked this process wakes up: whatever it stamps may be off by that."""
+        while True:
+            asked = now() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self._lags.append(max(0.0, now() - asked))
+
+
+async def serve(channel: ChildChannel) -> int:
+    """From Start to Stop. Returns the exit code."""
+    loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
+    channel.listen(lambda command: _put(loop, commands, command), lambda: os._exit(1))
+    start = await commands.get()
+    if not isinstance(start, Start):
+        return 0
+    channel.send(Progress(now(), "warming", "first requests"))
+    key_name = start.options.get("api_key_env", "")
+    async with await connect(os.environ.get(key_name) if key_name else None) as session:
+        generator = Generator(channel, start, session)
+        running = asyncio.create_task(generator.run())
+        listening = asyncio.create_task(_listen(commands, generator))
+        await running
+        listening.cancel()
+    if generator.failed:
+        channel.send(Failed(now(), generator.failed))
+    return 1 if generator.failed else 0
+
+
+async def _listen(commands: asyncio.Queue[AnyCommand], generator: Generator) -> None:
+    while True:
+        generator.serve(await commands.get())
+
+
+def _put(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[AnyCommand], command: AnyCommand) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(commands.put_nowait, command)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="load generator of gpuconsole; not for people")
+    parser.add_argument("--fd", type=int, required=True)
+    args = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = ChildChannel(args.fd)
+    channel.send(Hello(now(), "load generator", os.getpid(), __version__, time.time()))
+    code = event_loop.run(serve(channel))
+    channel.drain(2.0)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

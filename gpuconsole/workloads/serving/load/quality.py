@@ -1,0 +1,90 @@
+"""What a server answers, rather than how fast: perplexity on a fixed text, and finding a passkey in a long context."""
+
+from __future__ import annotations
+
+import math
+import random
+from importlib.resources import files
+from typing import Any
+
+import aiohttp
+
+from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
+
+WINDOWS, WINDOW_CHARACTERS = 8, 256
+HELD_OUT_FROM = 0.9
+"""The embedded model has been trained on what comes before (`HELD_OUT` of train-gpt)."""
+TIMEOUT = aiohttp.ClientTimeout(total=120)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+"""The passkey test's filler and wording follow Mohtashami and Jaggi, "Landmark Attention" (2023), where it comes from."""
+ANSWER_TOKENS = 12
+
+
+def fixed_text() -> list[str]:
+    """The same windows every time, from the held-out part."""
+    text = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8")
+    begin = int(len(text) * HELD_OUT_FROM)
+    stride = (len(text) - begin - WINDOW_CHARACTERS) // WINDOWS
+    return [text[begin + n * stride :][:WINDOW_CHARACTERS] for n in range(WINDOWS)]
+
+
+async def perplexity(session: aiohttp.ClientSession, url: str, model: str) -> tuple[float, int]:
+    """exp of the mean negative log probability of each token given those before it, and how many tokens. Raises RequestFailed.
+
+    Comparable between settings of one model, not between vocabularies.
+    """
+    scores: list[float] = []
+    for window in fixed_text():
+        scores += await _token_scores(session, url, model, window)
+    if not scores:
+        raise RequestFailed("the server told no log probabilities")
+    return math.exp(-sum(scores) / len(scores)), len(scores)
+
+
+async def _token_scores(session: aiohttp.ClientSession, url: str, model: str, text: str) -> list[float]:
+    """By OpenAI's `echo`; where a server does not have that, by vLLM's `prompt_logprobs`."""
+    said = {"model": model, "prompt": text, "temperature": 0}
+    try:
+        choice = await _ask(session, f"{url}/v1/completions", {**said, "max_tokens": 0, "echo": True, "logprobs": 0})
+        scores = (choice.get("logprobs") or {}).get("token_logprobs") or []
+    except RequestFailed:
+        choice = await _ask(session, f"{url}/v1/completions", {**said, "max_tokens": 1, "prompt_logprobs": 0})
+        scores = [next(iter(one.values()))["logprob"] if one else None for one in choice.get("prompt_logprobs") or []]
+    return [float(score) for score in scores if score is not None]
+
+
+async def finds_passkey(session: aiohttp.ClientSession, url: str, model: str, characters: int, depth: float, seed: int) -> bool:
+    """Whether the server names a number that stands `depth` (0 to 1) deep in a text of about so many characters. Raises RequestFailed."""
+    key = str(random.Random(f"{seed} {characters} {depth}").randrange(10_000, 100_000))
+    choice = await _ask(
+        session,
+        f"{url}/v1/completions",
+        {"model": model, "prompt": passkey_prompt(key, characters, depth), "temperature": 0, "max_tokens": ANSWER_TOKENS},
+    )
+    return key in str(choice.get("text", ""))
+
+
+def passkey_prompt(key: str, characters: int, depth: float) -> str:
+    begin = "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I will quiz you about it.\n"
+    needle = f"The pass key is {key}. Remember it. {key} is the pass key.\n"
+    end = "\nWhat is the pass key? The pass key is"
+    filler = max(0, characters - len(begin) - len(needle) - len(end))
+    before = round(filler * depth)
+    lots = FILLER * (1 + filler // len(FILLER))
+    return begin + lots[:before] + "\n" + needle + lots[before:filler] + end
+
+
+async def _ask(session: aiohttp.ClientSession, address: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The first choice of the answer. Raises RequestFailed."""
+    try:
+        async with session.post(address, json=body, timeout=TIMEOUT) as response:
+            if response.status != 200:
+                raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
+            answer = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+        raise RequestFailed(f"{type(problem).__name__}: {visible(str(problem))[:120]}") from None
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not choices or not isinstance(choices[0], dict):
+        raise RequestFailed("an answer without choices")
+    return dict(choices[0])

@@ -1,0 +1,112 @@
+"""When requests are sent: by so many users one after another (closed loop), or at a rate whatever becomes of them (open loop)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+
+from gpuconsole.agent.clock import now
+from gpuconsole.model.knobs.catalogue import Knobs
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+
+
+class Traffic:
+    """Calls `ask(due)` for every request, which answers whether it went well. `knobs` may change at any time.
+
+    Closed loop (`request_rate` 0): `concurrency` users, each asking anew as soon as the answer is there; after a failure, a little later.
+    Open loop: requests fall due `request_rate` times a second, at intervals drawn from a gamma distribution of mean 1/rate and shape
+    `burstiness` (1: Poisson; below: in bursts; the definition of `vllm bench serve`), at most `max_concurrency` on their way.
+    """
+
+    def __init__(self, knobs: Knobs, ask: Callable[[float], Coroutine[None, None, bool]], seed: int) -> None:
+        self.knobs = knobs
+        self._ask = ask
+        self._random = random.Random(seed)
+        self._users: dict[int, asyncio.Task[None]] = {}
+        self._open = asyncio.Event()
+        self._open.set()
+        self._changed = asyncio.Event()
+        self.under_way: set[asyncio.Task[bool]] = set()
+
+    async def run(self) -> None:
+        """For ever; requests that are on their way when it is cancelled are broken off."""
+        try:
+            while True:
+                await self._open.wait()
+                if float(self.knobs["request_rate"]) > 0:
+                    await self._arrivals()
+                else:
+                    self._seat_users()
+                    self._changed.clear()
+                    await self._changed.wait()
+        finally:
+            self.break_off()
+
+    def change(self, knobs: Knobs) -> None:
+        """New knobs, from the next request on."""
+        self.knobs = knobs
+        self._changed.set()
+
+    def hold(self) -> None:
+        """Send nothing, and break off what is on its way."""
+        self._open.clear()
+        self._changed.set()
+        self.break_off()
+
+    def go_on(self) -> None:
+        self._open.set()
+        self._changed.set()
+
+    def break_off(self) -> None:
+        for task in (*self._users.values(), *self.under_way):
+            task.cancel()
+        self._users.clear()
+
+    def _seat_users(self) -> None:
+        self._users = {seat: user for seat, user in self._users.items() if not user.done()}
+        for seat in range(int(self.knobs["concurrency"])):
+            if seat not in self._users:
+                self._users[seat] = asyncio.create_task(self._user(seat))
+
+    def _has_seat(self, seat: int) -> bool:
+        return self._open.is_set() and not float(self.knobs["request_rate"]) and seat < int(self.knobs["concurrency"])
+
+    async def _user(self, seat: int) -> None:
+        backoff = FIRST_BACKOFF_S
+        while self._has_seat(seat):
+            if await self._launch(now()):
+                backoff = FIRST_BACKOFF_S
+            else:
+                await asyncio.sleep(backoff * self._random.uniform(0.5, 1.0))
+                backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
+
+    async def _arrivals(self) -> None:
+        """Fall due by the clock, not by when the last one was sent: lateness must not thin the load out."""
+        self._changed.clear()
+        due = now()
+        while self._open.is_set() and (rate := float(self.knobs["request_rate"])) > 0:
+            shape = float(self.knobs["burstiness"])
+            due += self._random.gammavariate(shape, 1 / (rate * shape))
+            if (wait := due - now()) > 0 and await self._changes_within(wait):
+                continue
+            while len(self.under_way) >= int(self.knobs["max_concurrency"]) and self._open.is_set():
+                await asyncio.wait(self.under_way, return_when=asyncio.FIRST_COMPLETED)
+            self._launch(due)
+            await asyncio.sleep(0)
+
+    async def _changes_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    def _launch(self, due: float) -> asyncio.Task[bool]:
+        task = asyncio.create_task(self._ask(due))
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+        return task

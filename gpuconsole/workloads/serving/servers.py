@@ -1,0 +1,399 @@
+"""Model servers: the embedded one, vLLM, or one that runs already. Each is started, asked whether it is ready, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from gpuconsole.model.knobs.catalogue import Knobs, show
+from gpuconsole.model.serving import LIVE_KNOBS, live_limit
+from gpuconsole.model.text import visible
+
+READY_S = 1200.0
+"""A large model takes minutes to load and to compile; a server that is dead says so by itself."""
+ASK_EVERY_S = 0.5
+STOP_S = 10.0
+PROBE_TIMEOUT_S = 5.0
+MOST_WORDS = 400
+"""Lines of a server's log that are kept: vLLM writes some 120 between the cause of its end and the end."""
+IN_VLLM = Path(__file__).parent / "in_vllm"
+"""What vLLM imports from us, in its own Python."""
+MOST_SHEBANG_BYTES = 1024
+OWN_SCHEDULER = "--scheduler-cls"
+LIMITS = struct.Struct("=qq")
+"""As in_vllm/gpuconsole_caps.py reads them: LIVE_KNOBS in their order."""
+
+
+class ServerFailed(RuntimeError):
+    """The server did not start, or is not what was expected; the message is one line."""
+
+
+class ModelServer:
+    """A server at `url`, serving `model`. `facts` are plain numbers about it; `process` is there where it is our child."""
+
+    url = ""
+    model = ""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self.facts: dict[str, float] = {}
+        self.words: deque[str] = deque(maxlen=MOST_WORDS)
+        self.process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._last = ""
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Returns once it answers. Raises ServerFailed."""
+        raise NotImplementedError
+
+    async def set_limits(self, knobs: Knobs) -> None:
+        """Put those of LIVE_KNOBS in force, none above what its facts allow. Raises ServerFailed."""
+        raise ServerFailed("this server takes no new limits while it runs")
+
+    def frontend_cpu_s(self) -> float | None:
+        """CPU time of the process that answers requests, where that is one of its own and our child."""
+        return None
+
+    async def stop(self) -> None:
+        """Ask it to end, then make it end."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.terminate()
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+
+    def death(self) -> str:
+        """How its process ended, in one line."""
+        assert self.process is not None
+        code = self.process.returncode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        words = why(list(self.words))
+        return f"the model server {how}" + (f": {words}" if words else "")
+
+    async def _spawn(self, command: list[str], env: dict[str, str], on_line: Callable[[str], None]) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env}, limit=2**20
+        )
+        self._reading = asyncio.create_task(self._read(on_line))
+
+    async def _read(self, on_line: Callable[[str], None]) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        while True:
+            try:
+                line = await self.process.stdout.readline()
+            except ValueError:  # a line of more than 1 MB: nothing that anybody reads
+                continue
+            if not line:
+                return
+            text = visible(line.decode(errors="replace").rstrip("\r\n"))
+            self.words.append(text)
+            on_line(text)
+
+    async def _wait_for(self, ready: Callable[[], Any], seconds: float) -> None:
+        """Until `ready()` (awaited) is true. Raises ServerFailed when the process ends first, or the time does."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not await ready():
+                    if self.process is not None and self.process.returncode is not None:
+                        if self._reading is not None:
+                            await asyncio.wait([self._reading], timeout=1.0)
+                        raise ServerFailed(self.death())
+                    await asyncio.sleep(ASK_EVERY_S / 5)
+        except TimeoutError:
+            why_not = f": {self._last}" if self._last else ""
+            raise ServerFailed(f"{self.url or 'the model server'} is not ready after {seconds:g} s{why_not}") from None
+
+
+class EmbeddedServer(ModelServer):
+    """Our own small engine on a small GPT, in a child of its own."""
+
+    def __init__(self, progress: Callable[[str], None], knobs: Knobs, device: str, seed: int) -> None:
+        super().__init__(progress)
+        self._knobs, self._device, self._seed = knobs, device, seed
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        self._progress("the embedded server: importing torch")
+        device = "cpu" if self._device == "cpu" else "cuda"
+        words = ["--knobs", json.dumps(self._knobs), "--device", device, "--seed", str(self._seed)]
+        await self._spawn([sys.executable, "-m", "gpuconsole.workloads.serving.engine", *words], {}, self._heard)
+        await self._wait_for(self._serves, READY_S)
+        async with session.get(f"{self.url}/facts") as answer:
+            self.facts = await answer.json() | live_limits(self._knobs)
+        self.model = await first_model(session, self.url)
+        self._session = session
+
+    async def set_limits(self, knobs: Knobs) -> None:
+        limits = {name: knobs[name] for name in LIVE_KNOBS}
+        async with self._session.post(f"{self.url}/limits", json=limits) as answer:
+            if answer.status != 200:
+                raise ServerFailed(f"the embedded server takes no limits: HTTP {answer.status}")
+
+    def _heard(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "serving":
+            self.url = rest
+        elif word == "progress":
+            self._progress(f"the embedded server: {rest}")
+
+    async def _serves(self) -> bool:
+        return bool(self.url)
+
+
+class RemoteServer(ModelServer):
+    """One that runs already, somewhere."""
+
+    def __init__(self, progress: Callable[[str], None], url: str, model: str, wait_s: float) -> None:
+        super().__init__(progress)
+        self.url, self.model, self._wait_s = url.rstrip("/").removesuffix("/v1"), model, wait_s
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        self._progress(f"asking {self.url}")
+        self._session = session
+        await self._wait_for(self._answers, self._wait_s)
+
+    async def _answers(self) -> bool:
+        try:
+            self.model = self.model or await first_model(self._session, self.url)
+        except ServerFailed:
+            raise
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+            self._last = explain(problem)
+            self._progress(f"waiting for {self.url}: {self._last}")
+            await asyncio.sleep(ASK_EVERY_S)
+            return False
+        return True
+
+
+class VllmServer(ModelServer):
+    """vLLM as our child: started, followed through its log, stopped."""
+
+    PHASES = (
+        ("Loading safetensors", "loading weights"),
+        ("Starting to load model", "loading weights"),
+        ("Compiling a graph", "compiling"),
+        ("torch.compile takes", "compiling"),
+        ("Capturing CUDA graph", "capturing CUDA graphs"),
+        ("KV cache size", "KV cache allocated"),
+        ("Started server process", "opening the API"),
+    )
+
+    def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], uuid: str) -> None:
+        super().__init__(progress)
+        self._knobs, self._options, self._uuid = knobs, options, uuid
+        self._python = ""
+        self._limits: mmap.mmap | None = None
+        self._frontends: list[psutil.Process] | None = None
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        if not self._options.get("model"):
+            raise ServerFailed("server=vllm needs a model: --model NAME, or a folder")
+        self._session, port = session, free_port()
+        self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **model_facts(Path(self._options["model"]), self._knobs)}
+        self.url, self.model = f"http://127.0.0.1:{port}", "model"
+        python = self._python = self._options.get("vllm_python") or find_vllm_python()
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options)]
+        self._progress("vLLM: importing")
+        environment = vllm_environment(self._knobs)
+        if self._uuid and int(self._knobs["tensor_parallel_size"]) == 1:
+            environment["CUDA_VISIBLE_DEVICES"] = self._uuid
+        with tempfile.NamedTemporaryFile() as limits:  # it may go once both sides have mapped it
+            if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
+                limits.write(bytes(LIMITS.size))
+                limits.flush()
+                self._limits = mmap.mmap(limits.fileno(), LIMITS.size)
+                path = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
+                environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
+                command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
+                self.facts |= live_limits(self._knobs)
+            await self._spawn(command, environment, self._heard)
+            await self._wait_for(self._healthy, READY_S)
+
+    async def set_limits(self, knobs: Knobs) -> None:
+        if self._limits is None:
+            raise ServerFailed(f"vLLM was started with a {OWN_SCHEDULER} of yours, which takes no limits while it runs")
+        LIMITS.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
+
+    def frontend_cpu_s(self) -> float | None:
+        """Of the busiest, where there are several (`api_server_count`)."""
+        if self.process is None or self.process.returncode is not None:
+            return None
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self.process.pid)
+            if self._frontends is None:  # their titles are given after the start; none comes later
+                others = [one for one in root.children(recursive=True) if any("APIServer" in word for word in one.cmdline())]
+                self._frontends = others or [root]
+            return max(sum(one.cpu_times()[:2]) for one in self._frontends)
+        return None
+
+    def death(self) -> str:
+        if any("No module named 'vllm'" in line for line in self.words):
+            return f"{self._python} has no vLLM: name the Python that has with --vllm-python"
+        return super().death()
+
+    def _heard(self, line: str) -> None:
+        phase = next((phase for words, phase in self.PHASES if words in line), None)
+        if phase:
+            self._progress(f"vLLM: {phase}")
+        for pattern, fact in (
+            (r"GPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
+            (r"CPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
+        ):
+            if found := re.search(pattern, line):
+                self.facts[fact] = float(found.group(1).replace(",", ""))
+
+    async def _healthy(self) -> bool:
+        try:
+            async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            await asyncio.sleep(ASK_EVERY_S)
+            return False
+
+
+def find_vllm_python() -> str:
+    """The Python that has vLLM: this one, else that of the program `vllm` on the path, as its first line tells; else this one."""
+    program = shutil.which("vllm")
+    if importlib.util.find_spec("vllm") is None and program is not None:
+        with open(program, "rb") as file:
+            first = file.readline(MOST_SHEBANG_BYTES).decode(errors="replace").strip()
+        if first.startswith("#!") and "python" in first and os.access(first[2:].strip(), os.X_OK):
+            return first[2:].strip()
+    return sys.executable
+
+
+def live_limits(knobs: Knobs) -> dict[str, float]:
+    """Facts of a server that takes lower limits while it runs.
+
+    Without chunked prefill a prompt that is longer than an iteration would wait for ever, and everybody behind it.
+    """
+    names = LIVE_KNOBS if knobs["enable_chunked_prefill"] else LIVE_KNOBS[:1]
+    return {live_limit(name): float(knobs[name]) for name in names}
+
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+
+def model_facts(folder: Path, knobs: Knobs) -> dict[str, float]:
+    """Bytes of weights and of a token's keys and values, from a model's own files in `folder`; nothing where it is no such folder.
+
+    Weights as they lie on disk, in the dtype that they are converted to; those of a quantised model are what they are there.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"])
+        size = int(config.get("head_dim") or config["hidden_size"] // heads)
+        width = int(config.get("num_key_value_heads") or heads) * size
+        layers = int(config["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    used = stored if knobs["dtype"] == "auto" else str(knobs["dtype"])
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / BYTES.get(stored, 2) * BYTES.get(used, 2)
+    each = KV_BYTES.get(str(knobs["kv_cache_dtype"]), BYTES.get(used, 2))
+    return {"kv_bytes_per_token": float(2 * layers * width * each), **({"weight_bytes": weights} if weights else {})}
+
+
+FLAGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "max_model_len",
+    "dtype",
+    "tensor_parallel_size",
+)
+SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
+LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "auto", "num_gpu_blocks_override": 0}
+"""Values for which vLLM has no flag: it is left away."""
+
+
+def vllm_flags(knobs: Knobs, options: dict[str, str]) -> list[str]:
+    """The command line that `knobs` mean, in vLLM's own spelling."""
+    flags = ["--model", options.get("model", "")]
+    for name in FLAGS:
+        flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
+    for name, nothing in LEFT_OUT.items():
+        if knobs[name] != nothing:
+            flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
+    for name in SWITCHES:
+        flags.append(f"--{'' if knobs[name] else 'no-'}{name.replace('_', '-')}")
+    if guessed := int(knobs["num_speculative_tokens"]):
+        config = {"method": "ngram", "num_speculative_tokens": guessed, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        flags += ["--speculative-config", json.dumps(config)]
+    if knobs["enforce_eager"]:
+        flags.append("--enforce-eager")
+    return [*flags, "--enable-mfu-metrics", *options.get("vllm_args", "").split()]
+
+
+def vllm_environment(knobs: Knobs) -> dict[str, str]:
+    """No telemetry home, and on a CPU as many threads as asked: two on a contended box collapse (spin barriers)."""
+    threads = int(knobs["omp_num_threads"])
+    return {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "PYTHONUNBUFFERED": "1",
+        **({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {}),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def first_model(session: aiohttp.ClientSession, url: str) -> str:
+    """The first model that the server lists. Raises ServerFailed for a refusal, aiohttp's errors where it does not answer."""
+    async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as answer:
+        if answer.status in (401, 403):
+            raise ServerFailed(f"{url} wants a key (HTTP {answer.status}): name the variable that holds it with --api-key-env")
+        if answer.status in (503, 502, 429):
+            raise aiohttp.ClientError(f"HTTP {answer.status}")
+        if answer.status != 200:
+            raise ServerFailed(
+                f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server? (name the model with --model)"
+            )
+        listed = await answer.json(content_type=None)
+    models = listed.get("data") if isinstance(listed, dict) else None
+    if not models or not isinstance(models[0], dict) or "id" not in models[0]:
+        raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
+    return str(models[0]["id"])
+
+
+def explain(problem: BaseException) -> str:
+    """Why a server did not answer, in a few words."""
+    if isinstance(problem, aiohttp.ClientConnectorError):
+        return getattr(problem.os_error, "strerror", None) or str(problem.os_error)
+    return str(problem) or type(problem).__name__
+
+
+def why(words: list[str]) -> str:
+    """The line of a log that tells why a server died: the last that names an error and not another one as its cause, else the last that says anything."""
+    lines = [line.strip() for line in words if line.strip()]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b\s*:", line) and "root cause" not in line]
+    return visible((errors or lines or [""])[-1])[:300]

@@ -1,0 +1,292 @@
+"""The serving worker: keeps a model server and a load generator as its children, and reads the server's /metrics.
+
+Started by the runtime as `python -m gpuconsole.workloads.serving.worker --fd N --scratch DIR`. It leads a process group, so that the
+end of the console, or of this process, is the end of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from gpuconsole import __version__
+from gpuconsole.agent.clock import now
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
+from gpuconsole.model.knobs.knob import NO_EFFECT
+from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS
+from gpuconsole.model.text import visible
+from gpuconsole.wire.channel import ChildChannel, kill_own_group
+from gpuconsole.wire.events import (
+    AnyCommand,
+    Failed,
+    Hello,
+    KnobsSet,
+    Note,
+    Profile,
+    Profiled,
+    Progress,
+    SetKnobs,
+    Start,
+    Started,
+    Stop,
+    decode_event,
+    encode,
+)
+from gpuconsole.workloads.serving.effects import without_effect
+from gpuconsole.workloads.serving.load.client import connect
+from gpuconsole.workloads.serving.server_metrics import read_metrics
+from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer, explain
+
+SCRAPE_S = 0.5
+SCRAPE_TIMEOUT_S = 2.0
+REMOTE_WAIT_S = 60.0
+LINE_LIMIT = 64 * 1024 * 1024
+STOP_S = 2.0
+EMBEDDED_CHARACTERS_PER_TOKEN = "1"
+
+
+class ServingWorker:
+    """One server under one load."""
+
+    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession) -> None:
+        self._channel, self._start, self._session = channel, start, session
+        self._server: ModelServer | None = None
+        self._generator: asyncio.subprocess.Process | None = None
+        self._to_generator: asyncio.StreamWriter | None = None
+        self._early: list[AnyCommand] = []
+        self._over = asyncio.Event()
+        self._knobs = start.knobs
+        self._scrape_refused = ""
+        self._frontend: tuple[float, float | None] = (0.0, None)
+        self._told: set[str] = set()
+        self.failed = ""
+
+    async def run(self) -> None:
+        """Until told to stop, or until server or generator end by themselves (see `failed`)."""
+        start = self._start
+        self._server = choose_server(start, lambda detail: self._channel.send(Progress(now(), "starting", detail)))
+        try:
+            starting, over = asyncio.create_task(self._server.start(self._session)), asyncio.create_task(self._over.wait())
+            await asyncio.wait([starting, over], return_when=asyncio.FIRST_COMPLETED)
+            over.cancel()
+            if not starting.done():
+                starting.cancel()
+                return
+            await starting
+            await self._under_load(self._server)
+        except ServerFailed as problem:
+            self.failed = str(problem)
+        finally:
+            await self._server.stop()
+
+    async def serve(self, command: AnyCommand) -> None:
+        """A command from the console: the load's are the generator's to answer, once the server has its limits."""
+        if isinstance(command, SetKnobs) and not await self._limit(command):
+            return
+        if isinstance(command, Stop):
+            self._over.set()
+        elif isinstance(command, Profile):
+            self._channel.send(Profiled(now(), command.request, error="a model server runs in a process of its own: profile it there"))
+        elif self._to_generator is not None:
+            self._to_generator.write(encode(command) + b"\n")
+        else:
+            self._early.append(command)
+
+    async def _limit(self, command: SetKnobs) -> bool:
+        """Give the server its new limits, where the command is about them; answers, and returns False, where it takes none."""
+        knobs = {**self._knobs, **command.changes}
+        try:
+            if self._server is not None and any(name in command.changes for name in LIVE_KNOBS):
+                await self._server.set_limits(knobs)
+        except (ServerFailed, aiohttp.ClientError, TimeoutError) as problem:
+            self._channel.send(KnobsSet(now(), command.request, 0, self._knobs, error=explain(problem)))
+            return False
+        self._knobs = knobs
+        return True
+
+    async def _under_load(self, server: ModelServer) -> None:
+        self._announce(server, self._start.knobs)
+        tasks = [asyncio.create_task(one) for one in (self._generate(server), self._scrape_for_ever(server), self._watch(server))]
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await self._end_generator()
+        for task in (over, *tasks):
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for problem in ended:
+            if isinstance(problem, Exception):
+                raise problem
+
+    def _announce(self, server: ModelServer, knobs: Knobs) -> None:
+        """Facts about the server, and which knobs do nothing there; what somebody set for nothing is told once."""
+        recorded = "prompts" in self._start.options
+        idle = without_effect(
+            knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer), recorded=recorded
+        )
+        for name, why in idle.items():
+            if knobs[name] != CATALOGUE[name].default and name not in self._told and not isinstance(server, RemoteServer):
+                self._told.add(name)
+                self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
+        notes = {**FORMULAS, **{NO_EFFECT + name: why for name, why in idle.items()}}
+        self._channel.send(Started(now(), knobs, server.facts, notes))
+
+    async def _watch(self, server: ModelServer) -> None:
+        """Returns when the server has died."""
+        if server.process is None:
+            await asyncio.Event().wait()
+        else:
+            await server.process.wait()
+            await asyncio.sleep(0.2)  # its last words
+            self.failed = server.death()
+
+    # --- the load generator ---------------------------------------------------------------------------------
+
+    async def _generate(self, server: ModelServer) -> None:
+        """Start the load generator and pass on what it tells. Returns when it has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._generator = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gpuconsole.workloads.serving.load.generator", "--fd", str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+        options = {**self._start.options, "url": server.url, "model": server.model}
+        if isinstance(server, EmbeddedServer):
+            options["characters_per_token"] = EMBEDDED_CHARACTERS_PER_TOKEN
+        start = self._start
+        first = Start(start.workload, start.knobs, start.device, seed=start.seed, options=options)
+        for command in (first, *self._early):  # somebody may have changed a knob as soon as the server was there
+            writer.write(encode(command) + b"\n")
+        self._to_generator = writer
+        while line := await reader.readline():
+            event = decode_event(line)
+            if isinstance(event, Failed):
+                self.failed = event.cause
+            elif not isinstance(event, Hello):
+                self._channel.send(event)
+            if isinstance(event, KnobsSet):
+                self._announce(server, event.knobs)
+        code = await self._generator.wait()
+        if not self._over.is_set() and not self.failed:
+            self.failed = f"the load generator ended with exit code {code}"
+
+    async def _end_generator(self) -> None:
+        if self._generator is None or self._to_generator is None:
+            return
+        with contextlib.suppress(ConnectionError):
+            self._to_generator.write(encode(Stop()) + b"\n")
+        try:
+            await asyncio.wait_for(self._generator.wait(), STOP_S)
+        except TimeoutError:
+            self._generator.kill()
+            await self._generator.wait()
+
+    # --- the server's own account ---------------------------------------------------------------------------
+
+    async def _scrape_for_ever(self, server: ModelServer) -> None:
+        url = self._start.options.get("metrics_url") or f"{server.url}/metrics"
+        timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as elsewhere:  # the server's key is not for another address
+            await self._scrape(server, url, elsewhere if "metrics_url" in self._start.options else self._session, timeout)
+
+    async def _scrape(self, server: ModelServer, url: str, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
+        while True:
+            try:
+                async with session.get(url, timeout=timeout) as answer:
+                    t = now()
+                    if answer.status != 200:
+                        raise ValueError(f"HTTP {answer.status}")
+                    state = read_metrics(await answer.text(), t)
+                if not state.gauges and not state.totals:
+                    raise ValueError("no metric in it that is known here")
+                if (busy := self._frontend_busy(server, t)) is not None:
+                    state.gauges["frontend_cpu_ratio"] = busy
+                self._channel.send(state)
+                self._scrape_refused = ""
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+                self._tell_once(f"{url}: {visible(explain(problem))}; the server's side stays unknown")
+            await asyncio.sleep(SCRAPE_S)
+
+    def _frontend_busy(self, server: ModelServer, t: float) -> float | None:
+        """Cores that the process which answers has used since the last reading."""
+        used, (before_t, before) = server.frontend_cpu_s(), self._frontend
+        self._frontend = (t, used)
+        return (used - before) / (t - before_t) if used is not None and before is not None and t > before_t else None
+
+    def _tell_once(self, text: str) -> None:
+        if text != self._scrape_refused:
+            self._scrape_refused = text
+            self._channel.send(Note(now(), text, "warning"))
+
+
+def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
+    """The server that `start` asks for: at an address, vLLM where it is wanted, else the embedded one."""
+    options, knobs = start.options, start.knobs
+    if options.get("server_url"):
+        return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", REMOTE_WAIT_S)))
+    if knobs["server"] == "vllm":
+        return VllmServer(progress, knobs, options, start.uuid)
+    return EmbeddedServer(
+        progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed
+    )
+
+
+async def serve(channel: ChildChannel) -> int:
+    """From Start to Stop. Returns the exit code; a failure has been told to the console by then."""
+    loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
+
+    def hear(command: AnyCommand) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(commands.put_nowait, command)
+
+    channel.listen(hear, kill_own_group)
+    channel.send(Progress(now(), "ready", ""))
+    start = await commands.get()
+    if not isinstance(start, Start):
+        return 0
+    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM takes the first ones that it sees
+        os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
+    key_name = start.options.get("api_key_env", "")
+    async with await connect(os.environ.get(key_name) if key_name else None) as session:
+        worker = ServingWorker(channel, start, session)
+        listening = asyncio.create_task(_listen(commands, worker))
+        await worker.run()
+        listening.cancel()
+    if worker.failed:
+        channel.send(Failed(now(), worker.failed))
+    return 1 if worker.failed else 0
+
+
+async def _listen(commands: asyncio.Queue[AnyCommand], worker: ServingWorker) -> None:
+    while True:
+        await worker.serve(await commands.get())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="serving worker of gpuconsole; not for people")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    args = parser.parse_args()
+    # no PR_SET_PDEATHSIG here: killed so, this process could not end the server's own children; the closed socket tells it as soon
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = ChildChannel(args.fd)
+    channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
+    code = asyncio.run(serve(channel))
+    channel.drain(2.0)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

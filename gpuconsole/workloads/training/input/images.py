@@ -1,0 +1,111 @@
+"""Photographs on disk, read, decoded and augmented per sample, as an image training job does it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy
+import torch
+from PIL import Image, ImageEnhance, ImageFilter
+from torch.utils.data import Dataset
+
+from gpuconsole.workloads.cache import cache_folder
+from gpuconsole.workloads.training.input.records import prepare_records, read_records
+
+Pixels = torch.Tensor | tuple[torch.Tensor, ...]
+CLASSES = ("astronaut", "coffee", "hubble_deep_field", "rocket")
+VARIANTS = 24
+TIMES_SLOWER = 100
+"""A sample in the tail of a storage's latencies, over an ordinary one."""
+EPOCH = 4096
+"""Samples in an epoch; the photographs repeat within it, each time augmented anew."""
+
+
+def prepare_images() -> Path:
+    """The folder of JPEG variants (crops of the shipped photographs), made once per user."""
+    folder = cache_folder() / "images-1"
+    if folder.is_dir():
+        return folder
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    chance = random.Random(0)
+    for name in CLASSES:
+        with (files("gpuconsole") / f"data/images/{name}.jpg").open("rb") as file:
+            picture = Image.open(file).convert("RGB")
+        for variant in range(VARIANTS):
+            side = chance.uniform(0.7, 1.0)
+            width, height = int(picture.width * side), int(picture.height * side)
+            left, top = chance.randint(0, picture.width - width), chance.randint(0, picture.height - height)
+            picture.crop((left, top, left + width, top + height)).save(made / f"{name}-{variant:02d}.jpg", quality=chance.randint(75, 92))
+    try:
+        made.rename(folder)
+    except OSError:  # another run made the same folder first
+        shutil.rmtree(made)
+    return folder
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What makes a sample slower on purpose."""
+
+    latency_s: float = 0.0
+    """Slept before each read, as remote storage would make it,"""
+    slow_ratio: float = 0.0
+    """and 100 times that before such a share of them."""
+    reads: int = 0
+    """Reads of the disk itself before each sample (see records.py)."""
+    blurs: int = 0
+    """How often the augmentation's blur is applied."""
+    strips: int = 1
+    """Tensors that an image is handed on as."""
+
+
+class Photographs(Dataset[tuple[Pixels, int]]):
+    """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label says which picture.
+
+    Where the exercise says so, the image is a tuple of strips. The randomness depends on the index alone, so no other
+    generator is touched. Raises ValueError where the disk cannot be read as the exercise says.
+    """
+
+    def __init__(self, folder: Path, side: int, seed: int, epoch: int, exercise: Exercise) -> None:
+        self._paths = sorted(str(path) for path in folder.glob("*.jpg"))
+        self._labels = [CLASSES.index(Path(path).stem.rsplit("-", 1)[0]) for path in self._paths]
+        self._side = side
+        self._seed = seed
+        self._epoch = epoch
+        self._exercise = exercise
+        self._records = prepare_records() if exercise.reads else None
+
+    def __len__(self) -> int:
+        return self._epoch
+
+    def __getitem__(self, index: int) -> tuple[Pixels, int]:
+        chance = random.Random(self._seed * self._epoch + index)
+        which, exercise = index % len(self._paths), self._exercise
+        if exercise.latency_s:
+            slow = exercise.slow_ratio > 0 and random.Random(-1 - index).random() < exercise.slow_ratio
+            time.sleep(exercise.latency_s * (TIMES_SLOWER if slow else 1))
+        if self._records:
+            read_records(self._records, exercise.reads, random.Random(-1 - index))
+        with Image.open(self._paths[which]) as picture:
+            image = self._augment(picture.convert("RGB"), chance)
+        if exercise.strips > 1:  # each with memory of its own, or they would travel as one
+            return tuple(strip.clone() for strip in image.tensor_split(exercise.strips, dim=1)), self._labels[which]
+        return image, self._labels[which]
+
+    def _augment(self, image: Image.Image, chance: random.Random) -> torch.Tensor:
+        side = int(min(image.size) * chance.uniform(0.5, 1.0))
+        left, top = chance.randint(0, image.width - side), chance.randint(0, image.height - side)
+        image = image.resize((self._side, self._side), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+        if chance.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image = ImageEnhance.Brightness(image).enhance(chance.uniform(0.8, 1.2))
+        for _ in range(self._exercise.blurs):
+            image = image.filter(ImageFilter.GaussianBlur(2))
+        pixels = torch.from_numpy(numpy.asarray(image).copy())
+        return pixels.permute(2, 0, 1).float().div_(255.0).sub_(0.5)

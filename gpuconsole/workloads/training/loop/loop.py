@@ -1,0 +1,292 @@
+"""The training loop: plain, instrumented, and changeable between any two steps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from gpuconsole.agent import account as phase
+from gpuconsole.agent.account import CudaStepAccount, Moment, StepAccount
+from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.world import World
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.run import COUNTS, PROBE, SETTLING
+from gpuconsole.workloads.training.input.copying import Copier
+from gpuconsole.workloads.training.input.loader import settle_steps
+from gpuconsole.workloads.training.input.streams import Streams
+from gpuconsole.workloads.training.loop import memory, settings
+from gpuconsole.workloads.training.loop.compiling import check_compile, compiled
+from gpuconsole.workloads.training.loop.optimizers import carry_state, check_optimizer, make_optimizer
+from gpuconsole.workloads.training.loop.schedule import Schedule
+from gpuconsole.workloads.training.loop.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
+from gpuconsole.workloads.training.loop.totals import Totals
+from gpuconsole.workloads.training.parallel.choose import check_precision
+from gpuconsole.workloads.training.parallel.plan import Plan
+from gpuconsole.workloads.training.parallel.straggler import lose, losing_backward, lost_s
+from gpuconsole.workloads.training.task import Batch, Task
+
+EVAL_BATCHES = 4
+
+
+class TrainingLoop:
+    """Owns the model, its optimizer and its data; `step()` trains one optimizer step.
+
+    `arm` marks the steps of a trial's side; `side_work` off skips logging, checkpoints and evaluation (probe P3).
+    """
+
+    def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: Plan | None = None) -> None:
+        self.task = task
+        self.plan = plan or Plan(World())
+        self.knobs = dict(knobs)
+        self.device = device
+        self.scratch = scratch
+        self.arm = 0
+        self.kind = COUNTS
+        self.side_work = True
+        self.last_batch: Batch | None = None
+        check_compile(knobs, device)
+        memory.enforce_limit(device, knobs)
+        settings.apply_model_knobs(task.model, knobs)
+        task.model = self.plan.wrap(compiled(task.model, knobs), knobs, device)
+        self.optimizer = self._make_optimizer()
+        self._schedule = Schedule(self.optimizer, knobs)
+        self._scaler = settings.make_scaler(device, str(knobs["precision"]))
+        self.lay_out()
+        self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
+        self._streams = Streams(task)
+        self._stream = self._streams.open(self.knobs)
+        self._copier = Copier(device, self.knobs)
+        self.totals = Totals()
+        self._leaked: list[torch.Tensor] = []
+        self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
+        self._log = RunLog(scratch)
+        self._settling = 1
+        self._peak_bytes = 0.0
+        self._buckets_ready: Moment | None = None
+        self.plan.on_bucket = self._bucket_ready
+
+    # --- one step -------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        mark = self.account.mark
+        samples = tokens = 0
+        loss = None
+        self.optimizer.zero_grad(set_to_none=True)
+        mark(phase.OPTIMIZER)
+        passes = int(self.knobs["gradient_accumulation_steps"])
+        for index in range(passes):
+            lose(lost_s("data_wait", self.knobs, self.plan.world))
+            batch = self._copier.take(self._stream, mark)
+            with self.plan.backward_pass(self.task.model, last=index == passes - 1 or bool(self.knobs.get("sync_each_batch"))):
+                loss = self.forward(batch) / passes
+                mark(phase.FORWARD)
+                self._scaler.scale(loss).backward()
+            if self._buckets_ready is not None:  # what follows the last bucket is waiting for the other processes
+                mark(phase.BACKWARD, self._buckets_ready)
+                self._buckets_ready = None
+                self.totals.exchanges += 1
+                mark(phase.COMM)
+            else:
+                mark(phase.BACKWARD)
+            self._copier.fetch_ahead(self._stream, mark)
+            n_samples, n_tokens = self.task.sizes(batch)
+            samples, tokens = samples + n_samples, tokens + n_tokens
+        self.last_batch = batch
+        self._update()
+        mark(phase.OPTIMIZER)
+        assert loss is not None
+        value = self._do_side_work(loss.detach() * passes)
+        kind = self.kind
+        if self._settling and kind == COUNTS:
+            self._settling -= 1
+            kind = SETTLING
+        replicas = self.plan.replicas  # all of them train on as much in this step
+        self.account.end(samples * replicas, tokens * replicas, value, self.arm, kind)
+
+    def fresh_batch(self) -> Batch:
+        """The next batch, outside of a step."""
+        return self._copier.take(self._stream, self.account.mark)
+
+    def _bucket_ready(self) -> None:
+        self._buckets_ready = self.account.moment()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        lose(lost_s("forward", self.knobs, self.plan.world))
+        with settings.autocast(self.device, str(self.knobs["precision"])):
+            loss = self.task.loss(batch)
+        return losing_backward(loss, lost_s("backward", self.knobs, self.plan.world))
+
+    def _update(self) -> None:
+        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move (a fused optimizer's does)."""
+        if not self._scaler.is_enabled():
+            self.optimizer.step()
+            self._schedule.step()
+            return
+        if self.knobs["log_gradients"]:
+            self._scaler.unscale_(self.optimizer)  # so that true gradients are written
+        # To read the scale makes the host wait for the GPU. A fused optimizer would be the only one to be spared that: its schedule moves always.
+        blind = self.device.type == "cuda" and any(group.get("fused") for group in self.optimizer.param_groups)
+        before = 0.0 if blind else self._scaler.get_scale()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        if blind or self._scaler.get_scale() >= before:
+            self._schedule.step()
+
+    def _do_side_work(self, loss: torch.Tensor) -> float | None:
+        """Log, save and evaluate as due. The loss as a number: every step where that is free, else when it is logged."""
+        mark, index = self.account.mark, self.account.index
+        due = self._due if self.side_work else _never
+        value = loss.item() if self.device.type == "cpu" else None
+        self.script_work()
+        if due("log_every"):
+            value = loss.item()
+            self._log.write(index, value, self.task.model, bool(self.knobs["log_gradients"]))
+            mark(phase.LOGGING)
+        if due("save_every"):
+            save_checkpoint(self.scratch, index, self.task.model, self.plan.local(self.optimizer))
+            mark(phase.CHECKPOINT)
+        if due("eval_every"):
+            with torch.inference_mode():
+                for batch in self.eval_batches():
+                    self.forward(batch)
+            mark(phase.EVAL)
+        return value
+
+    def script_work(self) -> None:
+        """What a training script does between its steps that is none of the named phases: it lands in `other`."""
+        how = str(self.knobs["gradient_percentiles"])
+        if how != "off":
+            largest_gradient_percentiles(self.task.model, how)
+        if self._due("gc_collect_every"):
+            gc.collect()
+        leak = int(float(self.knobs.get("leak_mb", 0.0)) * 1e6)
+        if leak:
+            self._leaked.append(torch.ones(leak, dtype=torch.uint8, device=self.device))
+
+    def eval_batches(self) -> Iterator[Batch]:
+        """EVAL_BATCHES times the held-out batch, in pieces of `eval_batch_size`."""
+        rows = len(self._eval_batch[0])
+        size = int(self.knobs["eval_batch_size"]) or rows
+        for _ in range(EVAL_BATCHES):
+            for start in range(0, rows, size):
+                yield tuple(tensor[start : start + size] for tensor in self._eval_batch)
+
+    def counters(self) -> dict[str, float]:
+        return self.totals.read(self._streams.restarts(), self.account.index)
+
+    def _due(self, knob: str) -> bool:
+        every = int(self.knobs[knob])
+        return every > 0 and (self.account.index + 1) % every == 0
+
+    # --- changes between steps ------------------------------------------------------------------------------
+
+    def set_knobs(self, changes: Knobs, arm: int) -> None:
+        """Put hot `changes` in force for the next step; on an error everything is as before, and it is raised."""
+        cold = [name for name in changes if CATALOGUE[name].apply == "cold"]
+        if cold:
+            raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
+        before = self.knobs
+        self.task.check({**before, **changes})
+        check_optimizer(str(changes.get("optim", before["optim"])))
+        check_precision({**before, **changes})
+        check_compile({**before, **changes}, self.device)
+        self.knobs = {**before, **changes}
+        try:
+            self._put_in_force(before)
+        except Exception:
+            self.knobs = before
+            self._put_in_force({**before, **changes})
+            raise
+        self.set_arm(arm)
+        self.settle()
+
+    def settle(self) -> None:
+        """A new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not as usual."""
+        self._settling = settle_steps(self.knobs)
+        self.account.restart()
+
+    def set_arm(self, arm: int) -> None:
+        """Mark the steps to come as one side of a trial (0: none). After a trial its idle stream is given back."""
+        self.arm = arm
+        self.account.sample_all = arm != 0
+        if arm == 0:
+            self._streams.close_others(self._stream)
+
+    def _put_in_force(self, before: Knobs) -> None:
+        settings.apply_model_knobs(self.task.model, self.knobs)
+        changed = {name for name, value in self.knobs.items() if value != before.get(name)}
+        if "optim" in changed:
+            self.optimizer = self._make_optimizer(self.optimizer)
+        if changed & {"optim", "lr_scheduler", "warmup_steps"}:
+            self._schedule.rebuild(self.optimizer, self.knobs)
+        if "precision" in changed:
+            self._scaler = settings.make_scaler(self.device, str(self.knobs["precision"]))
+        self.lay_out()
+        self._copier.knobs = self.knobs
+        stream = self._streams.open(self.knobs)
+        if stream is not self._stream:
+            self._copier.forget()
+        self._stream = stream
+
+    def _make_optimizer(self, before: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
+        optim = str(self.knobs["optim"])
+        make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another one for some of its parameters
+        made = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
+        if before is not None:
+            carry_state(self.plan.local(before), self.plan.local(made))
+        return made
+
+    def lay_out(self) -> None:
+        """Weights and their optimizer state in memory as `channels_last` says."""
+        if "channels_last" in self.knobs:
+            settings.set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
+
+    def without_side_work(self, run: Callable[[], None]) -> None:
+        """Call `run` with logging, checkpoints and evaluation off, its steps marked as a probe's."""
+        self.side_work, self.kind = False, PROBE
+        try:
+            run()
+        finally:
+            self.side_work, self.kind = True, COUNTS
+
+    def close(self) -> None:
+        self._streams.close()
+        self._log.close()
+        self.totals.close()
+
+    def peak_memory_bytes(self) -> float:
+        """On a GPU of the steps since the start or the last change, without what probes took; a CPU's peak cannot be reset and holds everything."""
+        return max(self._peak_bytes, memory.peak_bytes(self.device))
+
+    def forget_peak_memory(self) -> None:
+        self._peak_bytes = 0.0
+        memory.forget_peak(self.device)
+
+    def restart_peak_memory(self) -> None:
+        """After a change: what the steps took before it is no longer so."""
+        self._peak_bytes = 0.0
+        memory.restart_peak(self.device)
+
+    @contextmanager
+    def beside_the_peak(self) -> Iterator[None]:
+        """What is done within is not the job's: on a GPU its memory does not count."""
+        before = self.peak_memory_bytes()
+        try:
+            yield
+        finally:
+            memory.restart_peak(self.device)
+            self._peak_bytes = before
+
+    def release_cached_memory(self) -> None:
+        """Drop gradients and the allocator's cache: after an error, a probe, or where another process needs the room."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _never(knob: str) -> bool:
+    return False

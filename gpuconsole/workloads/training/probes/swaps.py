@@ -1,0 +1,156 @@
+"""Probe P5 in its general form: what a pass costs with another value of one knob, and what an optimizer step costs in another way.
+
+Both sides are run in turn, so that whatever else the machine does meets both. Nothing of the job is changed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs, Value
+from gpuconsole.workloads.training.loop import settings
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.optimizers import make_optimizer
+from gpuconsole.workloads.training.parallel.plan import local_part
+from gpuconsole.workloads.training.probes.measure import (
+    ProbeError,
+    Signals,
+    half_width,
+    resident_batch,
+    rounds,
+    stopwatch,
+    timed_pass,
+    untouched,
+)
+
+BUDGET_S = 1.0
+LEAST, MOST = 2, 30
+
+
+def swap_attention(loop: TrainingLoop) -> Signals:
+    """A pass with the plain formula against one with the fused kernel."""
+    if loop.knobs.get("attention") != "math":
+        raise ProbeError("attention is not the plain formula")
+    return _speedup(loop, {"attention": "sdpa"}, "attention_sdpa")
+
+
+def swap_layout(loop: TrainingLoop) -> Signals:
+    """A pass in NCHW against one in NHWC. The weights are laid out anew each time, outside of what is timed."""
+    if loop.knobs.get("channels_last", True):
+        raise ProbeError("the layout is NHWC already, or there are no convolutions")
+    if loop.plan.world.size > 1:
+        raise ProbeError("several processes share the weights")
+    return _speedup(loop, {"channels_last": True}, "channels_last")
+
+
+def swap_precision(loop: TrainingLoop) -> Signals:
+    """A pass as it is against one in bf16 and, on a GPU, one in TF32. `bf16_native` 0: the device has no instructions for bf16."""
+    if loop.knobs["precision"] not in ("fp32", "tf32"):
+        raise ProbeError(f"precision is {loop.knobs['precision']} already")
+    native, how = _bf16(loop.device)
+    signals = {"probe.precision_bf16_native": Signal(float(native), "", how)}
+    if native:
+        signals |= _speedup(loop, {"precision": "bf16"}, "precision_bf16")
+    if loop.device.type == "cuda" and loop.knobs["precision"] == "fp32" and torch.cuda.get_device_capability(loop.device) >= (8, 0):
+        signals |= _speedup(loop, {"precision": "tf32"}, "precision_tf32")
+    return signals
+
+
+def swap_threads(loop: TrainingLoop) -> Signals:
+    """A pass as it is against one on every core that the loader's workers leave, by the wall clock: to wait for a core is part of the bargain."""
+    present = torch.get_num_threads()
+    tried = settings.cores() - int(loop.knobs.get("num_workers", 0))
+    if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
+        raise ProbeError(f"no core is idle: {present} of {settings.cores()} compute")
+    source = "os.sched_getaffinity, less the loader's workers"
+    return {"probe.threads_tried": Signal(float(tried), "threads", source)} | _speedup(
+        loop, {"num_threads": tried}, "threads", contention_free=False
+    )
+
+
+def swap_optim(loop: TrainingLoop) -> Signals:
+    """An optimizer step on copies of the parameters: as it is, and fused."""
+    optim = str(loop.knobs["optim"])
+    optimizer = loop.plan.local(loop.optimizer)
+    if type(optimizer) is not torch.optim.AdamW:
+        raise ProbeError(f"{type(optimizer).__name__} has no fused twin here")
+    if optim == "adamw_fused":
+        raise ProbeError("the optimizer is fused already")
+    mine = [local_part(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    copies = [torch.nn.Parameter(part.detach().clone()) for part in mine]
+    for copy in copies:
+        copy.grad = torch.full_like(copy, 1e-3)  # what Adam computes costs the same whatever the values
+    sides = [make_optimizer(copies, name) for name in (optim, "adamw_fused")]
+    present: list[float] = []
+    fused: list[float] = []
+    for side in sides:
+        side.step()
+    for _ in rounds(loop, BUDGET_S, LEAST, MOST):
+        for side, times in zip(sides, (present, fused), strict=True):
+            with stopwatch(loop) as measured:
+                side.step()
+            times += measured
+    del sides, side, copies, copy  # six times the parameters, which the job would otherwise seem to have reserved
+    loop.release_cached_memory()
+    ratios = [one / other for one, other in zip(present, fused, strict=True)]
+    source = f"probe P5: optimizer steps on copies, in turn, median of {len(present)}"
+    return {
+        "probe.optim_present_step_s": Signal(statistics.median(present), "s", source),
+        "probe.optim_fused_step_s": Signal(statistics.median(fused), "s", source),
+        "probe.optim_fused_speedup": Signal(statistics.median(ratios), "x", source),
+        "probe.optim_fused_spread": Signal(half_width(ratios), "x", "probe P5: 2 standard errors of that median"),
+    }
+
+
+def _speedup(loop: TrainingLoop, changes: Knobs, label: str, contention_free: bool = True) -> Signals:
+    """Forward and backward as they are over forward and backward with `changes`."""
+    if loop.knobs["torch_compile"] != "off":
+        raise ProbeError("the model is compiled, and another value would have it compiled anew")
+    batch = resident_batch(loop)
+    ratios: list[float] = []
+    with untouched(loop):
+        for side in ({}, changes):
+            with _under(loop, side):
+                timed_pass(loop, batch)
+        for _ in rounds(loop, BUDGET_S, LEAST, MOST):
+            present = timed_pass(loop, batch, contention_free)
+            with _under(loop, changes):
+                ratios.append(present / timed_pass(loop, batch, contention_free))
+    source = f"probe P5: passes in turn, {', '.join(f'{name}={value}' for name, value in changes.items())}, n={len(ratios)}"
+    return {
+        f"probe.{label}_speedup": Signal(statistics.median(ratios), "x", source),
+        f"probe.{label}_spread": Signal(half_width(ratios), "x", "probe P5: 2 standard errors of that median"),
+    }
+
+
+@contextmanager
+def _under(loop: TrainingLoop, changes: dict[str, Value]) -> Iterator[None]:
+    """Passes within run under `changes`; no step is taken."""
+    before = loop.knobs
+    try:
+        loop.knobs = {**before, **changes}
+        _put_in_force(loop, changes)
+        yield
+    finally:
+        loop.knobs = before
+        _put_in_force(loop, changes)
+
+
+def _put_in_force(loop: TrainingLoop, changes: dict[str, Value]) -> None:
+    settings.apply_model_knobs(loop.task.model, loop.knobs)
+    if "channels_last" in changes:
+        loop.lay_out()
+
+
+def _bf16(device: torch.device) -> tuple[bool, str]:
+    """Whether the device computes in bf16 itself, and how we know. oneDNN says yes also where it emulates it, at a quarter of the speed."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return major >= 8, f"compute capability {major}.{minor}"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return native, f"this CPU has {'' if native else 'no '}bf16 instructions (CPUID: AVX512-BF16, AMX)"

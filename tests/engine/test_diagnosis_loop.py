@@ -1,0 +1,49 @@
+"""Which probes are made of a steady run, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.engine.diagnosis_loop import FIRST_PROBES, Diagnosing
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.store import Store
+from gpuconsole.wire.events import RunOpened, Steps
+
+KNOBS: Knobs = find_scenario("train-gpt").knobs_for("cpu")
+
+
+def steady() -> Store:
+    store = Store()
+    store.apply(RunOpened(0.0, "1", "train-gpt", "training.gpt", KNOBS, "cpu"))
+    shares = tuple(0.05 if phase in ("forward", "backward") else 0.0 for phase in PHASES)
+    for n in range(1, 101):
+        store.apply(Steps(n / 10, [Step(n, n / 10, 0.1, 8, 1024, shares)], 0.0, 0.0, 0.0, 1e9))
+    assert store.record is not None and store.record.steady_t is not None
+    return store
+
+
+@pytest.mark.parametrize("turning", [(), ("num_threads", "precision")])
+def test_who_waits_to_turn_a_knob_waits_for_no_other_probes(turning: tuple[str, ...]) -> None:
+    store, made = steady(), list[str]()
+
+    class Worker:
+        async def probe(self, name: str) -> None:
+            made.append(name)
+
+    looking = Diagnosing(store, lambda event: None, lambda: None, asyncio.Lock())
+    looking.turning = turning
+
+    async def look_often() -> None:
+        for _ in range(20):
+            await looking.look(cast("Any", store.record), cast("Any", Worker()))
+
+    asyncio.run(look_often())
+    if turning:
+        assert set(made) == {"swap_threads", "swap_precision"}
+    else:
+        assert set(FIRST_PROBES) < set(made)

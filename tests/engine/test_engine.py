@@ -1,0 +1,203 @@
+"""The real engine with real children: runs, trials, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import psutil
+import pytest
+
+from gpuconsole.engine.engine import Engine
+from gpuconsole.engine.replay import Replay
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.snapshot import json_schema
+from gpuconsole.processes.worker import SCRATCH
+from gpuconsole.session.api import FrontError
+from tests.waiting import gone, until
+
+SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
+
+
+def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
+    """Open an engine, play, close it, and see that nothing is left."""
+
+    async def main() -> None:
+        engine = Engine(interval_s=0.2)
+        await engine.open()
+        try:
+            await play(engine)
+        finally:
+            children = psutil.Process().children(recursive=True)
+            await engine.close()
+            await until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
+
+    asyncio.run(main())
+
+
+async def running(engine: Engine, scenario: str = "train-gpt", overrides: Knobs | None = None) -> None:
+    await engine.start(scenario, SMALL if overrides is None else overrides)
+    await until(lambda: engine.view().running_s > 1, 60, "the run runs")
+
+
+def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() -> None:
+    """Logging every gradient at every step of a small model costs most of its time."""
+
+    async def play(engine: Engine) -> None:
+        await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
+        won = await engine.try_change({"log_every": 20})
+        assert won.verdict == "win", won
+        assert won.kept
+        assert won.speedup is not None
+        assert won.speedup.low > 1.0
+        view = engine.view()
+        assert [run.id for run in view.runs] == ["1", "2"]
+        assert view.run is not None
+        assert view.run.knobs["log_every"] == 20
+        lost = await engine.try_change({"log_every": 1})
+        assert lost.verdict in ("worse", "no_gain"), lost  # the latter where a busy neighbour blurs it: not kept either
+        assert lost.speedup is not None
+        assert lost.speedup.estimate < 1
+        assert not lost.kept
+        assert len(engine.view().runs) == 2
+        await until(lambda: engine.view().state == "running")
+        await engine.revert()
+        assert engine.view().runs[-1].knobs["log_every"] == 1
+        with pytest.raises(FrontError, match="nothing to revert"):
+            await engine.revert()
+
+    with_engine(play)
+
+
+def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})
+        assert engine._worker is not None
+        before = engine._worker.pid
+        await engine._worker.probe("held_out_loss")
+        trial = await engine.try_change({"n_layer": 1})
+        assert trial.method == "two workers ABBA"
+        assert "held_out_loss" in engine._worker.probed  # which nobody asks for here but a trial that treats both sides alike
+        assert trial.verdict == "win", trial
+        assert engine._worker is not None
+        assert engine._worker.pid != before
+        await until(lambda: engine.view().running_s > 0.5, 20, "the winner goes on")
+        run = engine.view().run
+        assert run is not None
+        assert run.knobs["n_layer"] == 1
+
+    with_engine(play)
+
+
+def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_next_run_works() -> None:
+    """The next one with steps so short that thousands are made until they are steady."""
+
+    async def play(engine: Engine) -> None:
+        await running(engine)
+        task = asyncio.create_task(engine.try_change({"gradient_checkpointing": True}))
+        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60)
+        assert engine._worker is not None
+        assert engine._worker.pid is not None
+        os.kill(engine._worker.pid, signal.SIGKILL)
+        trial = await task
+        assert (trial.state, trial.verdict, trial.kept) == ("failed", "undecided", False)
+        await until(lambda: engine.view().state == "failed")
+        run = engine.view().run
+        assert run is not None
+        assert "SIGKILL" in (run.error or "")
+        assert run.summary.steps > 0
+        await engine.start("tiny-batch", {"d_model": 32, "n_layer": 1, "seq_len": 8})
+        await until(lambda: engine.view().runs[-1].steady_from_s is not None, 60, "steady")
+        assert engine.view().state == "running"
+
+    with_engine(play)
+
+
+def test_snapshot_and_recording_tell_the_same_session_in_which_bad_requests_change_nothing(tmp_path: Path) -> None:
+    recording = tmp_path / "session.jsonl"
+
+    async def play(engine: Engine) -> None:
+        engine.toggle_recording(recording)
+        with pytest.raises(FrontError, match="nothing is running"):
+            await engine.try_change({"log_every": 5})
+        with pytest.raises(FrontError, match="did you mean 'train-gpt'"):
+            await engine.start("train-gtp", {})
+        await running(engine)
+        with pytest.raises(FrontError, match="no knob 'bath_size'"):
+            await engine.set_knobs({"bath_size": 3})
+        with pytest.raises(FrontError, match="already so"):
+            await engine.set_knobs({"batch_size": 2})
+        with pytest.raises(FrontError, match="needs a restart"):
+            await engine.set_knobs({"n_layer": 2})
+        await engine.set_knobs({"batch_size": 4})
+        run = engine.view().run
+        assert run is not None
+        assert (run.id, run.knobs["batch_size"], run.changes) == ("2", 4, {"batch_size": 4})
+        await until(lambda: engine.view().running_s > 1)
+        await engine.stop()
+        engine.export(tmp_path / "live.json")
+
+    with_engine(play)
+    replay = Replay(recording, speed=0)
+    asyncio.run(replay.open())
+    assert replay.ended
+    replay.export(tmp_path / "replayed.json")
+    live, replayed = (msgspec.json.decode((tmp_path / name).read_bytes()) for name in ("live.json", "replayed.json"))
+    for snapshot in (live, replayed):
+        jsonschema.validate(snapshot, json_schema())
+        assert [run["knobs"]["batch_size"] for run in snapshot["runs"]] == [2, 4]
+        for run in snapshot["runs"]:
+            assert sum(run["summary"]["phases_ratio"].values()) == pytest.approx(1, abs=0.01)
+    assert [run["summary"] for run in live["runs"]] == [run["summary"] for run in replayed["runs"]]
+    view = replay.view()
+    assert view.recording
+    with pytest.raises(FrontError, match="recording"):
+        asyncio.run(replay.stop())
+
+
+def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    async def play(engine: Engine) -> None:
+        with pytest.raises(FrontError, match="cannot be written"):
+            engine.export(tmp_path / "no" / "such" / "folder.json")
+        assert list(tmp_path.iterdir()) == []
+
+    with_engine(play)
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "gpuconsole.workloads.worker" in child.cmdline()]
+
+
+def test_a_cancelled_trial_goes_back_to_what_was_and_a_new_start_breaks_one_off() -> None:
+    async def play(engine: Engine) -> None:
+        await running(engine)
+        for changes in ({"gradient_checkpointing": True}, {"n_layer": 3}):
+            trial = asyncio.create_task(engine.try_change(changes))
+            await until(lambda: engine.view().trials[-1:] and engine.view().trials[-1].blocks > 0, 60)
+            trial.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await trial
+            steps = engine.store.records[-1]._seen_steps
+            await until(lambda before=steps: engine.store.records[-1]._seen_steps > before + 20)
+            assert len(engine.view().runs) == 1
+            assert engine.store.records[-1].steps[-1].arm == 0
+        assert len(workers()) == 1
+
+        trial = asyncio.create_task(engine.try_change({"n_layer": 3}))
+        await until(lambda: len(engine.view().trials) == 3 and engine.view().trials[-1].blocks > 0, 60)
+        await engine.start("tiny-batch", {})
+        broken = await trial
+        assert (broken.state, broken.kept) == ("failed", False)
+        await until(lambda: engine.view().running_s > 0.5, 60)
+        assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
+        assert len(workers()) == 1
+        assert len(list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))) == 1
+
+    with_engine(play)
+    assert not list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))

@@ -1,0 +1,142 @@
+"""What is tried next, and what a certificate may claim."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuconsole.experiments.certificate import mistakes
+from gpuconsole.experiments.choose import HOT_S, candidates, trial_s
+from gpuconsole.experiments.statistics import speedup
+from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
+from gpuconsole.model.experiments.trial import Trial, Verdict
+from gpuconsole.model.finding import Confidence, Finding, Interval, Signal, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment
+
+KNOBS: Knobs = {"num_workers": 0, "optim": "adamw", "batch_size": 8, "precision": "fp32", "max_num_seqs": 8, "concurrency": 8}
+
+
+def finding(
+    rule: str, changes: Knobs, predicted: Interval | None, *, recoverable: float = 0.5, confidence: Confidence = "high", **more: Any
+) -> Finding:
+    return Finding(
+        rule, "fires", rule, recoverable, confidence, suggestions=(Suggestion(changes, predicted, "", f"code of {rule}"),), **more
+    )
+
+
+def run_with(*findings: Finding, knobs: Knobs = KNOBS, **more: Any) -> Run:
+    return Run("1", "train-gpt", "training.gpt", knobs, "cpu", findings=list(findings), **more)
+
+
+def chosen(*findings: Finding, tried: list[tuple[Knobs, Knobs]] | None = None, allow: bool = False) -> list[Knobs]:
+    return [one.changes for one in candidates(run_with(*findings), tried or [], allow)]
+
+
+def test_gain_per_second_of_trial_decides() -> None:
+    quick = finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3))
+    slow = finding("b", {"num_workers": 1}, Interval(1.2, 1.5))
+    unsure = finding("c", {"precision": "bf16"}, Interval(1.1, 1.3), confidence="low")
+    assert chosen(unsure, slow, quick) == [{"optim": "adamw_fused"}, {"num_workers": 1}, {"precision": "bf16"}]
+
+
+def test_a_trial_whose_blocks_hold_many_steps_takes_longer_and_comes_later() -> None:
+    """Forty steps of 60 ms are a block of 2.4 s."""
+    rarer, fused = finding("a", {"save_every": 40}, Interval(1.3, 1.5)), finding("b", {"optim": "adamw_fused"}, Interval(1.25, 1.45))
+    now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 5}, "signals": {"step_s": Signal(0.06, "s", "account")}}
+    run = run_with(rarer, fused, **now)
+    assert trial_s({"optim": "adamw_fused"}, run) == HOT_S < trial_s({"save_every": 40}, run) == pytest.approx(4 * (2.4 + 0.35))
+    assert [one.rule for one in candidates(run, [], False)] == ["b", "a"]
+
+
+def test_without_a_prediction_half_of_what_is_at_stake_is_expected() -> None:
+    (one,) = candidates(run_with(finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)), [], False)
+    assert one.gain == pytest.approx(0.5)
+
+
+def test_only_the_knobs_that_may_be_turned_are() -> None:
+    found = [finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3)), finding("b", {"num_workers": 1}, Interval(1.2, 1.5))]
+    assert [one.changes for one in candidates(run_with(*found), [], False, ["num_workers"])] == [{"num_workers": 1}]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        finding("less than 5 %", {"optim": "adamw_fused"}, Interval(1.0, 1.04)),
+        finding("changes what is learnt", {"batch_size": 64}, Interval(2.0, 3.0)),
+        finding("the users' load", {"concurrency": 64}, Interval(2.0, 3.0)),
+        finding("about memory", {"optim": "adamw_fused"}, Interval(1.1, 1.2), resource="memory"),
+        msgspec.structs.replace(finding("clear", {"optim": "adamw_fused"}, Interval(1.1, 1.2)), state="clear"),
+    ],
+    ids=lambda one: one.rule,
+)
+def test_what_is_left_alone(left_out: Finding) -> None:
+    assert chosen(left_out) == []
+
+
+def test_a_change_of_training_is_tried_where_it_is_allowed() -> None:
+    assert chosen(finding("a", {"batch_size": 64}, Interval(2.0, 3.0)), allow=True) == [{"batch_size": 64}]
+
+
+def test_what_was_tried_is_tried_again_only_under_other_knobs() -> None:
+    one = finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3))
+    assert chosen(one, tried=[(KNOBS, {"optim": "adamw_fused"})]) == []
+    assert chosen(one, tried=[({**KNOBS, "num_workers": 2}, {"optim": "adamw_fused"})]) == [{"optim": "adamw_fused"}]
+
+
+def trial(changes: Knobs, factor: float, verdict: Verdict, *, kept: bool, number: str = "1") -> Trial:
+    ratios = tuple(math.log(factor) + 0.001 * n for n in (-2, -1, 0, 1, 2))
+    return Trial(number, "1", changes, "done", speedup(list(ratios)), verdict=verdict, kept=kept, log_ratios=ratios)
+
+
+def certificate() -> Certificate:
+    start = {"num_workers": 0, "optim": "adamw"}
+    first = trial({"num_workers": 1}, 1.5, "win", kept=True)
+    second = trial({"optim": "adamw_fused"}, 1.001, "no_gain", kept=False, number="2")
+    return Certificate(
+        created="2026-01-01T00:00:00+00:00",
+        gpuconsole="1",
+        environment=Environment(host="box"),
+        scenario="data-starved",
+        device="cpu",
+        start=start,
+        end={"num_workers": 1, "optim": "adamw"},
+        attempts=[Attempt("input.too_few_workers", start, first), Attempt("gpu.optimizer_unfused", {**start, "num_workers": 1}, second)],
+        proof=trial({"num_workers": 0}, 1 / 1.5, "worse", kept=False, number="3"),
+    )
+
+
+def test_a_certificate_that_is_written_is_read_and_holds() -> None:
+    made = decode(encode(certificate()))
+    assert made == certificate() and mistakes(made) == [] and made.changed == {"num_workers": 1}
+
+
+def test_what_was_altered_by_hand_is_found() -> None:
+    made = certificate()
+    better = msgspec.structs.replace(made.attempts[0].trial, speedup=msgspec.structs.replace(made.attempts[0].trial.speedup, estimate=1.9))
+    assert "does not follow from its 5 pairs" in mistakes(_with(made, 0, better))[0]
+    claimed = msgspec.structs.replace(made.attempts[1].trial, verdict="win", kept=True)
+    found = mistakes(_with(made, 1, claimed))
+    assert any("its verdict is win, and its pairs say no_gain" in one for one in found)
+    assert any("knobs at the end" in one for one in found)
+    assert "the knobs at the end" in mistakes(msgspec.structs.replace(made, end={"num_workers": 2, "optim": "adamw"}))[0]
+    assert (
+        "something else than the start"
+        in mistakes(msgspec.structs.replace(made, proof=trial({"num_workers": 3}, 0.5, "worse", kept=False)))[0]
+    )
+
+
+def _with(made: Certificate, index: int, trial: Trial) -> Certificate:
+    attempts = list(made.attempts)
+    attempts[index] = msgspec.structs.replace(attempts[index], trial=trial)
+    return msgspec.structs.replace(made, attempts=attempts)
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"hello", "not JSON"), (b"{}", "not a certificate"), (b"[]", "not a certificate")])
+def test_what_is_no_certificate_is_said_in_a_line(data: bytes, words: str) -> None:
+    with pytest.raises(CertificateError, match=words):
+        decode(data)

@@ -1,0 +1,74 @@
+"""Two runs side by side, on series that are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpuconsole.experiments.compare import compare
+from gpuconsole.model.experiments.comparison import Comparison
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
+from gpuconsole.model.snapshot import Environment
+
+HERE = Environment(host="box", cpu="a CPU", cores=2, torch="2.13.0", devices=[Device("cpu", "a CPU")])
+
+
+def run(rate: float, seed: int = 0, noise: float = 0.01, points: int = 30, **knobs: int) -> Run:
+    """Thirty seconds, of which the first five are not steady and ten times as slow."""
+    draw = random.Random(seed)
+    values = [rate / 10] * 5 + [rate * draw.gauss(1, noise) for _ in range(points - 5)]
+    series = {
+        "workload.tokens_per_s{device=cpu}": SeriesData([float(n + 1) for n in range(points)], values, "step account"),
+        "workload.step_time_s{device=cpu}": SeriesData(
+            [float(n + 1) for n in range(points)], [1 / value for value in values], "step account"
+        ),
+        "host.io_pressure_ratio{device=cpu}": SeriesData([1.0], [0.0], "/proc"),
+    }
+    summary = Summary(tokens_per_s=Distribution(rate, rate * noise, points, rate, p99=rate * 1.02), memory_peak_bytes=2e9)
+    return Run(
+        "1", "train-gpt", "training.gpt", dict(knobs), "cpu", "finished", duration_s=30.0, steady_from_s=5.5, summary=summary, series=series
+    )
+
+
+def compared(before: Run, after: Run, there: Environment = HERE, here: Environment = HERE) -> Comparison:
+    return compare(before, after, (there, here), ("A", "B"))
+
+
+def test_a_faster_run_is_better_in_rate_and_time_and_what_was_not_steady_does_not_count() -> None:
+    found = {one.metric: one for one in compared(run(1000), run(1200, seed=1)).metrics}
+    rate, step = found["workload.tokens_per_s"], found["workload.step_time_s"]
+    assert (rate.verdict, step.verdict) == ("better", "better")
+    assert rate.before == pytest.approx(1000, rel=0.01)
+    assert rate.change is not None and rate.change.low < 0.2 < rate.change.high
+    assert found["summary.memory_peak_bytes"].verdict == "not judged" and found["summary.memory_peak_bytes"].why_not
+
+
+def test_two_runs_of_the_same_are_not_told_apart() -> None:
+    for seed in range(20):
+        verdicts = {one.verdict for one in compared(run(1000, seed), run(1000, seed + 100)).metrics}
+        assert verdicts <= {"same", "undecided", "not judged"}
+
+
+def test_noise_leaves_it_undecided() -> None:
+    (rate,) = [one for one in compared(run(1000, 1, 0.2), run(1050, 2, 0.2)).metrics if one.metric == "workload.tokens_per_s"]
+    assert rate.verdict == "undecided"
+
+
+def test_what_differs_around_the_runs_comes_first() -> None:
+    there = Environment(host="other", cpu="a CPU", cores=2, torch="2.12.0", devices=[Device("gpu:0", "NVIDIA H200")])
+    found = compared(run(1000, batch_size=8), run(1000, batch_size=16, num_workers=2), there)
+    assert [(one.name, one.before, one.after) for one in found.environment] == [
+        ("host", "other", "box"),
+        ("torch", "2.12.0", "2.13.0"),
+        ("devices", "NVIDIA H200", "a CPU"),
+    ]
+    assert [(one.name, one.before, one.after) for one in found.knobs] == [("batch_size", "8", "16"), ("num_workers", "none", "2")]
+
+
+def test_metrics_of_one_side_only_are_named() -> None:
+    more = run(1000)
+    more.series["server.requests_running{device=server}"] = SeriesData([20.0], [3.0], "/metrics")
+    found = compared(run(1000), more)
+    assert found.only_after == ["server.requests_running"] and found.only_before == []

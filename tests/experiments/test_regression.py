@@ -1,0 +1,125 @@
+import math
+import random
+
+import pytest
+
+from gpuconsole.experiments.regression import MOST_BLOCKS, block_rates, change, estimate, verdict
+from gpuconsole.model.run import PHASES, Step
+
+ZERO = (0.0,) * (len(PHASES) - 1)
+
+
+def run(
+    chance: random.Random, rate: float = 100.0, n: int = 30, noise: float = 0.04, correlated: float = 0.5, between: float = 0.0
+) -> list[float]:
+    """Block rates of a run: AR(1) noise within it, and a level of its own."""
+    level, offset, rates = rate * math.exp(chance.gauss(0, between)), chance.gauss(0, noise), []
+    for _ in range(n):
+        rates.append(level * (1 + offset))
+        offset = correlated * offset + chance.gauss(0, noise * math.sqrt(1 - correlated**2))
+    return rates
+
+
+def verdicts(kept: int, rate: float = 100.0, live: bool = False, **noise: float) -> list[str]:
+    found = []
+    for seed in range(300):
+        chance = random.Random(seed)
+        before = [run(chance, **noise) for _ in range(kept)]  # type: ignore[arg-type]
+        measured = change(run(chance, rate, **noise), before, live)  # type: ignore[arg-type]
+        assert measured is not None
+        found.append(verdict(measured))
+    return found
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 8])
+@pytest.mark.parametrize("correlated", [0.0, 0.5, 0.7])
+@pytest.mark.parametrize("n", [12, 40])
+def test_the_same_again_is_hardly_ever_called_a_regression(kept: int, correlated: float, n: int) -> None:
+    """300 pairs each: autocorrelated noise of 4 % between blocks, of 1 % between runs."""
+    found = verdicts(kept, correlated=correlated, n=n, between=0.01)
+    assert found.count("slower") + found.count("faster") <= 15
+
+
+def test_runs_that_differ_more_than_is_usual_are_learnt_from_the_kept_ones() -> None:
+    wild = {"between": 0.05, "noise": 0.01, "correlated": 0.0}
+    assert verdicts(1, **wild).count("slower") > 30  # what one run cannot know
+    assert verdicts(15, **wild).count("slower") <= 15
+
+
+@pytest.mark.parametrize("kept", [1, 3, 8])
+def test_a_tenth_less_is_found(kept: int) -> None:
+    quiet = {"noise": 0.02, "correlated": 0.3, "between": 0.005}
+    assert verdicts(kept, 90.0, **quiet).count("slower") >= 285
+    assert verdicts(kept, 112.0, **quiet).count("faster") >= 285
+
+
+def test_looking_at_every_block_does_not_pay() -> None:
+    """A run that is looked at all the time, against one kept run, alarms in hardly any of 300."""
+    alarms = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        kept, now = run(chance), run(chance, n=60)
+        looks = (change(now[:n], [kept], live=True) for n in range(4, 60))
+        alarms += any(verdict(look) in ("slower", "faster") for look in looks if look)
+    assert alarms <= 15
+
+
+def test_within_five_percent_of_several_quiet_runs_is_the_same() -> None:
+    assert verdicts(8, noise=0.01, between=0.003, correlated=0.0).count("same") >= 285
+
+
+def test_less_than_two_percent_is_no_regression_however_sure() -> None:
+    kept = [[100.0 + i % 2 * 0.01 for i in range(20)] for _ in range(20)]
+    for rate, expected in ((98.5, "same"), (90.0, "slower"), (115.0, "faster")):
+        measured = change([rate] * 20, kept)
+        assert measured is not None
+        assert measured.estimate == pytest.approx(rate / 100 - 1, abs=0.001)
+        assert verdict(measured) == expected
+
+
+def test_no_verdict_on_a_few_blocks() -> None:
+    assert change([100.0] * 3, [[100.0] * 20]) is None
+    assert change([100.0] * 20, [[100.0] * 3]) is None
+
+
+def test_contention_may_explain_as_much_as_it_took() -> None:
+    slow = change([80.0] * 20, [[100.0] * 20])
+    assert slow is not None
+    assert verdict(slow) == "slower"
+    assert verdict(slow, excused=0.3) == "undecided"
+    assert verdict(slow, excused=-0.3) == "slower"  # it was the baseline that was disturbed
+    fast = change([120.0] * 20, [[100.0] * 20])
+    assert fast is not None
+    assert verdict(fast, excused=-0.3) == "undecided"
+    much = change([40.0] * 20, [[100.0] * 20])
+    assert much is not None
+    assert verdict(much, excused=0.3) == "slower"
+    alike = change([100.0] * 20, [[100.0] * 20 for _ in range(20)])
+    assert alike is not None
+    assert (verdict(alike), verdict(alike, excused=0.3)) == ("same", "undecided")
+
+
+def test_alike_neighbours_count_less() -> None:
+    chance = random.Random(1)
+    assert estimate(run(chance, n=60, correlated=0.0)).worth > 40
+    assert estimate(run(chance, n=60, correlated=0.8)).worth < 20
+    assert estimate([5.0] * 8) == (5.0, 0.0, 8)
+
+
+def steps(n: int, wall: float, runq: float = 0.0, every: int = 4) -> list[Step]:
+    """Run-queue delay is read on one step in `every`."""
+    return [Step(i, i * wall, wall, 4, 1000, (wall, *ZERO), (runq, *ZERO) if i % every == 0 else None) for i in range(n)]
+
+
+def test_blocks_are_a_second_long_shorter_in_short_runs_and_few_in_long_ones() -> None:
+    assert block_rates(steps(160, 0.125)) == pytest.approx([8000.0] * 20)
+    assert len(block_rates(steps(1024, 2**-8))) in (11, 12)
+    assert len(block_rates(steps(5000, 0.1))) <= MOST_BLOCKS
+    assert len(block_rates(steps(100, 2.0))) == 20  # five steps at the least
+    assert block_rates([]) == ()
+
+
+def test_contention_free_blocks_have_the_delay_taken_off() -> None:
+    assert block_rates(steps(160, 0.125, runq=0.025), contention_free=True) == pytest.approx([10_000.0] * 20)
+    unread = [Step(i, i * 0.1, 0.1, 4, 1000, (0.1, *ZERO)) for i in range(100)]
+    assert block_rates(unread, contention_free=True) == ()

@@ -1,0 +1,128 @@
+"""When a tuner tries what it knows: a made-up run, one of whose probes has yet to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gpuconsole.experiments import until_diagnosed as diagnosed
+from gpuconsole.experiments.tune import Tuner
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.session.api import View
+
+LACKING = {
+    rule: Finding(rule, "cant_tell", "", missing=("probe.concurrency_gain",))
+    for rule in ("input.jitter", "gpu.small_batch", "gpu.optimizer_unfused")
+}
+ANSWER_S = 1.0
+
+
+class Engine:
+    """Its loader is too slow, by `predicted`; the rule `lacking` lacks a probe's answer for ANSWER_S. Every change wins, and clears it."""
+
+    def __init__(self, predicted: Interval, lacking: str = "input.jitter") -> None:
+        self._lacking = LACKING[lacking]
+        self.looked_for: list[set[str]] = []
+        self.duration_s, self.step_s = 60.0, 0.01
+        found = Finding("input.too_few_workers", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
+        self._found, self._begun = [found], time.monotonic()
+        self._knobs: Knobs = {"num_workers": 0, "batch_size": 8, "optim": "adamw"}
+        self.answered_before_trial: list[bool] = []
+
+    @property
+    def _answered(self) -> bool:
+        return time.monotonic() - self._begun > ANSWER_S
+
+    def view(self) -> View:
+        findings = [*self._found, *([] if self._answered else [self._lacking])]
+        run = Run("1", "data-starved", "training.vision", dict(self._knobs), "cpu", "running", findings=findings)
+        run.steady_from_s, run.duration_s, run.signals = 1.0, self.duration_s, {"step_s": Signal(self.step_s, "s", "")}
+        return cast("View", SimpleNamespace(run=run, probing=""))
+
+    def environment(self) -> Environment:
+        return Environment()
+
+    def look_only_for(self, knobs: Collection[str]) -> None:
+        self.looked_for.append(set(knobs))
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        self.answered_before_trial.append(self._answered)
+        self._knobs |= changes
+        self._found = [Finding("input.too_few_workers", "clear", "")]
+        return Trial("1", "1", changes, "done", verdict="win", kept=True)
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_S", 0.01), ("SETTLED_S", 0.02)):
+        monkeypatch.setattr(diagnosed, name, seconds)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "step_s", "waited"),
+    [
+        (Interval(1.5, 2.5), 0.01, False),
+        (Interval(1.06, 1.3), 0.01, True),
+        (Interval(1.5, 2.5), 1.0, True),  # eight blocks of five steps take longer than most trials
+    ],
+)
+def test_what_promises_much_is_tried_before_the_probes_have_answered(
+    predicted: Interval, step_s: float, waited: bool, looks_often: None
+) -> None:
+    engine = Engine(predicted)
+    engine.step_s = step_s
+    certificate = asyncio.run(Tuner(engine, "data-starved", 60.0).run())
+    assert engine.answered_before_trial == [waited]
+    assert certificate.changed == {"num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "allow", "only", "waited"),
+    [
+        ("gpu.small_batch", False, (), False),  # would suggest another batch size, which changes what is learnt per step
+        ("gpu.small_batch", True, (), True),
+        ("gpu.optimizer_unfused", False, (), True),
+        ("gpu.optimizer_unfused", False, ("num_workers",), False),
+    ],
+)
+def test_only_probes_are_waited_for_that_may_lead_to_a_change(
+    lacking: str, allow: bool, only: tuple[str, ...], waited: bool, looks_often: None
+) -> None:
+    engine = Engine(Interval(1.06, 1.3), lacking)
+    asyncio.run(Tuner(engine, "data-starved", 60.0, allow_training_changes=allow, only=only).run())
+    assert engine.answered_before_trial == [waited]
+    every = {"num_workers", "optim", *(["batch_size"] if allow else [])}
+    assert engine.looked_for == [set(only) or every, set()]
+
+
+class Seldom(Engine):
+    """Nothing is found in its first steps: a checkpoint, say, comes later."""
+
+    def view(self) -> View:
+        young = time.monotonic() - self._begun < ANSWER_S / 2
+        shown = super().view()
+        assert shown.run is not None
+        if young:
+            shown.run.findings, shown.run.duration_s = [Finding("host.checkpoint_stall", "clear", "")], 3.0
+        return shown
+
+
+def test_a_run_of_which_little_has_been_seen_is_not_taken_to_be_all_right(looks_often: None) -> None:
+    certificate = asyncio.run(Tuner(Seldom(Interval(1.06, 1.3)), "data-starved", 60.0).run())
+    assert certificate.changed == {"num_workers": 2}
+
+
+def test_where_no_knob_may_be_turned_nothing_is_waited_for(looks_often: None) -> None:
+    engine = Engine(Interval(1.5, 2.5))
+    certificate = asyncio.run(Tuner(engine, "data-starved", 60.0, only=("batch_size",)).run())
+    assert "change what is learnt" in certificate.stopped
+    assert not engine.answered_before_trial

@@ -1,0 +1,110 @@
+"""A tuning session beside other hands: it ends with its run, waits while something else is under way, and is alone while it works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from gpuconsole.engine.background import wait_out
+from gpuconsole.experiments import tune as tuner
+from gpuconsole.experiments import until_diagnosed as diagnosed
+from gpuconsole.experiments.tuning_session import TuningSession
+from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.session.api import Busy, FrontError, View
+from gpuconsole.wire.events import AnyEvent, TuningUpdate
+from tests.tui.fake_front import view
+from tests.waiting import until
+
+SLOW = Finding(
+    "host.logging_io",
+    "fires",
+    "Logging holds up the step",
+    0.4,
+    "high",
+    suggestions=(Suggestion({"log_every": 20}, Interval(1.4, 1.6), "rarer", "if step % 20 == 0: log()"),),
+)
+
+
+JUDGED: dict[str, Any] = {"steady_from_s": 0.5, "duration_s": 60.0, "signals": {"step_s": Signal(0.01, "s", "")}}
+
+
+class Engine:
+    """Somebody else's trial is under way at the first call; after that every change wins."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        self.run = Run("1", "chatty-logging", "training.gpt", {"log_every": 1}, "cpu", "running", findings=findings, **JUDGED)
+        self.calls = 0
+
+    def view(self) -> View:
+        return view(runs=(self.run,))
+
+    def environment(self) -> Environment:
+        return Environment()
+
+    def look_only_for(self, knobs: Collection[str]) -> None:
+        pass
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        self.calls += 1
+        if self.calls == 1:
+            raise Busy("a trial is under way")
+        self.run = Run("2", "chatty-logging", "training.gpt", {**self.run.knobs, **changes}, "cpu", "running", findings=[FINE], **JUDGED)
+        return Trial("1", "1", changes, "done", Speedup(1.5, 1.4, 1.6), predicted=predicted, verdict="win", kept=True)
+
+
+FINE = Finding("host.logging_io", "clear", "Logging holds up the step")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosed, "LOOK_S", 0.01)
+    monkeypatch.setattr(diagnosed, "SETTLED_S", 0.02)
+    monkeypatch.setattr(tuner, "BUSY_S", 0.01)
+
+
+def test_what_is_busy_is_waited_for_and_no_candidate_is_struck_off() -> None:
+    told: list[AnyEvent] = []
+    certificate = asyncio.run(TuningSession(Engine([SLOW]), told.append).run("chatty-logging", {"batch_size": 2}, 60.0))
+    assert [one.trial.kept for one in certificate.attempts] == [True]
+    assert certificate.stopped == "nothing that is left promises 5 %"
+    assert certificate.flags == "--set batch_size=2 --set log_every=20"
+    last = told[-1]
+    assert isinstance(last, TuningUpdate) and not last.tuning.under_way
+
+
+def test_it_ends_before_its_run_does_and_is_alone_until_then() -> None:
+    async def scenario() -> str:
+        session = TuningSession(Engine([]), lambda event: None)  # no findings: it looks on for ever
+        work = asyncio.create_task(session.run("chatty-logging", {}, 60.0))
+        await until(lambda: session._task is not None)
+        with pytest.raises(FrontError, match="a tuning session is under way"):
+            session.check_free()
+        await session.finish()
+        session.check_free()
+        return (await work).stopped
+
+    assert asyncio.run(scenario()) == "ended by hand"
+
+
+def test_what_must_be_done_is_done_however_often_one_is_cancelled() -> None:
+    async def scenario() -> tuple[bool, list[str]]:
+        done: list[str] = []
+
+        async def settle() -> None:
+            await asyncio.sleep(0.05)
+            done.append("settled")
+
+        waiting = asyncio.create_task(wait_out(asyncio.create_task(settle())))
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+        return await waiting, done
+
+    assert asyncio.run(scenario()) == (True, ["settled"])

@@ -1,0 +1,50 @@
+import random
+
+import pytest
+
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.figures.account import contention_free_shares, distribution, steady_from, summarize, wall_shares
+
+
+def step(index: int, wall: float, wait: float = 0.0, runq: float | None = None) -> Step:
+    phases = [0.0] * len(PHASES)
+    phases[0], phases[2] = wait, wall - wait
+    delays = None if runq is None else (runq, *[0.0] * (len(PHASES) - 1))
+    return Step(index, index * 1.0, wall, 8, 1024, tuple(phases), delays)
+
+
+def test_shares_sum_to_one() -> None:
+    shares = wall_shares([step(i, 0.1, 0.04) for i in range(10)])
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["data_wait"] == pytest.approx(0.4)
+
+
+def test_run_queue_delay_is_taken_off_before_shares() -> None:
+    """A step of 100 ms, 60 ms of them in next(), of which 50 ms were spent waiting for a core: the wait is 10 of 50 ms."""
+    shares = contention_free_shares([step(i, 0.1, 0.06, 0.05) for i in range(10)])
+    assert shares["data_wait"] == pytest.approx(0.2)
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_steady_needs_time_and_no_trend() -> None:
+    chance = random.Random(1)
+    flat = [step(i, 0.1 * chance.gauss(1, 0.05)) for i in range(60)]
+    assert steady_from(flat) is not None
+    assert steady_from(flat[:10]) is None
+    warming = [step(i, 0.1 + 0.4 * 0.93**i) for i in range(40)]
+    assert steady_from(warming) is None
+
+
+def test_summary_figures() -> None:
+    summary = summarize([step(i, 0.1) for i in range(100)], flops_per_sample=1e9, peak=(1e11, "here"))
+    assert summary.samples_per_s is not None
+    assert summary.samples_per_s.mean == pytest.approx(80.0)
+    assert summary.tokens_per_s is not None
+    assert summary.tokens_per_s.mean == pytest.approx(10240.0)
+    assert summary.mfu_ratio == pytest.approx(0.8)
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    found = distribution([float(i) for i in range(1, 101)])
+    assert found is not None
+    assert (found.p50, found.p90, found.p95, found.p99) == (50.0, 90.0, 95.0, 99.0)

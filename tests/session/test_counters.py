@@ -1,0 +1,42 @@
+"""Totals that a worker sends, as signals: sums over ordinary stretches, and a slope that single jumps do not move."""
+
+from __future__ import annotations
+
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.counters import WorkCounts
+from gpuconsole.wire.events import Steps
+
+
+def message(t: float, kind: int = 0, memory: float = 1e9, **counters: float) -> Steps:
+    step = Step(0, t, 0.1, 1, 1, (0.0,) * len(PHASES), None, None, 0, kind)
+    base = {"gc.pause_s": 0.0, "gc.collections": 0.0, "loader.restart_s": 0.0, "loader.restarts": 0.0, "comm.exchanges": 0.0}
+    return Steps(t, [step], 0.0, 0.0, 0.0, 0.0, counters={**base, "work.steps": t * 10, "host.private_bytes": memory, **counters})
+
+
+def test_what_a_probe_did_is_left_out() -> None:
+    counts = WorkCounts()
+    for event in (
+        message(0.0),
+        message(1.0, **{"gc.pause_s": 0.1}),
+        message(2.0, kind=2, **{"gc.pause_s": 5.0}),
+        message(3.0, **{"gc.pause_s": 5.0}),
+        message(4.0, **{"gc.pause_s": 5.1}),
+    ):
+        counts.add(event)
+    assert abs(counts.signals(0.0)["gc.pause_ratio"].value - 0.1) < 1e-9
+
+
+def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
+    jumped, grows = WorkCounts(), WorkCounts()
+    for second in range(60):
+        jumped.add(message(float(second), memory=1e9 + (5e8 if second > 30 else 0.0)))
+        grows.add(message(float(second), memory=1e9 + 1e6 * second))
+    assert jumped.signals(0.0)["host.memory_growth_bytes_per_s"].value == 0.0
+    assert abs(grows.signals(0.0)["host.memory_growth_bytes_per_s"].value - 1e6) < 1.0
+    assert grows.signals(0.0)["host.memory_rises_ratio"].value == 1.0
+
+
+def test_too_little_says_nothing() -> None:
+    counts = WorkCounts()
+    counts.add(message(0.0))
+    assert counts.signals(0.0) == {}

@@ -1,0 +1,299 @@
+"""The load generator's parts: how tokens are counted, when requests are sent, and what comes of a server's faults."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp.test_utils import TestServer
+
+from gpuconsole.agent.clock import now
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.recorded import shared_ratio
+from gpuconsole.model.serving import Request
+from gpuconsole.workloads.serving.load import client
+from gpuconsole.workloads.serving.load.client import Arrivals, Client, connect
+from gpuconsole.workloads.serving.load.prompts import Prompts
+from gpuconsole.workloads.serving.load.traffic import Traffic
+from tests.fakes.model_server import ITL_S, KEY, TTFT_S, FakeServer
+
+LOAD: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "hot" and knob.default is not None}
+
+
+def arrivals(*chunks: dict[str, Any]) -> Arrivals:
+    found = Arrivals()
+    for n, chunk in enumerate(chunks):
+        found.add(msgspec.convert(chunk, client._Chunk), n * 0.1)
+    return found
+
+
+def text(words: str, usage: int | None = None, reason: str | None = None) -> dict[str, Any]:
+    told = {"usage": {"completion_tokens": usage, "prompt_tokens": 3}} if usage is not None else {}
+    return {"choices": [{"text": words, "finish_reason": reason}], **told}
+
+
+def test_tokens_are_counted_from_usage_in_every_chunk() -> None:
+    found = arrivals(text("a", 1), text("bcd", 4), text("", 5), text("e", 6, "length"), {"choices": [], "usage": {"completion_tokens": 6}})
+    assert (found.tokens, found.prompt_tokens, found.finished) == (6, 3, "length")
+    total, gaps, counts = found.settled()
+    assert (total, counts) == (6, (3, 1, 1)) and gaps == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_usage_at_the_end_is_spread_over_the_chunks() -> None:
+    total, gaps, counts = arrivals(
+        text("a"), text("bc"), text("de", reason="stop"), {"choices": [], "usage": {"completion_tokens": 9}}
+    ).settled()
+    assert (total, counts, len(gaps)) == (9, (4.0, 4.0), 2)
+
+
+def test_usage_beside_the_last_choice_does_not_count_as_that_chunks_tokens() -> None:
+    total, _, counts = arrivals(text("a"), text("b"), text("c", 3, "stop")).settled()
+    assert (total, counts) == (3, (1, 1))
+
+
+def test_without_usage_a_chunk_is_a_token() -> None:
+    assert arrivals(text("a"), text("b"), text("", reason="stop")).settled()[0] == 2
+
+
+def test_a_chunk_that_only_names_the_role_is_not_a_first_token() -> None:
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": {"completion_tokens": 0}}
+    found = arrivals(role, {"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+    assert found.times == [0.1] and found.tokens == 1
+
+
+async def break_off_silent(client: Client) -> None:
+    """As the load generator does it at every tick."""
+    while True:
+        await asyncio.sleep(0.02)
+        client.break_off_silent()
+
+
+async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str | None = None, timeout_s: float = 5.0) -> list[Request]:
+    """Two requests in a row to the fake server."""
+    server = TestServer(FakeServer().application())
+    await server.start_server()
+    try:
+        async with await connect(key) as session:
+            one = Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=chat, timeout_s=timeout_s)
+            watching = asyncio.create_task(break_off_silent(one))
+            try:
+                return [await one.ask("prompt", tokens, now(), lambda new: None) for _ in range(2)]
+            finally:
+                watching.cancel()
+    finally:
+        await server.close()
+
+
+def ask(behaviour: str, **options: Any) -> list[Request]:
+    return asyncio.run(asked(behaviour, **options))
+
+
+@pytest.mark.parametrize("behaviour", ["steady", "chatty", "strict", "four", "no-usage"])
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_request_has_its_tokens_and_times(behaviour: str, chat: bool) -> None:
+    for request in ask(behaviour, chat=chat):
+        assert (request.error, request.output_tokens if behaviour != "no-usage" else 6) == ("", 6)
+        assert request.ttft_s is not None and request.e2e_s is not None and request.tpot_s is not None
+        assert request.ttft_s >= TTFT_S * 0.99
+        assert request.e2e_s >= (TTFT_S + 5 * ITL_S) * 0.99
+        assert sum(request.gaps) == pytest.approx(request.e2e_s - request.ttft_s)
+        assert sum(request.counts) == pytest.approx(5)
+        if behaviour == "four":
+            assert request.counts == (4, 1) and len(request.gaps) == 2
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        ("busy", "HTTP 429: too many requests"),
+        ("error", r"HTTP 500: Internal\x1b[31m Server Error"),
+        ("broken", "not JSON that the OpenAI API knows"),
+        ("endless", "tokens and no end, asked for 6"),
+        ("ends-early", "the answer broke off before its end"),
+        ("breaks-off", "the connection broke off"),
+        ("hang", "no answer for 0.3 s"),
+        ("stalls", "no answer for 0.3 s"),
+        ("key", "HTTP 401: wrong key"),
+    ],
+)
+def test_a_fault_is_a_failed_request_with_its_cause(behaviour: str, error: str) -> None:
+    for request in ask(behaviour, timeout_s=0.3 if behaviour in ("hang", "stalls") else 5.0):
+        assert error in request.error and "\n" not in request.error and len(request.error) < 200
+
+
+def test_the_key_opens() -> None:
+    assert [request.error for request in ask("key", key=KEY)] == ["", ""]
+
+
+def test_a_server_that_is_not_there() -> None:
+    async def nobody() -> Request:
+        async with aiohttp.ClientSession() as session:
+            return await Client(session, "http://127.0.0.1:9", "m", chat=False, timeout_s=2).ask("p", 1, now(), lambda new: None)
+
+    assert "cannot connect" in asyncio.run(nobody()).error
+
+
+def run_traffic(
+    knobs: Knobs, answer: Callable[[], Awaitable[bool]], then: Callable[[Traffic, list[float]], Awaitable[None]]
+) -> list[float]:
+    """Traffic with `knobs` while `then` looks on; when each request was due."""
+    due: list[float] = []
+
+    async def main() -> None:
+        async def one(at: float) -> bool:
+            due.append(at)
+            return await answer()
+
+        traffic = Traffic({**LOAD, **knobs}, one, seed=1)
+        running = asyncio.create_task(traffic.run())
+        try:
+            await asyncio.wait_for(then(traffic, due), 20)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(main())
+    return due
+
+
+def intervals(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def test_a_closed_loop_keeps_so_many_on_their_way_and_follows_a_change() -> None:
+    gate: list[asyncio.Event] = []
+
+    async def answer() -> bool:
+        gate.append(asyncio.Event())
+        await gate[-1].wait()
+        return True
+
+    async def then(traffic: Traffic, due: list[float]) -> None:
+        async def reach(active: int) -> None:
+            while len(traffic.under_way) != active:
+                await asyncio.sleep(0.005)
+
+        await reach(3)
+        traffic.change({**traffic.knobs, "concurrency": 5})
+        await reach(5)
+        traffic.change({**traffic.knobs, "concurrency": 2})
+        for one in list(gate):
+            one.set()
+        await reach(2)
+        traffic.hold()
+        await reach(0)
+        traffic.go_on()
+        await reach(2)
+
+    run_traffic({"concurrency": 3}, answer, then)
+
+
+def test_a_user_whose_requests_fail_does_not_spin() -> None:
+    async def answer() -> bool:
+        return False
+
+    async def then(traffic: Traffic, due: list[float]) -> None:
+        await asyncio.sleep(0.6)
+
+    assert 2 <= len(run_traffic({"concurrency": 1}, answer, then)) <= 10
+
+
+def test_an_open_loop_sends_at_its_rate_whatever_becomes_of_the_answers() -> None:
+    async def answer() -> bool:
+        await asyncio.sleep(3600)
+        return True
+
+    async def then(traffic: Traffic, due: list[float]) -> None:
+        while len(due) < 400:
+            await asyncio.sleep(0.01)
+
+    gaps = intervals(run_traffic({"request_rate": 400.0}, answer, then))
+    assert statistics.fmean(gaps) == pytest.approx(1 / 400, rel=0.2)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 400, rel=0.35), "intervals of a Poisson process spread as much as their mean"
+
+
+def test_burstiness_is_the_spread_of_the_intervals() -> None:
+    async def answer() -> bool:
+        return True
+
+    async def then(traffic: Traffic, due: list[float]) -> None:
+        while len(due) < 400:
+            await asyncio.sleep(0.01)
+
+    def spread(burstiness: float) -> float:
+        gaps = intervals(run_traffic({"request_rate": 500.0, "burstiness": burstiness}, answer, then))
+        return statistics.stdev(gaps) / statistics.fmean(gaps)
+
+    assert spread(100.0) < 0.2 < 1.5 < spread(0.2)
+
+
+def test_what_is_due_waits_in_the_client_where_there_is_no_place() -> None:
+    async def answer() -> bool:
+        await asyncio.sleep(3600)
+        return True
+
+    async def then(traffic: Traffic, due: list[float]) -> None:
+        while len(traffic.under_way) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # in which some twenty more fall due
+        assert len(traffic.under_way) == len(due) == 2
+        for one in list(traffic.under_way):
+            one.cancel()
+        while len(due) < 3:
+            await asyncio.sleep(0.01)
+        assert now() - due[2] > 0.05, "due when it should have been sent, not when there was a place"
+
+    run_traffic({"request_rate": 200.0, "max_concurrency": 2}, answer, then)
+
+
+def test_prompts_have_the_length_that_the_server_counts_and_share_a_beginning() -> None:
+    knobs = {**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": 0.5}
+    prompts = Prompts(seed=3)
+    for _ in range(60):
+        one, _ = prompts.next(knobs)
+        prompts.learn(one, len(one) // 2)  # two characters a token
+    assert prompts.characters_per_token == pytest.approx(2.0, rel=0.05)
+    first, second = prompts.next(knobs)[0], prompts.next(knobs)[0]
+    assert first[:90] == second[:90] and first != second
+
+
+@pytest.mark.parametrize("made", [0.0, 0.5, 0.8])
+def test_what_prompts_share_is_read_off_their_text(made: float) -> None:
+    prompts = Prompts(seed=3)
+    sent = [prompts.next({**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": made})[0] for _ in range(32)]
+    assert shared_ratio(sent) == pytest.approx(made, abs=0.05)
+
+
+def test_probe_variants_leave_out_what_is_shared_or_hide_it_from_caches() -> None:
+    knobs = {**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": 0.8}
+    prompts = Prompts(seed=3, characters_per_token=1)
+    found = {}
+    for variant in ("plain", "salted", "cut"):
+        prompts.variant = variant  # type: ignore[assignment]
+        found[variant] = [prompts.next(knobs)[0] for _ in range(2)]
+    shared = found["plain"][0][:80]
+    assert found["plain"][1].startswith(shared)
+    assert [len(one) for one in found["salted"]] == [100, 100] and found["salted"][0][:16] != found["salted"][1][:16]
+    assert found["salted"][0][17:80] == shared[:63]
+    assert [len(one) for one in found["cut"]] == [20, 20]
+
+
+def test_lengths_spread_around_the_knobs() -> None:
+    prompts = Prompts(seed=3, characters_per_token=1)
+    pairs = [prompts.next({**LOAD, "prompt_tokens": 100, "output_tokens": 40, "length_spread": 0.5}) for _ in range(300)]
+    lengths, outputs = [len(one) for one, _ in pairs], [tokens for _, tokens in pairs]
+    assert 50 <= min(lengths) < 60 and 140 < max(lengths) <= 150
+    assert min(outputs) >= 20 and max(outputs) <= 60
+
+
+def test_a_server_that_counts_nonsense_does_not_make_prompts_grow_for_ever() -> None:
+    prompts = Prompts(seed=3)
+    for _ in range(200):
+        prompts.learn(prompts.next({**LOAD, "prompt_tokens": 100})[0], 1)
+    assert len(prompts.next({**LOAD, "prompt_tokens": 100})[0]) <= 1600

@@ -1,0 +1,54 @@
+"""Model servers that are not there yet, and what a model's own files tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.workloads.serving.servers import RemoteServer, ServerFailed, find_vllm_python, model_facts, why
+
+KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
+
+
+def test_a_server_that_never_answers_is_given_up_with_the_last_reason() -> None:
+    async def wait() -> None:
+        async with aiohttp.ClientSession() as session:
+            await RemoteServer(lambda detail: None, "http://127.0.0.1:9", "", 0.3).start(session)
+
+    with pytest.raises(ServerFailed, match=r"http://127.0.0.1:9 is not ready after 0.3 s: .*127.0.0.1"):
+        asyncio.run(wait())
+
+
+def test_bytes_of_a_model_are_those_of_its_files_in_the_dtype_that_is_used(tmp_path: Path) -> None:
+    config = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "num_hidden_layers": 4, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 1000)
+    assert model_facts(tmp_path, KNOBS) == {"kv_bytes_per_token": 2 * 4 * 2 * 64 * 2, "weight_bytes": 1000}
+    assert model_facts(tmp_path, {**KNOBS, "dtype": "float32"})["weight_bytes"] == 2000
+    assert model_facts(tmp_path, {**KNOBS, "kv_cache_dtype": "fp8"})["kv_bytes_per_token"] == 2 * 4 * 2 * 64
+    assert model_facts(tmp_path / "some" / "name", KNOBS) == {}, "a name on a hub has no files here"
+
+
+def test_the_python_of_a_vllm_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_vllm_python() == sys.executable
+    (tmp_path / "python-of-vllm").symlink_to(sys.executable)
+    program = tmp_path / "vllm"
+    program.write_text(f"#!{tmp_path}/python-of-vllm\nimport vllm\n")
+    program.chmod(0o755)
+    assert find_vllm_python() == f"{tmp_path}/python-of-vllm"
+    program.write_text("#!/bin/sh\nexec elsewhere\n")
+    assert find_vllm_python() == sys.executable
+
+
+def test_the_line_that_tells_why_is_the_last_that_names_an_error() -> None:
+    assert why(["INFO loading", "ValueError: too large", "  at line 3", "INFO bye"]) == "ValueError: too large"
+    vllm = ["ValueError: no memory", "Exception: init failed, see root cause", "RuntimeError: core failed. See root cause above."]
+    assert why(vllm) == "ValueError: no memory"
+    assert why(["INFO loading", ""]) == "INFO loading" and why([]) == ""
