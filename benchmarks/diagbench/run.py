@@ -26,7 +26,7 @@ from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.calibration import EXERCISES
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.api import SessionError, View
 
 INJECTED = {knob.name for knob in EXERCISES} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
 QUICK_STEP_S = 0.15
@@ -61,9 +61,9 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
                 row.diagnosed_s = round(time.monotonic() - begun, 2)
                 await _realise(engine, row, trials)
             finally:
-                with contextlib.suppress(FrontError):
+                with contextlib.suppress(SessionError):
                     await engine.stop()
-    except FrontError as error:
+    except SessionError as error:
         row.error = str(error)
     row.elapsed_s = round(time.monotonic() - begun, 1)
     return row
@@ -170,7 +170,7 @@ async def _try(engine: Engine, changes: Knobs, limits: TrialLimits, predicted: I
     realised = Realised(changes, predicted=predicted)
     try:
         trial = await engine.try_change(changes, predicted, keep=False, limits=limits)
-    except FrontError as refused:
+    except SessionError as refused:
         realised.error = str(refused)
         return realised
     realised.speedup, realised.verdict, realised.error = trial.speedup, trial.verdict or "", trial.error or ""
@@ -201,7 +201,7 @@ while time.monotonic() < until:
 def burning(count: int, program: str = BURN) -> Iterator[None]:
     """So many busy processes beside the block, and no children of this one: to the console they are other people's.
 
-    Raises FrontError where one of them did not last as long as the block.
+    Raises SessionError where one of them did not last as long as the block.
     """
     burners: list[psutil.Process] = []
     try:
@@ -210,7 +210,7 @@ def burning(count: int, program: str = BURN) -> Iterator[None]:
             burners.append(psutil.Process(int(subprocess.run(["sh", "-c", start], stdout=subprocess.PIPE, check=True, text=True).stdout)))
         yield
         if not all(burner.is_running() for burner in burners):
-            raise FrontError("a neighbour that was to keep the machine busy has ended by itself")
+            raise SessionError("a neighbour that was to keep the machine busy has ended by itself")
     finally:
         for burner in burners:
             with contextlib.suppress(psutil.NoSuchProcess):

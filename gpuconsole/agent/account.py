@@ -30,7 +30,7 @@ MOST_SKIPPED = 16
 SAMPLE_SPAN_S = 0.16
 """Run-queue time is read on one step in this many seconds, on average: at every mark of every step it cost +378 µs a step.
 The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them. A sampled step costs 0.2 ms."""
-CALM_SAMPLE_SPAN_S = 0.32
+LOW_RATE_SAMPLE_SPAN_S = 0.32
 """The same while nothing new is to be learned of a run."""
 
 
@@ -41,13 +41,13 @@ Moment: TypeAlias = "float | torch.cuda.Event"
 class StepAccount:
     """Times steps on the host clock. `take()` hands over the steps done since the last call, as they were marked: the console adds them up.
 
-    `sample_all` reads run-queue time on every step; trials want that, at the same cost for both sides. `calm` reads it half as often as usual.
+    `sample_all` reads run-queue time on every step; trials want that, at the same cost for both sides. `low_rate` halves the rate of these reads.
     """
 
     def __init__(self, times: ThreadTimes) -> None:
         self.times = times
         self.overhead_s = 0.0
-        self.sample_all = self.calm = False
+        self.sample_all = self.low_rate = False
         self._index = 0
         self._done: list[MarkedStep] = []
         self._ended: list[int] = []
@@ -90,7 +90,7 @@ class StepAccount:
         if self._sampled:
             self._runq.append(self.times.runq_s())
             usual = statistics.median(self._walls)  # of many: in a burst of contention more would be sampled than outside
-            every = max(1, round((CALM_SAMPLE_SPAN_S if self.calm else SAMPLE_SPAN_S) / max(usual, 1e-6)))
+            every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
             self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
         self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
         self._done.append(MarkedStep(self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))

@@ -42,14 +42,14 @@ def open_console(
 ) -> int:
     """Open the screen on a live engine; returns the exit code once the user quits."""
     show_first_picture()
-    from gpuconsole.session.api import FrontError
+    from gpuconsole.session.api import SessionError
 
     engine = live_engine(args)
 
     def save() -> None:
         """Whatever ends the console, a session with runs in it is not lost."""
         if engine.store.records:
-            with contextlib.suppress(FrontError):
+            with contextlib.suppress(SessionError):
                 engine.export(snapshot or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.json"))
 
     async def session() -> int:
@@ -72,7 +72,7 @@ def open_console(
 
 
 async def open_checked(engine: Engine) -> None:
-    """Raises FrontError when the device that was asked for is not there."""
+    """Raises SessionError when the device that was asked for is not there."""
     await engine.open()
     engine.device()
 

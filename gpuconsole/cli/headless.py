@@ -19,7 +19,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.processes.ranked import MEETING_S
 from gpuconsole.report.run.summary import session_text, trial_text
-from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note
 
 DEFAULT_DURATION_S = 60.0
@@ -72,7 +72,7 @@ class HeadlessRun:
             await self._measure(engine)
             await engine.end_run("stopped" if self._interrupted.is_set() else "finished")
             return self._report(engine)
-        except FrontError as error:
+        except SessionError as error:
             raise UsageError(str(error)) from None
         finally:
             self._progress.done()
@@ -149,7 +149,7 @@ class HeadlessRun:
         try:
             for line in trial_text(trial.result(), engine.snapshot()).splitlines():
                 self._progress.line(line)
-        except FrontError as error:
+        except SessionError as error:
             self._progress.line(f"trial: {error}")
 
     async def _wait(self, seconds: float) -> None:
@@ -164,7 +164,7 @@ class HeadlessRun:
         if self._snapshot is not None:
             try:
                 engine.export(self._snapshot)
-            except FrontError as error:
+            except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
                 failed = True
         if self._args.json:

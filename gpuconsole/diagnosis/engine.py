@@ -108,10 +108,10 @@ def wanted_probes(findings: list[Finding]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def about(findings: Iterable[Finding], turning: Collection[str]) -> list[Finding]:
+def about(findings: Iterable[Finding], tunable: Collection[str]) -> list[Finding]:
     """Those of rules that may suggest to turn one of these knobs to save time; all of them where none is named."""
-    rules = {rule.id for rule in all_rules() if rule.resource == "time" and not set(turning).isdisjoint(rule.knobs)}
-    return [finding for finding in findings if not turning or finding.rule in rules]
+    rules = {rule.id for rule in all_rules() if rule.resource == "time" and not set(tunable).isdisjoint(rule.knobs)}
+    return [finding for finding in findings if not tunable or finding.rule in rules]
 
 
 class Steadied:

@@ -33,14 +33,14 @@ FIRST_PROBES = ("cached_batch", "memory_parts")
 class Diagnosing:
     """Drives diagnosis for the engine. `busy` is held by whoever intervenes in the workload.
 
-    `turning`: where somebody waits to turn some knobs and no others, no probes are made but those that may lead to that.
+    `tunable`: where somebody waits to turn some knobs and no others, no probes are made but those that may lead to that.
     """
 
     def __init__(
         self, store: Store, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], busy: asyncio.Lock
     ) -> None:
         self.probing = ""
-        self.turning: Collection[str] = ()
+        self.tunable: Collection[str] = ()
         self._store = store
         self._emit = emit
         self._worker = worker
@@ -94,7 +94,7 @@ class Diagnosing:
     @property
     def _to_act_on(self) -> bool:
         """Whether something was just shown that somebody may want to act on."""
-        return any(finding.suggestions for finding in about(self._steadied.opened, self.turning))
+        return any(finding.suggestions for finding in about(self._steadied.opened, self.tunable))
 
     def _judge(self, record: RunRecord) -> list[Finding]:
         """What the rules say now. Those findings that stand are shown, with the very signals that they were made from."""
@@ -105,8 +105,8 @@ class Diagnosing:
 
     def _due(self, findings: list[Finding]) -> list[str]:
         record = self._store.record
-        first = () if record is None or record.run.serves or self.turning else FIRST_PROBES
-        wanted = wanted_probes(about(findings, self.turning))
+        first = () if record is None or record.run.serves or self.tunable else FIRST_PROBES
+        wanted = wanted_probes(about(findings, self.tunable))
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         return [probe for probe in order if probe not in self._probed]
 

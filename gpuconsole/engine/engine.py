@@ -1,4 +1,4 @@
-"""The live engine: children, session, diagnosis and trials behind the `Front`."""
+"""The live engine: children, session, diagnosis and trials behind the `SessionApi`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gpuconsole.processes.sampler import Sampling
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.signals import send_signal
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death, sweep_scratch
-from gpuconsole.session.api import Busy, FrontError, View
+from gpuconsole.session.api import Busy, SessionError, View
 from gpuconsole.session.changes import check_hot, checked, is_cold
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.store import Store
@@ -142,9 +142,9 @@ class Engine(StoreReader):
         try:
             return choose_device(self.store.devices, self._wanted_device, self.store.lost)
         except DeviceChoiceError as error:
-            raise FrontError(str(error)) from None
+            raise SessionError(str(error)) from None
 
-    # --- the Front ------------------------------------------------------------------------------------------
+    # --- the SessionApi ------------------------------------------------------------------------------------------
 
     def view(self) -> View:
         self.store.now = time.monotonic()
@@ -169,7 +169,7 @@ class Engine(StoreReader):
             chosen = catalog.find_scenario(scenario)
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
         except (ScenarioError, KnobError) as error:
-            raise FrontError(str(error)) from None
+            raise SessionError(str(error)) from None
         device = self.device()
         knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
         self._serving.check_torch(chosen, knobs)
@@ -226,22 +226,22 @@ class Engine(StoreReader):
     async def _change(self, worker: WorkerHandle, changes: Knobs) -> None:
         answer = await worker.set_knobs(changes, 0)
         if answer.error:
-            raise FrontError(answer.error)
+            raise SessionError(answer.error)
         self._next(changes, worker)
 
-    def look_only_for(self, knobs: Collection[str]) -> None:
+    def probe_only_for(self, knobs: Collection[str]) -> None:
         """No probes but those that may lead to a change of one of these, lest they keep it waiting. (): all, in the usual order."""
-        self._diagnosing.turning = knobs
+        self._diagnosing.tunable = knobs
 
     async def try_change(
         self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
     ) -> Trial:
-        """As the Front says. Without `keep` it is only measured: the run goes on as it was."""
+        """As the SessionApi says. Without `keep` it is only measured: the run goes on as it was."""
         self._tuning.check_free()
         record, _ = self._running()
         changes = checked(changes, record.run)
         if is_cold(changes, record.run) and self._workers.nodes.nnodes > 1:
-            raise FrontError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
+            raise SessionError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
         self._serving.check_change(changes, record.run)
         async with self._exclusive():
             record, _ = self._running()  # it may have ended while a probe held the lock
@@ -266,7 +266,7 @@ class Engine(StoreReader):
         self._tuning.check_free()
         record, worker = self._running()
         if not self._kept:
-            raise FrontError("nothing to revert: no change was kept")
+            raise SessionError("nothing to revert: no change was kept")
         before, _ = self._kept[-1]
         check_hot(before, record.run, "needed a restart: start the scenario again to go back")
         async with self._exclusive():
@@ -324,12 +324,12 @@ class Engine(StoreReader):
     def _running(self) -> tuple[RunRecord, WorkerHandle]:
         record = self.store.record
         if record is None or self._worker is None or record.run.state != "running":
-            raise FrontError("nothing is running")
+            raise SessionError("nothing is running")
         return record, self._worker
 
     @contextlib.asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
-        """Probes, trials, changes and profiles exclude each other. Raises FrontError for a worker's end in the midst of it."""
+        """Probes, trials, changes and profiles exclude each other. Raises SessionError for a worker's end in the midst of it."""
         if self._trying:
             raise Busy("a trial, a change or a profile is under way")
         self._trying = True
@@ -337,7 +337,7 @@ class Engine(StoreReader):
             async with self._busy:
                 yield
         except WorkerGone as gone:
-            raise FrontError(str(gone)) from None
+            raise SessionError(str(gone)) from None
         finally:
             self._trying = False
 

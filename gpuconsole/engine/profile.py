@@ -10,24 +10,24 @@ from pathlib import Path
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 NSYS_S = 20
 
 
 async def take_window(worker: WorkerHandle, scenario: str, steps: int, folder: Path | None) -> ProfileReport:
-    """Profile `steps` steps of the run; the trace goes into `folder`, else here. Raises FrontError."""
+    """Profile `steps` steps of the run; the trace goes into `folder`, else here. Raises SessionError."""
     target = trace_path(scenario, folder)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FrontError(f"{target.parent}: cannot be written: {error.strerror}") from None
+        raise SessionError(f"{target.parent}: cannot be written: {error.strerror}") from None
     try:
         answer = await worker.profile(steps, str(target))
     except WorkerGone:
-        raise FrontError("the run ended before its profile was there") from None
+        raise SessionError("the run ended before its profile was there") from None
     if answer.report is None:
-        raise FrontError(answer.error or "no profile")
+        raise SessionError(answer.error or "no profile")
     return answer.report
 
 

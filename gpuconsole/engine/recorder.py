@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import RecordingWriter, without_command_lines
 
@@ -23,7 +23,7 @@ class Recorder:
         return str(self._writer.path) if self._writer else ""
 
     def toggle(self, path: Path | None, prelude: Iterable[AnyEvent]) -> Path | None:
-        """Begin with `prelude`, in `path` or a dated file here, and return the file; or end and return None. Raises FrontError."""
+        """Begin with `prelude`, in `path` or a dated file here, and return the file; or end and return None. Raises SessionError."""
         if self._writer is not None:
             self.close()
             return None
@@ -31,7 +31,7 @@ class Recorder:
         try:
             self._writer = RecordingWriter(target)
         except OSError as error:
-            raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
+            raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
         for event in prelude:
             self._writer.write(without_command_lines(event))
         return target

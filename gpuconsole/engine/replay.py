@@ -1,4 +1,4 @@
-"""A recorded session behind the same `Front`: its events fed to a store at the pace at which they happened."""
+"""A recorded session behind the same `SessionApi`: its events fed to a store at the pace at which they happened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.store import Store
 from gpuconsole.session.view import StoreReader, make_snapshot, make_view, write_snapshot
 from gpuconsole.wire.events import AnyEvent
@@ -75,37 +75,37 @@ class Replay(StoreReader):
         return []
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def stop(self) -> None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def set_knobs(self, changes: Knobs) -> None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def tune(self) -> Certificate:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     def end_tuning(self) -> None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def profile(self) -> ProfileReport:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def revert(self) -> None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     async def keep_baseline(self) -> str:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     def signal_process(self, process: Process, number: int) -> None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)
 
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(make_snapshot(self.store, self.store.environment), path, "gpuconsole-replay")
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
-        raise FrontError(A_RECORDING)
+        raise SessionError(A_RECORDING)

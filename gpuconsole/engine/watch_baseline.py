@@ -20,7 +20,7 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.run import Step
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from gpuconsole.session.figures.account import runq_ratio
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.store import Store
@@ -135,15 +135,15 @@ class Comparing:
     # --- keeping --------------------------------------------------------------------------------------------
 
     async def keep(self) -> str:
-        """Keep the current run: when it ends if it runs, where a second call takes that back. Raises FrontError."""
+        """Keep the current run: when it ends if it runs, where a second call takes that back. Raises SessionError."""
         record = self._store.record
         if record is None:
-            raise FrontError("there is no run to keep as a baseline")
+            raise SessionError("there is no run to keep as a baseline")
         run = record.run
         if run.state == "failed":
-            raise FrontError(f"run {run.id} failed: it is no baseline")
+            raise SessionError(f"run {run.id} failed: it is no baseline")
         if run.id in self._done:
-            raise FrontError(f"run {run.id} is kept as a baseline already")
+            raise SessionError(f"run {run.id} is kept as a baseline already")
         if record.closed_t is None and self._keeps != "chosen":
             return f"run {run.id} will be kept as a baseline when it ends (--save-baseline)"
         if record.closed_t is None:
@@ -152,7 +152,7 @@ class Comparing:
         lines, failures = len(self.kept), len(self.failed)
         await self._keep(record)
         if len(self.failed) > failures:
-            raise FrontError(self.failed[-1])
+            raise SessionError(self.failed[-1])
         return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is kept as a baseline already"
 
     async def _keep(self, record: RunRecord) -> None:

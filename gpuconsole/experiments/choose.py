@@ -48,7 +48,7 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_ch
         for suggestion in finding.suggestions:
             if any(changes == suggestion.changes and before == run.knobs for before, changes in tried):
                 continue
-            if suggestion.changes.keys() - turnable(suggestion.changes, allow_training_changes, only):
+            if suggestion.changes.keys() - tunable_knobs(suggestion.changes, allow_training_changes, only):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
             if most < (WORTH if in_place(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
@@ -91,7 +91,7 @@ def usual_s(changes: Knobs) -> float:
     return COLD_S if cold else LOADER_S if any(knob.loader for knob in of_knobs) else HOT_S
 
 
-def turnable(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:
+def tunable_knobs(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:
     """Those of `knobs` that may be turned."""
     load = {knob.name for knob in GROUPS["load"]}
     return {

@@ -19,7 +19,7 @@ from gpuconsole.model.scenario import Scenario
 from gpuconsole.processes.ranked import Launch
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 START_S = 300.0
 MOST_WORKERS = 8
@@ -35,10 +35,10 @@ class Sweeper:
         self._running: WorkerHandle | None = None
 
     async def run(self, points: list[Knobs], repeats: int, stop_settled: bool, on_update: Callable[[Sweep], None]) -> Sweep:
-        """Every point `repeats` times, after one round that warms up. Raises FrontError where nothing can be measured at all."""
+        """Every point `repeats` times, after one round that warms up. Raises SessionError where nothing can be measured at all."""
         cold = {self._key(point) for point in points}
         if len(cold) > MOST_WORKERS:
-            raise FrontError(f"{len(cold)} settings need a worker of their own: at most {MOST_WORKERS} at a time")
+            raise SessionError(f"{len(cold)} settings need a worker of their own: at most {MOST_WORKERS} at a time")
         begun = time.monotonic()
         through_loader = any(CATALOGUE[name].loader for point in points for name in point)
         free = self._device.id == "cpu" and not through_loader and not self._chosen.workload.serves
@@ -53,7 +53,7 @@ class Sweeper:
                     continue
                 try:
                     steps = await self._block(index + 1, point.knobs)
-                except (WorkerGone, FrontError) as problem:
+                except (WorkerGone, SessionError) as problem:
                     point.error = str(problem)
                 else:
                     sweep.unit = "tokens/s" if any(step.tokens for step in steps) else "samples/s"
@@ -63,7 +63,7 @@ class Sweeper:
                 on_update(sweep)
             settle(sweep.points)
         if all(point.error for point in sweep.points):
-            raise FrontError(sweep.points[0].error)
+            raise SessionError(sweep.points[0].error)
         return sweep
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class Sweeper:
         return repr(sorted((name, value) for name, value in point.items() if CATALOGUE[name].apply == "cold"))
 
     async def _block(self, arm: int, point: Knobs) -> list[Step]:
-        """The counted steps of one block under `point`. Raises WorkerGone, FrontError."""
+        """The counted steps of one block under `point`. Raises WorkerGone, SessionError."""
         worker = await self._worker(point)
         if worker is not self._running:
             await self._stand_still()
@@ -86,7 +86,7 @@ class Sweeper:
         worker.trial_steps.clear()
         answer = await worker.set_knobs({name: value for name, value in point.items() if CATALOGUE[name].apply == "hot"}, arm)
         if answer.error:
-            raise FrontError(answer.error)
+            raise SessionError(answer.error)
         plan = BlockPlan({**self._base, **point}, point)
         while True:
             counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
@@ -102,7 +102,7 @@ class Sweeper:
         self._running = None
 
     async def _worker(self, point: Knobs) -> WorkerHandle:
-        """The one that has the cold knobs of `point`, started when it is first needed. Raises WorkerGone, FrontError."""
+        """The one that has the cold knobs of `point`, started when it is first needed. Raises WorkerGone, SessionError."""
         key = self._key(point)
         if key not in self._workers:
             await self._stand_still()
@@ -117,7 +117,7 @@ class Sweeper:
                 async with asyncio.timeout(START_S):
                     await worker.next_steps()
             except TimeoutError:
-                raise FrontError(f"no step within {START_S:.0f} s") from None
+                raise SessionError(f"no step within {START_S:.0f} s") from None
             await worker.pause()
         worker = self._workers[key]
         if not worker.alive:
@@ -125,5 +125,5 @@ class Sweeper:
         notes = worker.last_started.notes if worker.last_started is not None else {}
         idle = [f"{name} has no effect: {notes[NO_EFFECT + name]}" for name in point if NO_EFFECT + name in notes]
         if idle:
-            raise FrontError("; ".join(idle))
+            raise SessionError("; ".join(idle))
         return worker

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.experiments.choose import HOT_S, Candidate, candidates, in_place, trial_s, turnable, usual_s
+from gpuconsole.experiments.choose import HOT_S, Candidate, candidates, in_place, trial_s, tunable_knobs, usual_s
 from gpuconsole.experiments.until_diagnosed import in_doubt, until_diagnosed
 from gpuconsole.model.experiments.certificate import Attempt, Certificate
 from gpuconsole.model.experiments.trial import Trial
@@ -19,7 +19,7 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import Busy, FrontError, View
+from gpuconsole.session.api import Busy, SessionError, View
 
 BUSY_S = 1.0
 AT_ONCE = 1.1
@@ -38,7 +38,7 @@ class Tunes(Protocol):
 
     def environment(self) -> Environment: ...
 
-    def look_only_for(self, knobs: Collection[str]) -> None: ...
+    def probe_only_for(self, knobs: Collection[str]) -> None: ...
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial: ...
 
@@ -85,21 +85,21 @@ class Tuner:
         self._earlier_s = self.certificate.elapsed_s
 
     async def run(self) -> Certificate:
-        """Until nothing is worth another trial, or the budget is used up. Raises FrontError when the run ends by itself."""
-        turning = turnable(self.certificate.start, self._allow, self.certificate.only)
-        if not turning:
+        """Until nothing is worth another trial, or the budget is used up. Raises SessionError when the run ends by itself."""
+        tunable = tunable_knobs(self.certificate.start, self._allow, self.certificate.only)
+        if not tunable:
             return await self._end("none of these knobs may be turned: they change what is learnt per step")
-        self._engine.look_only_for(turning)
+        self._engine.probe_only_for(tunable)
         try:
-            return await self._search(turning)
+            return await self._search(tunable)
         finally:
-            self._engine.look_only_for(())
+            self._engine.probe_only_for(())
 
-    async def _search(self, turning: Collection[str]) -> Certificate:
+    async def _search(self, tunable: Collection[str]) -> Certificate:
         while True:
-            run = await until_diagnosed(self._engine, lambda: self._enough(turning), turning=turning)
+            run = await until_diagnosed(self._engine, lambda: self._enough(tunable), tunable=tunable)
             if not self.certificate.end.keys() <= run.knobs.keys():
-                raise FrontError(f"{run.scenario} runs now")
+                raise SessionError(f"{run.scenario} runs now")
             found = self._candidates(run)
             if not found and self._left_s() > HOT_S:
                 if run.steady_from_s is not None and run.duration_s - run.steady_from_s < LOOKED_S:
@@ -115,11 +115,11 @@ class Tuner:
     def _candidates(self, run: Run) -> list[Candidate]:
         return candidates(run, self._tried(), self._allow, self.certificate.only)
 
-    def _enough(self, turning: Collection[str]) -> bool:
+    def _enough(self, tunable: Collection[str]) -> bool:
         """Whether the rest is not waited for: there is no time for a trial anyway, or what is known by now is worth one at once."""
-        return self._left_s() <= HOT_S or self._worth_at_once(turning)
+        return self._left_s() <= HOT_S or self._worth_at_once(tunable)
 
-    def _worth_at_once(self, turning: Collection[str]) -> bool:
+    def _worth_at_once(self, tunable: Collection[str]) -> bool:
         view = self._engine.view()
         run = view.run
         if run is None or run.steady_from_s is None or "step_s" not in run.signals or run.serves or view.probing:
@@ -129,7 +129,7 @@ class Tuner:
             return False
         predicted = best.suggestion.predicted_speedup
         much = predicted is not None and predicted.low >= AT_ONCE
-        return not in_doubt(run, turning) or (much and trial_s(best.changes, run) <= usual_s(best.changes))
+        return not in_doubt(run, tunable) or (much and trial_s(best.changes, run) <= usual_s(best.changes))
 
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:
@@ -137,7 +137,7 @@ class Tuner:
         except Busy:  # by somebody at the keys: it will end
             await asyncio.sleep(BUSY_S)
             return
-        except FrontError as refused:  # this change cannot be had here; another may
+        except SessionError as refused:  # this change cannot be had here; another may
             now = self._engine.view().run
             if now is None or now.state != "running":
                 raise

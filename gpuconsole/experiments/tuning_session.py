@@ -11,7 +11,7 @@ import msgspec
 from gpuconsole.experiments.tune import Tuner, Tunes
 from gpuconsole.model.experiments.certificate import Certificate, Tuning
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
 
 
@@ -23,7 +23,7 @@ class TuningSession:
         self._task: asyncio.Task[Certificate] | None = None
 
     async def run(self, scenario: str, given: Knobs, budget_s: float) -> Certificate:
-        """What was proven; also where it was ended by hand. `given`: with which knobs the run was started. Raises FrontError."""
+        """What was proven; also where it was ended by hand. `given`: with which knobs the run was started. Raises SessionError."""
         self.check_free()
         tuner = Tuner(self._engine, scenario, budget_s, given=given, on_change=lambda certificate: self._tell(certificate, budget_s, True))
         self._tell(tuner.certificate, budget_s, True)
@@ -42,9 +42,9 @@ class TuningSession:
             self._tell(tuner.certificate, budget_s, False)
 
     def end(self) -> None:
-        """Raises FrontError where there is none."""
+        """Raises SessionError where there is none."""
         if self._task is None:
-            raise FrontError("no tuning session is under way")
+            raise SessionError("no tuning session is under way")
         if not self._task.cancelling():
             self._task.cancel()
 
@@ -55,9 +55,9 @@ class TuningSession:
             await asyncio.wait([self._task])
 
     def check_free(self) -> None:
-        """Raises FrontError where a session is under way, unless it is the session that asks: what it proves must be what is in force."""
+        """Raises SessionError where a session is under way, unless it is the session that asks: what it proves must be what is in force."""
         if self._task is not None and asyncio.current_task() is not self._task:
-            raise FrontError("a tuning session is under way: x on its screen (t) ends it")
+            raise SessionError("a tuning session is under way: x on its screen (t) ends it")
 
     def close(self) -> None:
         if self._task is not None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpuconsole.diagnosis.engine import PROBE_OF, about
 from gpuconsole.model.run import Run
-from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.api import SessionError, View
 
 LOOK_S = 0.25
 SETTLED_S = 1.0
@@ -26,27 +26,27 @@ class Shows(Protocol):
 
 
 async def until_diagnosed(
-    front: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, turning: Collection[str] = ()
+    api: Shows, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, tunable: Collection[str] = ()
 ) -> Run:
-    """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises FrontError when the run has ended.
+    """The run, once its diagnosis stands, or `enough` says so. `seen` is shown every look. Raises SessionError when the run has ended.
 
-    With `turning`, as far as it may lead to a change of one of these knobs; other rules' doubts and probes are not waited for.
+    With `tunable`, as far as it may lead to a change of one of these knobs; other rules' doubts and probes are not waited for.
     """
     running_at = idle_at = time.monotonic()
     stood = 0.0
     before: list[str] = []
     while True:
         await asyncio.sleep(LOOK_S)
-        view = front.view()
+        view = api.view()
         run = view.run
         if run is None or run.state not in ("starting", "running"):
-            raise FrontError(run.error or f"the run has {run.state}" if run else "nothing is running")
+            raise SessionError(run.error or f"the run has {run.state}" if run else "nothing is running")
         seen(view)
         now_s, steady = time.monotonic(), run.steady_from_s is not None
         judged = steady and (run.serves or "step_s" in run.signals)  # what was found before is not about its steady steps
-        now = [one.rule for one in about(run.findings, turning) if one.state == "fires"]
-        quiet = turning or not view.probing
-        stood = stood + LOOK_S if judged and now == before and quiet and not in_doubt(run, turning) else 0.0
+        now = [one.rule for one in about(run.findings, tunable) if one.state == "fires"]
+        quiet = tunable or not view.probing
+        stood = stood + LOOK_S if judged and now == before and quiet and not in_doubt(run, tunable) else 0.0
         before = now
         if run.state == "starting":
             running_at = now_s
@@ -60,8 +60,8 @@ async def until_diagnosed(
             return run
 
 
-def in_doubt(run: Run, turning: Collection[str] = ()) -> bool:
-    """A rule (with `turning`, one that turns such a knob) waits for a probe that has not failed, or for its second look."""
-    findings = about(run.findings, turning)
+def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:
+    """A rule (with `tunable`, one that turns such a knob) waits for a probe that has not failed, or for its second look."""
+    findings = about(run.findings, tunable)
     probes = {PROBE_OF[signal] for one in findings for signal in one.missing if signal in PROBE_OF}
     return any(f"probe.{probe}" not in run.unavailable for probe in probes) or any("second look" in one.summary for one in findings)

@@ -9,7 +9,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.serving import Objective
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from gpuconsole.session.changes import is_cold
 
 NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
@@ -22,12 +22,12 @@ class ServingChoice(msgspec.Struct, frozen=True):
     objective: Objective | None = None
 
     def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
-        """Raises FrontError where torch is needed and missing: not for a model server that is not ours."""
+        """Raises SessionError where torch is needed and missing: not for a model server that is not ours."""
         elsewhere = chosen.workload.serves and (self.options.get("server_url") or knobs["server"] == "vllm")
         if not elsewhere and torch_version() is None:
-            raise FrontError(NO_TORCH)
+            raise SessionError(NO_TORCH)
 
     def check_change(self, changes: Knobs, run: Run) -> None:
-        """Raises FrontError for a flag of a server that was not started here."""
+        """Raises SessionError for a flag of a server that was not started here."""
         if is_cold(changes, run) and run.serves and self.options.get("server_url"):
-            raise FrontError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")
+            raise SessionError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")

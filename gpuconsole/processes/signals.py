@@ -8,26 +8,26 @@ import signal
 import psutil
 
 from gpuconsole.model.machine.process import Process
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 _SAME_S = 0.02
 """Start times are read in clock ticks of 10 ms."""
 
 
 def send_signal(process: Process, number: int) -> None:
-    """Raises FrontError with the reason when it cannot be done. Only one's own processes, unless one is root."""
+    """Raises SessionError with the reason when it cannot be done. Only one's own processes, unless one is root."""
     name = signal.Signals(number).name
     who = f"{process.pid} {process.name}".strip()
     if process.started <= 0:
-        raise FrontError(f"{who}: it cannot be seen from here (another container or user): {name} not sent")
+        raise SessionError(f"{who}: it cannot be seen from here (another container or user): {name} not sent")
     try:
         handle = psutil.Process(process.pid)
         if abs(handle.create_time() - process.started) > _SAME_S:
-            raise FrontError(f"{who} has ended; its pid belongs to another process now: {name} not sent")
+            raise SessionError(f"{who} has ended; its pid belongs to another process now: {name} not sent")
         if os.geteuid() != 0 and handle.uids().real != os.getuid():
-            raise FrontError(f"{who} belongs to {process.user or 'another user'}: only root may signal it")
+            raise SessionError(f"{who} belongs to {process.user or 'another user'}: only root may signal it")
         handle.send_signal(number)
     except psutil.NoSuchProcess:
-        raise FrontError(f"{who} has already ended") from None
+        raise SessionError(f"{who} has already ended") from None
     except psutil.AccessDenied:
-        raise FrontError(f"{who}: no permission to send {name}") from None
+        raise SessionError(f"{who}: no permission to send {name}") from None

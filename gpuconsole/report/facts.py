@@ -32,11 +32,11 @@ def device_of(view: View, metric: str) -> str:
 
 def silent_s(view: View, device: str) -> float:
     """For how long nothing has come of a device, when that is too long for its figures to be of now; else 0."""
-    heard = view.heard.get(device)
-    if heard is None or view.recording:
+    last_seen = view.last_seen.get(device)
+    if last_seen is None or view.recording:
         return 0.0
     period_s = max((state.period_s for state in view.sources.values()), default=1.0)
-    age_s = view.now - heard
+    age_s = view.now - last_seen
     return age_s if age_s > max(SILENT_S, 3 * period_s) else 0.0
 
 

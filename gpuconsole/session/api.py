@@ -1,7 +1,7 @@
 """The one interface through which a screen, or a headless command, reaches the runtime.
 
 `View` is an immutable picture of everything there is to show; taking one is cheap. A live engine and a replayed
-recording offer the same `Front`, so a screen cannot tell them apart except by `View.recording`.
+recording offer the same `SessionApi`, so a screen cannot tell them apart except by `View.recording`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.events import SourceState
 
 
-class FrontError(RuntimeError):
+class SessionError(RuntimeError):
     """An action that cannot be done now; the message is one line for the person at the screen."""
 
 
-class Busy(FrontError):
+class Busy(SessionError):
     """Something else is under way that excludes it; a moment later it may be had."""
 
 
@@ -39,7 +39,7 @@ class View(msgspec.Struct, frozen=True):
     current run uses (or would). `stage` says what a run is doing before its first step; `probing` names the probe under way.
     `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock, and `sampled` says when each of
     `latest` was taken; `substitutes` names the source of a value that did not come from the catalogued one. `processes_missing` gives, for devices that do not tell their processes, the reason.
-    `heard` says when anything last came of each device. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `tuning_at`: when `tuning` was last told. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
+    `last_seen` says when anything last came of each device. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `tuning_at`: when `tuning` was last told. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
     """
 
     now: float
@@ -65,7 +65,7 @@ class View(msgspec.Struct, frozen=True):
     wall: float = 0.0
     sampled: dict[str, float] = {}
     substitutes: dict[str, str] = {}
-    heard: dict[str, float] = {}
+    last_seen: dict[str, float] = {}
     processes: tuple[Process, ...] = ()
     processes_missing: dict[str, str] = {}
     links: tuple[Link, ...] = ()
@@ -78,7 +78,7 @@ class View(msgspec.Struct, frozen=True):
         return self.runs[-1] if self.runs else None
 
 
-class Front(Protocol):
+class SessionApi(Protocol):
     """What a screen may do."""
 
     def view(self) -> View:
@@ -98,7 +98,7 @@ class Front(Protocol):
         ...
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
-        """Run a scenario, ending the one that runs. Raises FrontError."""
+        """Run a scenario, ending the one that runs. Raises SessionError."""
         ...
 
     async def stop(self) -> None:
@@ -106,43 +106,43 @@ class Front(Protocol):
         ...
 
     async def set_knobs(self, changes: Knobs) -> None:
-        """Change hot knobs now, without proof. Raises FrontError."""
+        """Change hot knobs now, without proof. Raises SessionError."""
         ...
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
-        """Prove a change by paired blocks and keep it if it wins; returns the finished trial. Raises FrontError."""
+        """Prove a change by paired blocks and keep it if it wins; returns the finished trial. Raises SessionError."""
         ...
 
     async def tune(self) -> Certificate:
-        """Try what promises most, keep what wins, until nothing is left or time is up; returns what was proven. Raises FrontError."""
+        """Try what promises most, keep what wins, until nothing is left or time is up; returns what was proven. Raises SessionError."""
         ...
 
     def end_tuning(self) -> None:
-        """End the tuning session that runs: what has been kept by then stays. Raises FrontError."""
+        """End the tuning session that runs: what has been kept by then stays. Raises SessionError."""
         ...
 
     async def profile(self) -> ProfileReport:
-        """Take a profiler window of the run that runs, and keep it with the run. Raises FrontError."""
+        """Take a profiler window of the run that runs, and keep it with the run. Raises SessionError."""
         ...
 
     async def revert(self) -> None:
-        """Undo the last kept change. Raises FrontError."""
+        """Undo the last kept change. Raises SessionError."""
         ...
 
     async def keep_baseline(self) -> str:
-        """Keep the current run as a baseline, when it ends if it runs (a second call takes that back); says so in a line. Raises FrontError."""
+        """Keep the current run as a baseline, when it ends if it runs (a second call takes that back); says so in a line. Raises SessionError."""
         ...
 
     def signal_process(self, process: Process, number: int) -> None:
-        """Send signal `number` to exactly this process, not to a later one with its pid. Raises FrontError."""
+        """Send signal `number` to exactly this process, not to a later one with its pid. Raises SessionError."""
         ...
 
     def export(self, path: Path | None = None) -> Path:
-        """Write the snapshot; returns where. Raises FrontError."""
+        """Write the snapshot; returns where. Raises SessionError."""
         ...
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
-        """Begin (returns the file) or end (returns None) a recording. Raises FrontError."""
+        """Begin (returns the file) or end (returns None) a recording. Raises SessionError."""
         ...
 
     async def close(self) -> None:

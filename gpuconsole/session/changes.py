@@ -5,18 +5,18 @@ from __future__ import annotations
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.serving import within_live_limit
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 
 def checked(changes: Knobs, run: Run) -> Knobs:
-    """Those of `changes` that alter anything in `run`; raises FrontError when one is not allowed, or all are so already."""
+    """Those of `changes` that alter anything in `run`; raises SessionError when one is not allowed, or all are so already."""
     try:
         allowed = check_knobs(dict(changes), tuple(run.knobs), run.scenario)
     except KnobError as error:
-        raise FrontError(str(error)) from None
+        raise SessionError(str(error)) from None
     changed = {name: value for name, value in allowed.items() if run.knobs[name] != value}
     if not changed:
-        raise FrontError(f"{describe_changes(allowed)}: already so")
+        raise SessionError(f"{describe_changes(allowed)}: already so")
     return changed
 
 
@@ -26,6 +26,6 @@ def is_cold(changes: Knobs, run: Run) -> bool:
 
 
 def check_hot(changes: Knobs, run: Run, otherwise: str) -> None:
-    """Raises FrontError, which ends in `otherwise`, where a change needs another worker than that of `run`."""
+    """Raises SessionError, which ends in `otherwise`, where a change needs another worker than that of `run`."""
     if is_cold(changes, run):
-        raise FrontError(f"{describe_changes(changes)} {otherwise}")
+        raise SessionError(f"{describe_changes(changes)} {otherwise}")

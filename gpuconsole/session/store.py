@@ -72,7 +72,7 @@ class Store:
         self.latest: dict[str, float] = {}
         self.sampled: dict[str, float] = {}
         self.substitutes: dict[str, str] = {}
-        self.heard: dict[str, float] = {}
+        self.last_seen: dict[str, float] = {}
         self.processes: list[Process] = []
         self.processes_missing: dict[str, str] = {}
         self.links: list[Link] = []
@@ -137,7 +137,7 @@ class Store:
             case EnvironmentKnown():
                 self.environment = event.environment
             case Sample():
-                self.heard[event.device] = self.session_time(event.t)
+                self.last_seen[event.device] = self.session_time(event.t)
                 for metric, value in event.values.items():
                     self.add_point(metric, event.device, event.t, value)
                 if event.sources or self.substitutes:

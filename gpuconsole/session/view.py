@@ -12,7 +12,7 @@ from gpuconsole.model.files import write_whole
 from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot, encode
-from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.store import Store
 from gpuconsole.wire.events import (
@@ -52,7 +52,7 @@ def make_view(
         wall=store.wall0 + store.session_time(store.now) if store.wall0 else 0.0,
         sampled=dict(store.sampled),
         substitutes=dict(store.substitutes),
-        heard=dict(store.heard),
+        last_seen=dict(store.last_seen),
         processes=tuple(store.processes),
         processes_missing=dict(store.processes_missing),
         links=tuple(store.links),
@@ -95,7 +95,7 @@ def bucketed(store: Store, key: str, columns: int, seconds: float) -> list[float
 
 
 class StoreReader:
-    """What a front reads straight from its store, live or recorded."""
+    """What a api reads straight from its store, live or recorded."""
 
     store: Store
 
@@ -136,12 +136,12 @@ def make_snapshot(store: Store, environment: Environment) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:
-    """Write `snapshot` whole to `path`, or to a dated file of that stem here; returns where. Raises FrontError."""
+    """Write `snapshot` whole to `path`, or to a dated file of that stem here; returns where. Raises SessionError."""
     target = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json")
     try:
         write_whole(target, encode(snapshot))
     except OSError as error:
-        raise FrontError(f"{target}: cannot be written: {error.strerror}") from None
+        raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
     return target
 
 

@@ -1,4 +1,4 @@
-"""The console on the screen: one app over one `Front`."""
+"""The console on the screen: one app over one `SessionApi`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.report import facts
 from gpuconsole.report.run.trial import verdict_line
-from gpuconsole.session.api import Front, FrontError
+from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import driver_class
 from gpuconsole.tui.driver.screen import Cost
@@ -42,7 +42,7 @@ HANG_UP_S = 8.0
 
 
 class ConsoleApp(App[int]):
-    """Shows `front` and sends the keys to it. Colours are the terminal's own, also under NO_COLOR."""
+    """Shows `api` and sends the keys to it. Colours are the terminal's own, also under NO_COLOR."""
 
     TITLE = "gpuconsole"
     BINDINGS = [
@@ -59,7 +59,7 @@ class ConsoleApp(App[int]):
 
     def __init__(
         self,
-        front: Front,
+        api: SessionApi,
         refresh_hz: float = 2.0,
         scenario: str | None = None,
         *,
@@ -70,12 +70,12 @@ class ConsoleApp(App[int]):
         eco: bool = False,
         opening: Awaitable[None] | None = None,
     ) -> None:
-        """`eco`: one update in `ECO_S` seconds; keys are answered at once all the same. `opening`: the front is being opened already."""
+        """`eco`: one update in `ECO_S` seconds; keys are answered at once all the same. `opening`: the api is being opened already."""
         able = terminal()  # before Textual takes NO_COLOR out of the environment
         super().__init__(driver_class=driver_class(), ansi_color=True)
         self.able = able
         self.theme = "ansi-dark"
-        self.front = front
+        self.api = api
         self.closed = False
         self._period = ECO_S if eco else 1.0 / refresh_hz
         self._scenario = scenario
@@ -94,7 +94,7 @@ class ConsoleApp(App[int]):
     # --- life -----------------------------------------------------------------------------------------------
 
     def get_default_screen(self) -> Screen[None]:
-        return MainScreen(self.front, self.try_change)
+        return MainScreen(self.api, self.try_change)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,28 +112,28 @@ class ConsoleApp(App[int]):
                 loop.remove_signal_handler(number)
 
     async def _begin(self) -> None:
-        """Open the front; then start what was asked for, or ask."""
+        """Open the api; then start what was asked for, or ask."""
         if self._opening is not None:
             try:
                 await self._opening
-            except FrontError as error:  # asked for what is not there
+            except SessionError as error:  # asked for what is not there
                 self.exit(2, message=f"gpuconsole: {visible(str(error))}")
                 return
-        elif isinstance(self.front, Opens):
-            await self.front.open()
+        elif isinstance(self.api, Opens):
+            await self.api.open()
         if self._record is not None:
-            self._do(lambda: self.front.toggle_recording(self._record))
+            self._do(lambda: self.api.toggle_recording(self._record))
         if self._scenario is not None:
-            await self._guarded(self.front.start(self._scenario, self._knobs), None)
-        elif not self.front.view().runs and not self.front.view().recording:
+            await self._guarded(self.api.start(self._scenario, self._knobs), None)
+        elif not self.api.view().runs and not self.api.view().recording:
             self.action_open("scenarios")
-            if isinstance(self.front, Warms):
-                await self.front.warm()
+            if isinstance(self.api, Warms):
+                await self.api.warm()
         self.tick()
 
     def _look_for_data(self) -> None:
         """The first numbers are shown as soon as they are there."""
-        if self._leaving or self.front.view().latest:
+        if self._leaving or self.api.view().latest:
             self._first_look.stop()
             self.tick()
 
@@ -149,7 +149,7 @@ class ConsoleApp(App[int]):
             return
         if self._duration is not None:
             self._watch_duration(self._duration)
-        view, screen = self.front.view(), self.screen
+        view, screen = self.api.view(), self.screen
         self._since_shown = 0.0
         self._rest_s = 0.0 if facts.active(view) else min((state.period_s for state in view.sources.values()), default=0.0)
         if isinstance(screen, MainScreen | BackScreen):
@@ -157,7 +157,7 @@ class ConsoleApp(App[int]):
 
     def _watch_duration(self, seconds: float) -> None:
         """Stop the run once it has run for as long as was asked; kept changes do not begin the time anew."""
-        view = self.front.view()
+        view = self.api.view()
         if self._running_since is None:
             if view.state == "running":
                 self._running_since = view.now
@@ -169,14 +169,14 @@ class ConsoleApp(App[int]):
         await self._leave(0)
 
     async def _leave(self, code: int) -> None:
-        """Close the front, then the screen. A second call changes nothing."""
+        """Close the api, then the screen. A second call changes nothing."""
         if self._leaving:
             return
         self._leaving = True
         if self._timer is not None:
             self._timer.stop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.front.close(), CLOSE_S)
+            await asyncio.wait_for(self.api.close(), CLOSE_S)
         self.closed = True
         self.exit(code)
 
@@ -219,51 +219,51 @@ class ConsoleApp(App[int]):
 
     def _screen(self, name: str) -> BackScreen:
         """Each screen is imported when it is first opened, so that the main one is there the sooner."""
-        front = self.front
+        api = self.api
         match name:
             case "scenarios":
                 from gpuconsole.tui.screens.scenarios import ScenariosScreen
 
-                return ScenariosScreen(front, self.start)
+                return ScenariosScreen(api, self.start)
             case "knobs":
                 from gpuconsole.tui.screens.knobs import KnobsScreen
 
-                return KnobsScreen(front, self.apply, self.try_change)
+                return KnobsScreen(api, self.apply, self.try_change)
             case "details":
                 from gpuconsole.tui.screens.details import DetailsScreen
 
-                return DetailsScreen(front)
+                return DetailsScreen(api)
             case "history":
                 from gpuconsole.tui.screens.history import HistoryScreen
 
-                return HistoryScreen(front)
+                return HistoryScreen(api)
             case "device":
                 from gpuconsole.tui.screens.device import DeviceScreen
 
-                return DeviceScreen(front)
+                return DeviceScreen(api)
             case "processes":
                 from gpuconsole.tui.screens.processes import ProcessesScreen
 
-                return ProcessesScreen(front)
+                return ProcessesScreen(api)
             case "models":
                 from gpuconsole.tui.screens.models import ModelsScreen
 
-                return ModelsScreen(front)
+                return ModelsScreen(api)
             case "profile":
                 from gpuconsole.tui.screens.profile import ProfileScreen
 
-                return ProfileScreen(front, self.take_profile)
+                return ProfileScreen(api, self.take_profile)
             case "tuning":
                 from gpuconsole.tui.screens.tuning import TuningScreen
 
-                return TuningScreen(front, self.tune, self.end_tuning)
+                return TuningScreen(api, self.tune, self.end_tuning)
             case "topology":
                 from gpuconsole.tui.screens.topology import TopologyScreen
 
-                return TopologyScreen(front)
+                return TopologyScreen(api)
         from gpuconsole.tui.screens.help import HelpScreen
 
-        return HelpScreen(front)
+        return HelpScreen(api)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The command palette: what the keys do, by name."""
@@ -291,39 +291,39 @@ class ConsoleApp(App[int]):
     # --- actions --------------------------------------------------------------------------------------------
 
     def start(self, scenario: str) -> None:
-        self._act(self.front.start(scenario, {}))
+        self._act(self.api.start(scenario, {}))
 
     def apply(self, changes: Knobs) -> None:
-        self._act(self.front.set_knobs(changes), lambda _: f"applied {describe_changes(changes)}, without proof")
+        self._act(self.api.set_knobs(changes), lambda _: f"applied {describe_changes(changes)}, without proof")
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
-        self._act(self.front.try_change(changes, predicted), verdict_line)
+        self._act(self.api.try_change(changes, predicted), verdict_line)
 
     def tune(self) -> None:
-        self._act(self.front.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
+        self._act(self.api.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
 
     def end_tuning(self) -> None:
-        self._do(self.front.end_tuning)
+        self._do(self.api.end_tuning)
 
     def take_profile(self) -> None:
         self._act(
-            self.front.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
+            self.api.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
         )
 
     def action_revert(self) -> None:
-        self._act(self.front.revert(), lambda _: "reverted the last kept change")
+        self._act(self.api.revert(), lambda _: "reverted the last kept change")
 
     def action_stop(self) -> None:
-        self._act(self.front.stop())
+        self._act(self.api.stop())
 
     def action_keep_baseline(self) -> None:
-        self._act(self.front.keep_baseline(), lambda line: line)
+        self._act(self.api.keep_baseline(), lambda line: line)
 
     def action_record(self) -> None:
-        self._do(lambda: self.front.toggle_recording(), lambda path: f"recording to {path}" if path else "recording ended")
+        self._do(lambda: self.api.toggle_recording(), lambda path: f"recording to {path}" if path else "recording ended")
 
     def action_export(self) -> None:
-        self._do(lambda: self.front.export(), lambda path: f"snapshot written to {path}")
+        self._do(lambda: self.api.export(), lambda path: f"snapshot written to {path}")
 
     def tell(self, message: str, *, wrong: bool = False) -> None:
         """One line, as plain text whatever is in it."""
@@ -333,7 +333,7 @@ class ConsoleApp(App[int]):
         """An action that is done at once."""
         try:
             result = work()
-        except FrontError as error:
+        except SessionError as error:
             self.tell(str(error), wrong=True)
         else:
             if says is not None:
@@ -347,7 +347,7 @@ class ConsoleApp(App[int]):
     async def _guarded(self, work: Awaitable[T], says: Callable[[T], str] | None) -> None:
         try:
             result = await work
-        except FrontError as error:
+        except SessionError as error:
             self.tell(str(error), wrong=True)
         else:
             if says is not None:
@@ -363,9 +363,9 @@ def _give_up(code: int) -> None:
     os._exit(code)
 
 
-def run_app(front: Front, *, eco: bool = False) -> int:
+def run_app(api: SessionApi, *, eco: bool = False) -> int:
     """Show the console until the user quits. 0: all well, 1: the last run failed, 128 + n: ended by signal n."""
-    return asyncio.run(show(ConsoleApp(front, eco=eco)))
+    return asyncio.run(show(ConsoleApp(api, eco=eco)))
 
 
 async def show(app: ConsoleApp) -> int:
@@ -374,9 +374,9 @@ async def show(app: ConsoleApp) -> int:
         code = await app.run_async()
     finally:
         if not app.closed:
-            await app.front.close()
+            await app.api.close()
     app.call_off_watchdog()
     if app.return_code:  # the screen itself failed
         return app.return_code
-    run = app.front.view().run
+    run = app.api.view().run
     return code or (1 if run is not None and run.state == "failed" else 0)

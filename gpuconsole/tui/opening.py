@@ -1,4 +1,4 @@
-"""What a front may have beyond the `Front` interface: a beginning on the event loop."""
+"""What a api may have beyond the `SessionApi` interface: a beginning on the event loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Opens(Protocol):
-    """A front that has to be started on the event loop."""
+    """A api that has to be started on the event loop."""
 
     async def open(self) -> None: ...
 
 
 @runtime_checkable
 class Warms(Protocol):
-    """A front that can make its next start quicker."""
+    """A api that can make its next start quicker."""
 
     async def warm(self) -> None: ...

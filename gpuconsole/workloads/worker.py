@@ -53,10 +53,10 @@ FLUSH_S = 0.25
 """While a run is new, or was just asked for something: findings wait for what is sent. A message costs a training thread some 0.3 to 0.5 ms
 between two steps: 0.1 to 0.2 % of its time."""
 
-CALM_FLUSH_S = 0.5
+LOW_RATE_FLUSH_S = 0.5
 """As often as the screen is painted anew."""
 
-CALM_AFTER_S = 20.0
+LOW_RATE_AFTER_S = 20.0
 """From the first message on, or from the first after a command; by then a run's first findings are told."""
 
 TRIAL_FLUSH_S = 0.05
@@ -113,7 +113,7 @@ class Worker:
     def _flush_period_s(self) -> float:
         if self._loop.arm:
             return TRIAL_FLUSH_S
-        return CALM_FLUSH_S if self._loop.account.calm else FLUSH_S
+        return LOW_RATE_FLUSH_S if self._loop.account.low_rate else FLUSH_S
 
     def _serve(self, command: AnyCommand) -> None:
         self._loop.account.finish()  # so that no step from before it is told after it
@@ -130,7 +130,7 @@ class Worker:
             self._wait_for_resume(command)
         elif isinstance(command, Resume):
             self._loop.set_arm(command.arm)
-        self._stirred, self._loop.account.calm = None, False  # from its end on: it may have taken long
+        self._stirred, self._loop.account.low_rate = None, False  # from its end on: it may have taken long
 
     def _set_knobs(self, command: SetKnobs) -> None:
         """Answered once a first step has run with the change: what does not fit is refused, and the run goes on as before."""
@@ -257,7 +257,7 @@ class Worker:
         self._flushed = now()
         if self._stirred is None:
             self._stirred = self._flushed
-        self._loop.account.calm = self._flushed - self._stirred >= CALM_AFTER_S
+        self._loop.account.low_rate = self._flushed - self._stirred >= LOW_RATE_AFTER_S
         self._sending_s += self._flushed - start
 
     def _answer(self, event: Event) -> None:

@@ -27,8 +27,8 @@ def steady() -> Store:
     return store
 
 
-@pytest.mark.parametrize("turning", [(), ("num_threads", "precision")])
-def test_who_waits_to_turn_a_knob_waits_for_no_other_probes(turning: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("tunable", [(), ("num_threads", "precision")])
+def test_who_waits_to_turn_a_knob_waits_for_no_other_probes(tunable: tuple[str, ...]) -> None:
     store, made = steady(), list[str]()
 
     class Worker:
@@ -36,14 +36,14 @@ def test_who_waits_to_turn_a_knob_waits_for_no_other_probes(turning: tuple[str, 
             made.append(name)
 
     looking = Diagnosing(store, lambda event: None, lambda: None, asyncio.Lock())
-    looking.turning = turning
+    looking.tunable = tunable
 
     async def look_often() -> None:
         for _ in range(20):
             await looking.look(cast("Any", store.record), cast("Any", Worker()))
 
     asyncio.run(look_often())
-    if turning:
+    if tunable:
         assert set(made) == {"swap_threads", "swap_precision"}
     else:
         assert set(FIRST_PROBES) < set(made)

@@ -19,7 +19,7 @@ from gpuconsole.engine.replay import Replay
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import json_schema
 from gpuconsole.processes.worker import SCRATCH
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from tests.waiting import gone, until
 
 SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
@@ -69,7 +69,7 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
         await until(lambda: engine.view().state == "running")
         await engine.revert()
         assert engine.view().runs[-1].knobs["log_every"] == 1
-        with pytest.raises(FrontError, match="nothing to revert"):
+        with pytest.raises(SessionError, match="nothing to revert"):
             await engine.revert()
 
     with_engine(play)
@@ -124,16 +124,16 @@ def test_snapshot_and_recording_tell_the_same_session_in_which_bad_requests_chan
 
     async def play(engine: Engine) -> None:
         engine.toggle_recording(recording)
-        with pytest.raises(FrontError, match="nothing is running"):
+        with pytest.raises(SessionError, match="nothing is running"):
             await engine.try_change({"log_every": 5})
-        with pytest.raises(FrontError, match="did you mean 'train-gpt'"):
+        with pytest.raises(SessionError, match="did you mean 'train-gpt'"):
             await engine.start("train-gtp", {})
         await running(engine)
-        with pytest.raises(FrontError, match="no knob 'bath_size'"):
+        with pytest.raises(SessionError, match="no knob 'bath_size'"):
             await engine.set_knobs({"bath_size": 3})
-        with pytest.raises(FrontError, match="already so"):
+        with pytest.raises(SessionError, match="already so"):
             await engine.set_knobs({"batch_size": 2})
-        with pytest.raises(FrontError, match="needs a restart"):
+        with pytest.raises(SessionError, match="needs a restart"):
             await engine.set_knobs({"n_layer": 2})
         await engine.set_knobs({"batch_size": 4})
         run = engine.view().run
@@ -157,13 +157,13 @@ def test_snapshot_and_recording_tell_the_same_session_in_which_bad_requests_chan
     assert [run["summary"] for run in live["runs"]] == [run["summary"] for run in replayed["runs"]]
     view = replay.view()
     assert view.recording
-    with pytest.raises(FrontError, match="recording"):
+    with pytest.raises(SessionError, match="recording"):
         asyncio.run(replay.stop())
 
 
 def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     async def play(engine: Engine) -> None:
-        with pytest.raises(FrontError, match="cannot be written"):
+        with pytest.raises(SessionError, match="cannot be written"):
             engine.export(tmp_path / "no" / "such" / "folder.json")
         assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.replay import Replay
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from tests.engine.test_engine import running, with_engine
 from tests.waiting import until
 
@@ -19,12 +19,12 @@ def test_a_profile_excludes_changes_is_kept_with_the_run_and_ends_with_it(tmp_pa
 
     async def play(engine: Engine) -> None:
         engine.profile_dir = tmp_path / "traces"
-        with pytest.raises(FrontError, match="nothing is running"):
+        with pytest.raises(SessionError, match="nothing is running"):
             await engine.profile()
         await running(engine)
         window = asyncio.create_task(engine.profile(2))
         await until(lambda: engine.view().probing == "profiler")
-        with pytest.raises(FrontError, match="a profile is under way"):
+        with pytest.raises(SessionError, match="a profile is under way"):
             await engine.set_knobs({"batch_size": 4})
         report = await window
         assert engine.view().probing != "profiler"
@@ -41,7 +41,7 @@ def test_a_profile_excludes_changes_is_kept_with_the_run_and_ends_with_it(tmp_pa
         again = asyncio.create_task(engine.profile(20))
         await until(lambda: engine.view().probing == "profiler")
         await engine.stop()
-        with pytest.raises(FrontError, match="the run ended before its profile was there"):
+        with pytest.raises(SessionError, match="the run ended before its profile was there"):
             await again
 
     with_engine(play)
@@ -51,5 +51,5 @@ def test_a_profile_excludes_changes_is_kept_with_the_run_and_ends_with_it(tmp_pa
     assert shown is not None
     assert shown.profile is not None
     assert shown.profile.steps == 1
-    with pytest.raises(FrontError, match="recording"):
+    with pytest.raises(SessionError, match="recording"):
         asyncio.run(replay.profile())

@@ -16,7 +16,7 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import PHASES, RunState, Step
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from gpuconsole.session.store import Store
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, RunClosed, RunOpened, Started, Steps
 
@@ -207,7 +207,7 @@ def test_a_run_that_is_slower_is_not_kept_where_that_is_asked(folder: Path) -> N
 def test_the_key_keeps_a_run_when_it_ends_or_at_once_but_never_twice(folder: Path) -> None:
     async def body() -> None:
         session = Session()
-        with pytest.raises(FrontError, match="no run to keep"):
+        with pytest.raises(SessionError, match="no run to keep"):
             await session.comparing.keep()
         await session.run(state=None)
         assert await session.comparing.keep() == "run 1 will be kept as a baseline when it ends"
@@ -216,7 +216,7 @@ def test_the_key_keeps_a_run_when_it_ends_or_at_once_but_never_twice(folder: Pat
         await session.comparing.settled()
         assert not folder.exists()
         assert (await session.comparing.keep()).endswith(", 1 run")
-        with pytest.raises(FrontError, match="already"):
+        with pytest.raises(SessionError, match="already"):
             await session.comparing.keep()
         await session.run(state=None)
         await session.comparing.keep()
@@ -233,7 +233,7 @@ def test_what_is_no_measurement_is_not_kept(folder: Path) -> None:
         await session.run(n=6)
         assert session.comparing.failed == ["run 1 is not kept as a baseline: too few steady steps (4 blocks of them are needed)"]
         await session.run(state="failed")
-        with pytest.raises(FrontError, match="run 2 failed"):
+        with pytest.raises(SessionError, match="run 2 failed"):
             await session.comparing.keep()
 
     asyncio.run(body())

@@ -51,7 +51,7 @@ class Engine:
     def environment(self) -> Environment:
         return Environment()
 
-    def look_only_for(self, knobs: Collection[str]) -> None:
+    def probe_only_for(self, knobs: Collection[str]) -> None:
         self.looked_for.append(set(knobs))
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:

@@ -17,9 +17,9 @@ from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import Busy, FrontError, View
+from gpuconsole.session.api import Busy, SessionError, View
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
-from tests.tui.fake_front import view
+from tests.tui.fake_session import view
 from tests.waiting import until
 
 SLOW = Finding(
@@ -48,7 +48,7 @@ class Engine:
     def environment(self) -> Environment:
         return Environment()
 
-    def look_only_for(self, knobs: Collection[str]) -> None:
+    def probe_only_for(self, knobs: Collection[str]) -> None:
         pass
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
@@ -84,7 +84,7 @@ def test_it_ends_before_its_run_does_and_is_alone_until_then() -> None:
         session = TuningSession(Engine([]), lambda event: None)  # no findings: it looks on for ever
         work = asyncio.create_task(session.run("chatty-logging", {}, 60.0))
         await until(lambda: session._task is not None)
-        with pytest.raises(FrontError, match="a tuning session is under way"):
+        with pytest.raises(SessionError, match="a tuning session is under way"):
             session.check_free()
         await session.finish()
         session.check_free()

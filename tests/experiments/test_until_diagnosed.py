@@ -18,7 +18,7 @@ LACKING = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.concurrenc
 KNOWN = Finding("gpu.small_batch", "fires", "")
 
 
-class Front:
+class SessionApi:
     """Steady after `steady_s`, and judged `judged_s` after that; the probe's answer is there after `answer_s`, and until then it is `probing`,
     or not."""
 
@@ -42,32 +42,32 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(diagnosed, name, seconds)
 
 
-def told(front: Front, turning: tuple[str, ...] = ()) -> Run:
-    return asyncio.run(asyncio.wait_for(diagnosed.until_diagnosed(front, lambda: False, turning=turning), 20.0))
+def told(api: SessionApi, tunable: tuple[str, ...] = ()) -> Run:
+    return asyncio.run(asyncio.wait_for(diagnosed.until_diagnosed(api, lambda: False, tunable=tunable), 20.0))
 
 
 def test_a_probe_is_waited_for_however_long_the_run_took_to_be_steady() -> None:
-    assert told(Front(steady_s=0.8, answer_s=0.2)).findings == [KNOWN]
+    assert told(SessionApi(steady_s=0.8, answer_s=0.2)).findings == [KNOWN]
 
 
 def test_a_probe_that_is_under_way_is_waited_for() -> None:
-    assert told(Front(steady_s=0.1, answer_s=1.0, probing="batch_elasticity")).findings == [KNOWN]
+    assert told(SessionApi(steady_s=0.1, answer_s=1.0, probing="batch_elasticity")).findings == [KNOWN]
 
 
 def test_an_answer_that_does_not_come_is_given_up() -> None:
-    assert told(Front(steady_s=0.1, answer_s=60.0)).findings == [LACKING]
+    assert told(SessionApi(steady_s=0.1, answer_s=60.0)).findings == [LACKING]
 
 
 def test_so_is_a_run_that_is_never_steady() -> None:
-    assert told(Front(steady_s=60.0, answer_s=0.0)).steady_from_s is None
+    assert told(SessionApi(steady_s=60.0, answer_s=0.0)).steady_from_s is None
 
 
-@pytest.mark.parametrize("turning", [(), ("optim",)])
-def test_what_was_found_before_it_was_steady_is_not_believed(turning: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("tunable", [(), ("optim",)])
+def test_what_was_found_before_it_was_steady_is_not_believed(tunable: tuple[str, ...]) -> None:
     """Also where nothing is in doubt by then that anybody waits for."""
-    run = told(Front(steady_s=0.2, answer_s=0.4, judged_s=0.4), turning)
+    run = told(SessionApi(steady_s=0.2, answer_s=0.4, judged_s=0.4), tunable)
     assert (run.findings, run.signals.keys()) == ([KNOWN], {"step_s"})
 
 
 def test_a_doubt_that_leads_to_no_change_of_what_may_be_turned_is_not_waited_for() -> None:
-    assert told(Front(steady_s=0.1, answer_s=60.0, probing="batch_elasticity"), ("optim",)).findings == [LACKING]
+    assert told(SessionApi(steady_s=0.1, answer_s=60.0, probing="batch_elasticity"), ("optim",)).findings == [LACKING]

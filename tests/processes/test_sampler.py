@@ -16,7 +16,7 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.model.machine.process import Process
 from gpuconsole.processes import sampler as sampling
 from gpuconsole.processes.signals import send_signal
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 from tests.fakes.nvml.build import Script
 from tests.waiting import until
 
@@ -170,14 +170,14 @@ def test_a_signal_reaches_its_process_and_no_other() -> None:
     child = psutil.Popen(["sleep", "60"])
     try:
         other = Process(child.pid, "gpu:0", name="train", started=child.create_time() - 100)  # one that had this pid before
-        with pytest.raises(FrontError, match="its pid belongs to another process now"):
+        with pytest.raises(SessionError, match="its pid belongs to another process now"):
             send_signal(other, signal.SIGTERM)
         assert child.is_running()
         send_signal(process_of(child), signal.SIGTERM)
         assert child.wait(5) == -signal.SIGTERM
-        with pytest.raises(FrontError, match="has already ended"):
+        with pytest.raises(SessionError, match="has already ended"):
             send_signal(Process(child.pid, "gpu:0", started=1.0), signal.SIGTERM)
-        with pytest.raises(FrontError, match="cannot be seen from here"):
+        with pytest.raises(SessionError, match="cannot be seen from here"):
             send_signal(Process(4242, "gpu:0"), signal.SIGTERM)
     finally:
         if child.is_running():
@@ -189,7 +189,7 @@ def test_another_users_process_is_not_signalled_unless_root(monkeypatch: pytest.
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     child = psutil.Popen(["sleep", "60"])
     try:
-        with pytest.raises(FrontError, match="only root may signal it"):
+        with pytest.raises(SessionError, match="only root may signal it"):
             send_signal(process_of(child), signal.SIGTERM)
         assert child.is_running()
     finally:

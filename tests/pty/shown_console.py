@@ -1,4 +1,4 @@
-"""The console on a scripted front, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [moving|restless] [skeleton] [eco]`."""
+"""The console on a scripted api, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [moving|restless] [skeleton] [eco]`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 
 from gpuconsole.session.api import View
 from gpuconsole.tui import app, skeleton
-from tests.tui.fake_front import FakeFront, gpu_view
+from tests.tui.fake_session import FakeSession, gpu_view
 
 MOVES_S = 1.2
 NEWEST = "running 16:39"
-"""What the header shows of a moving front once it stands still."""
+"""What the header shows of a moving api once it stands still."""
 
 
-class MovingFront(FakeFront):
+class MovingFront(FakeSession):
     """Every number is another one at each look, for so long from the start on."""
 
     def __init__(self, moves_s: float) -> None:
@@ -52,10 +52,10 @@ def main(words: list[str]) -> int:
         skeleton.paint()
     if "plain" in words:
         app.driver_class = lambda: None
-    front = FakeFront(gpu_view())
+    api = FakeSession(gpu_view())
     if "moving" in words or "restless" in words:
-        front = MovingFront(MOVES_S if "moving" in words else math.inf)
-    return int(app.asyncio.run(app.show(Console(front, refresh_hz=40.0, eco="eco" in words))))
+        api = MovingFront(MOVES_S if "moving" in words else math.inf)
+    return int(app.asyncio.run(app.show(Console(api, refresh_hz=40.0, eco="eco" in words))))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:
         terminal.wait_for(*MAIN)
         wait_until(lambda: terminal.settle(), 10)
         before = len(terminal.raw)
-        deadline = time.monotonic() + 1.0  # forty looks at the front
+        deadline = time.monotonic() + 1.0  # forty looks at the api
         while time.monotonic() < deadline:
             terminal.read(0.05)
         assert len(terminal.raw) == before

@@ -20,7 +20,7 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.theme import STYLES
 from gpuconsole.wire.events import SourceState
-from tests.tui.fake_front import HOST, HOST_VALUES, FakeFront, gpu_view
+from tests.tui.fake_session import HOST, HOST_VALUES, FakeSession, gpu_view
 
 WALL = 1_795_246_000.0
 """The Unix time of these views."""
@@ -148,7 +148,7 @@ def box(
     )  # fmt: skip
 
 
-class BoxFront(FakeFront):
+class BoxFront(FakeSession):
     """Notes the signals that are asked for."""
 
     def signal_process(self, process: Process, number: int) -> None:
@@ -160,17 +160,17 @@ Body = Callable[[ConsoleApp, "Pilot[int]", BoxFront], Awaitable[None]]
 
 def on_box(shown: View, screen: Callable[[BoxFront], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxFront:
     """Run `body` with `screen` on top of an app that shows `shown`."""
-    front = BoxFront(shown)
+    api = BoxFront(shown)
 
     async def run() -> None:
-        app = ConsoleApp(front, refresh_hz=20.0)
+        app = ConsoleApp(api, refresh_hz=20.0)
         async with app.run_test(size=size, notifications=True) as pilot:
-            await app.push_screen(screen(front))
+            await app.push_screen(screen(api))
             await pilot.pause()
-            await body(app, pilot, front)
+            await body(app, pilot, api)
 
     asyncio.run(run())
-    return front
+    return api
 
 
 def text(rows: list[Row]) -> str:

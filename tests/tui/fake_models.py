@@ -8,7 +8,7 @@ from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Distribution, Rank
 from gpuconsole.session.api import View
-from tests.tui.fake_front import gpu_view
+from tests.tui.fake_session import gpu_view
 
 LONG_NOTE = "not measured: a CPU has no allocator that tells, and what it would tell differs from what the system counts"
 FIGURES = [

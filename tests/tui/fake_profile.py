@@ -6,7 +6,7 @@ import msgspec
 
 from gpuconsole.model.profile import CopyKind, Gap, OpClass, ProfileReport, TopOp
 from gpuconsole.session.api import View
-from tests.tui.fake_front import gpu_view
+from tests.tui.fake_session import gpu_view
 
 GPU_PROFILE = ProfileReport(
     steps=3,

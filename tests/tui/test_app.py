@@ -15,25 +15,25 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from gpuconsole.tui.widgets.zone import Zone
-from tests.tui.fake_front import SCENARIOS, STARVED, FakeFront, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
+from tests.tui.fake_session import SCENARIOS, STARVED, FakeSession, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_paint import HOSTILE, hostile_view
 from tests.waiting import until
 
-Body = Callable[[ConsoleApp, "Pilot[int]", FakeFront], Awaitable[None]]
+Body = Callable[[ConsoleApp, "Pilot[int]", FakeSession], Awaitable[None]]
 
 
-def on_screen(shown: View, body: Body, size: tuple[int, int] = (120, 40), front: FakeFront | None = None) -> FakeFront:
+def on_screen(shown: View, body: Body, size: tuple[int, int] = (120, 40), api: FakeSession | None = None) -> FakeSession:
     """Run `body` on an app that shows `shown`."""
-    front = front or FakeFront(shown)
+    api = api or FakeSession(shown)
 
     async def run() -> None:
-        app = ConsoleApp(front, refresh_hz=20.0)
+        app = ConsoleApp(api, refresh_hz=20.0)
         async with app.run_test(size=size, notifications=True) as pilot:
             await pilot.pause()
-            await body(app, pilot, front)
+            await body(app, pilot, api)
 
     asyncio.run(run())
-    return front
+    return api
 
 
 def text_of(app: ConsoleApp) -> str:
@@ -54,7 +54,7 @@ def zones(app: ConsoleApp) -> list[Zone]:
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (40, 12), (180, 50)])
 @pytest.mark.parametrize("shown", [gpu_view(), trial_view(), cpu_view(), failed_view()], ids=["gpu", "trial", "cpu", "failed"])
 def test_fits_any_size_and_resizes_back(shown: View, size: tuple[int, int]) -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         before = text_of(app)
         assert "gpuconsole" in before and "q quit" in before and "Diagnosis" in before
         for other in ((40, 12), (20, 6), size):
@@ -68,10 +68,10 @@ def test_fits_any_size_and_resizes_back(shown: View, size: tuple[int, int]) -> N
 
 
 def test_four_tiles_at_80_columns_and_eight_at_120() -> None:
-    async def narrow(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def narrow(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         assert [title in text_of(app) for title in ("SM active", "HBM used", "tokens/s", "p50", "PCIe")] == [True, True, True, True, False]
 
-    async def wide(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def wide(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         for title in ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "p50/99"):
             assert title in text_of(app)
 
@@ -80,31 +80,31 @@ def test_four_tiles_at_80_columns_and_eight_at_120() -> None:
 
 
 def test_keys_reach_the_front() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("enter")
         await shows(app, "1.50x win, kept")
         await pilot.press("down", "enter", "u", "r", "e", "b", "x")
-        await until(lambda: ("stop",) in front.calls)
+        await until(lambda: ("stop",) in api.calls)
 
-    front = on_screen(gpu_view(), body)
-    assert front.calls[:2] == [
+    api = on_screen(gpu_view(), body)
+    assert api.calls[:2] == [
         ("try_change", {"num_workers": 4}, Interval(1.45, 1.69)),
         ("try_change", {"num_workers": 2}, Interval(1.3, 1.5)),
     ]
-    assert {call[0] for call in front.calls[2:]} >= {"revert", "record", "export", "keep_baseline", "stop"}
+    assert {call[0] for call in api.calls[2:]} >= {"revert", "record", "export", "keep_baseline", "stop"}
 
 
 def test_the_tree_of_a_tuning_session_is_one_key_away() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("t")
         await shows(app, "looking for what limits it now")
-        front.shown = msgspec.structs.replace(front.shown, now=103.0)
+        api.shown = msgspec.structs.replace(api.shown, now=103.0)
         await shows(app, "81 of 300 s")  # 78 s at the last attempt, told 3 s ago
         await pilot.press("enter")
-        await until(lambda: ("tune",) in front.calls)
+        await until(lambda: ("tune",) in api.calls)
         await pilot.press("x")
-        await until(lambda: ("end_tuning",) in front.calls)
-        front.shown = tuned_view(under_way=False)
+        await until(lambda: ("end_tuning",) in api.calls)
+        api.shown = tuned_view(under_way=False)
         await shows(app, "gpuconsole run data-starved --set num_workers=4 --set log_every=20")
         await pilot.press("escape")
         await until(lambda: isinstance(app.screen, MainScreen))
@@ -113,21 +113,21 @@ def test_the_tree_of_a_tuning_session_is_one_key_away() -> None:
 
 
 def test_enter_means_what_was_selected_when_the_ranking_changes() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("down")
         run = msgspec.structs.replace(
-            front.shown.runs[-1], findings=[STARVED, msgspec.structs.replace(front.shown.runs[-1].findings[0], recoverable_ratio=0.9)]
+            api.shown.runs[-1], findings=[STARVED, msgspec.structs.replace(api.shown.runs[-1].findings[0], recoverable_ratio=0.9)]
         )
-        front.shown = msgspec.structs.replace(front.shown, runs=(front.shown.runs[0], run))
+        api.shown = msgspec.structs.replace(api.shown, runs=(api.shown.runs[0], run))
         await pilot.press("enter")
-        await until(lambda: front.calls)
+        await until(lambda: api.calls)
 
     assert on_screen(gpu_view(), body).calls[0][1] == {"num_workers": 2}
 
 
 def test_an_action_that_cannot_be_done_is_one_line() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
-        front.error = "nothing to revert: [/b] no change was kept"
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        api.error = "nothing to revert: [/b] no change was kept"
         await pilot.press("u", "e")
         await shows(app, "nothing to revert: [/b]")
 
@@ -135,7 +135,7 @@ def test_an_action_that_cannot_be_done_is_one_line() -> None:
 
 
 def test_picker_comes_first_when_nothing_runs() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await until(lambda: isinstance(app.screen, ScenariosScreen))
         await shows(app, "A GPT on plain text")
         await pilot.press("slash", *"logging")
@@ -143,35 +143,35 @@ def test_picker_comes_first_when_nothing_runs() -> None:
         await pilot.press("escape")
         await shows(app, "train-gpt")
         await pilot.press("down", "enter")
-        await until(lambda: isinstance(app.screen, MainScreen) and front.calls)
+        await until(lambda: isinstance(app.screen, MainScreen) and api.calls)
 
     assert on_screen(view(), body).calls[0] == ("start", "data-starved", {})
 
 
 def test_a_scenario_given_is_started_without_asking() -> None:
-    front = FakeFront(view())
+    api = FakeSession(view())
 
     async def run() -> None:
-        app = ConsoleApp(front, scenario="train-gpt", knobs={"batch_size": 2})
+        app = ConsoleApp(api, scenario="train-gpt", knobs={"batch_size": 2})
         async with app.run_test() as pilot:
             await pilot.pause()
-            await until(lambda: front.calls)
+            await until(lambda: api.calls)
             assert isinstance(app.screen, MainScreen)
 
     asyncio.run(run())
-    assert front.calls[0] == ("start", "train-gpt", {"batch_size": 2})
+    assert api.calls[0] == ("start", "train-gpt", {"batch_size": 2})
 
 
 def test_knobs_are_edited_then_applied_or_tried() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("k", "enter", "x", "enter")
         await shows(app, "batch_size: 'x' is not allowed; allowed: int 1..65536")
         await pilot.press("backspace", "1", "6", "enter")
         await shows(app, "8 -> 16")
         await pilot.press("a")
-        await until(lambda: front.calls)
+        await until(lambda: api.calls)
         await pilot.press("t")
-        await until(lambda: len(front.calls) == 2 and isinstance(app.screen, MainScreen))
+        await until(lambda: len(api.calls) == 2 and isinstance(app.screen, MainScreen))
 
     assert on_screen(gpu_view(), body).calls[:2] == [("set_knobs", {"batch_size": 16}), ("try_change", {"batch_size": 16}, None)]
 
@@ -181,7 +181,7 @@ def test_knobs_are_edited_then_applied_or_tried() -> None:
     [("d", "input.too_few_workers"), ("i", "gpu.sm_active_ratio"), ("h", "throughput, tokens/s"), ("question_mark", "Reading the screen")],
 )
 def test_other_screens_open_and_close(key: str, words: str) -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press(key)
         await shows(app, words)
         await pilot.press("pagedown", "end", "home", "down")
@@ -198,8 +198,8 @@ def test_other_screens_open_and_close(key: str, words: str) -> None:
 def test_text_from_outside_is_plain_and_harmless() -> None:
     scenario = msgspec.structs.replace(SCENARIOS[0], name=HOSTILE, title=HOSTILE, summary=HOSTILE)
 
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
-        front.error = HOSTILE
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        api.error = HOSTILE
         await pilot.press("u")
         await shows(app, "[/b] \\x1b[2J\\x07\\u202e")
         for key in ("s", "k", "d", "i", "h"):
@@ -208,17 +208,17 @@ def test_text_from_outside_is_plain_and_harmless() -> None:
             assert not any(char in text_of(app) for char in "\x1b\x07\u202e\r")
             await pilot.press("escape")
 
-    front = FakeFront(hostile_view())
-    front.list = [scenario]
-    on_screen(front.shown, body, front=front)
+    api = FakeSession(hostile_view())
+    api.list = [scenario]
+    on_screen(api.shown, body, api=api)
 
 
 def test_an_unchanged_view_refreshes_nothing() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
-        before, views = [zone.refreshed_rows for zone in zones(app)], front.views
-        await until(lambda: front.views >= views + 5)
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        before, views = [zone.refreshed_rows for zone in zones(app)], api.views
+        await until(lambda: api.views >= views + 5)
         assert [zone.refreshed_rows for zone in zones(app)] == before
-        front.shown = msgspec.structs.replace(front.shown, running_s=103.0)
+        api.shown = msgspec.structs.replace(api.shown, running_s=103.0)
         await shows(app, "running 01:43")
         changed = [zone.refreshed_rows - old for zone, old in zip(zones(app), before, strict=True)]
         assert sum(changed) == 1
@@ -227,13 +227,13 @@ def test_an_unchanged_view_refreshes_nothing() -> None:
 
 
 def test_a_hidden_screen_does_no_work() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         main = zones(app)
         await pilot.press("question_mark")
         await shows(app, "Reading the screen")
-        before, views = [zone.refreshed_rows for zone in main], front.views
-        front.shown = cpu_view()
-        await until(lambda: front.views >= views + 3)
+        before, views = [zone.refreshed_rows for zone in main], api.views
+        api.shown = cpu_view()
+        await until(lambda: api.views >= views + 3)
         assert [zone.refreshed_rows for zone in main] == before
 
     on_screen(gpu_view(), body)
@@ -241,7 +241,7 @@ def test_a_hidden_screen_does_no_work() -> None:
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
 def test_quit_closes_the_front(key: str) -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press(key)
         await until(lambda: app.closed)
         assert app.return_value == 0

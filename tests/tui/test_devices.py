@@ -23,8 +23,8 @@ from gpuconsole.report.machine.devices import (
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
-from tests.tui.fake_front import FakeFront, cpu_view, gpu_view, view
 from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text
+from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
 
@@ -40,7 +40,7 @@ def row_of(shown: View, metric: str, place: str = "gpu:0", width: int = WHOLE) -
 
 @pytest.mark.parametrize("shown", [BOX, box(64), gpu_view(), cpu_view(), view(devices=())], ids=["8", "64", "gpu", "cpu", "none"])
 def test_rows_are_as_wide_as_asked(shown: View) -> None:
-    front = FakeFront(shown)
+    api = FakeSession(shown)
     some = [name for name in places(shown) if name in ("gpu:0", "gpu:3", "gpu:5", "gpu:6/mig:2", "cpu", "console")]
     for width in (8, 23, 40, 59, 80, 97, 120, 200):
         for place in some:
@@ -50,9 +50,7 @@ def test_rows_are_as_wide_as_asked(shown: View) -> None:
                 assert_exact([paint_item(shown, item, width, n % 9 == 0) for n, item in enumerate(items)], width)
             for height in (0, 1, 2, 4):
                 item = next((item for item in items if item.metric), None)
-                assert_exact(
-                    paint_metric(shown, item, lambda key, columns: front.history(key, columns, 60.0), width, height), width, height
-                )
+                assert_exact(paint_metric(shown, item, lambda key, columns: api.history(key, columns, 60.0), width, height), width, height)
 
 
 def test_every_metric_is_there_once_with_its_unit_or_its_reason() -> None:
@@ -199,7 +197,7 @@ def test_names_that_mean_harm() -> None:
 
 
 def test_left_and_right_pick_the_device_and_keep_the_metric() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await shows(app, "gpu.sm_active_ratio: Share of time")
         await pilot.press("down", "down", "right", "tab")
         await shows(app, " gpu:2 ")
@@ -215,7 +213,7 @@ def test_left_and_right_pick_the_device_and_keep_the_metric() -> None:
 
 
 def test_filter_then_escape_clears_it_before_it_leaves() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("slash", *"ecc c", "enter")
         await shows(app, "filter: ecc c")
         assert "gpu.sm_active_ratio" not in text_of(app) and "gpu.ecc_corrected_lifetime" in text_of(app)
@@ -233,7 +231,7 @@ def test_filter_then_escape_clears_it_before_it_leaves() -> None:
 
 
 def test_everything_can_be_scrolled_to() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await shows(app, "source nvml has not answered")
         await pilot.press("end")
         await shows(app, "stuck for 1m01s")
@@ -246,12 +244,12 @@ def test_everything_can_be_scrolled_to() -> None:
 
 
 def test_a_device_that_goes_is_left() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("right")
         await shows(app, " gpu:1 ")
-        front.shown = cpu_view()
+        api.shown = cpu_view()
         await shows(app, "host.cores_busy")
-        front.shown = view(devices=())
+        api.shown = view(devices=())
         await pilot.press("right", "end", "pageup", "home", "slash", "x", "escape")
         await pilot.pause()
 

@@ -22,7 +22,7 @@ from gpuconsole.tui.driver.terminal import Colours, Terminal, terminal, why_no_s
 from gpuconsole.tui.driver.wanted import Effect, Wanted
 from gpuconsole.tui.driver.writer import Writer
 from gpuconsole.tui.widgets.tiles import tiles
-from tests.tui.fake_front import cpu_view, gpu_view
+from tests.tui.fake_session import cpu_view, gpu_view
 from tests.waiting import wait_until
 
 TRUE = Terminal(Colours.TRUE, False)

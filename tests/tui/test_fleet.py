@@ -12,8 +12,8 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.fleet import fleet_rows, paint_fleet
 from gpuconsole.session.api import View
-from tests.tui.fake_front import view
 from tests.tui.fake_gpu_box import assert_exact, box, text
+from tests.tui.fake_session import view
 
 MARKS = "▁▂▃▄▅▆▇█"
 

@@ -20,8 +20,8 @@ from gpuconsole.tui.screens.models import ModelsScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from gpuconsole.tui.widgets.scenarios import paint_picker
-from tests.tui.fake_front import FakeFront, gpu_view, view
 from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
+from tests.tui.fake_session import FakeSession, gpu_view, view
 from tests.tui.test_app import on_screen, shows, text_of
 from tests.waiting import until
 
@@ -31,7 +31,7 @@ def lines(rows: list[Row]) -> list[str]:
 
 
 def test_m_opens_the_models_and_what_is_behind_the_chosen_row() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("m")
         await until(lambda: isinstance(app.screen, ModelsScreen))
         await shows(app, "20 figures, 2 processes; rank 1 is the slowest, 2.29x the others")
@@ -92,14 +92,14 @@ def test_without_figures_it_says_why() -> None:
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_the_main_screen_tells_how_many_processes_and_how_far_they_lie_apart(size: tuple[int, int]) -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await shows(app, "2 processes")
         await shows(app, "where a step of rank 0 goes")
         await shows(app, "without communication: rank 1 90.0 ms, rank 0 40.0 ms")
-        front.shown = several_view(8)
+        api.shown = several_view(8)
         await shows(app, "8 processes")
         await shows(app, "rank 1 90.0 ms, the median of the other 7 40.0 ms")
-        front.shown = gpu_view()
+        api.shown = gpu_view()
         await until(lambda: "processes" not in text_of(app).splitlines()[0])
         assert "without communication" not in text_of(app)
 
@@ -117,7 +117,7 @@ def many_knobs() -> View:
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(size: tuple[int, int]) -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("k")
         await shows(app, f"3 set, {len(CATALOGUE) - 3} as by default")
         rows = text_of(app).splitlines()
@@ -144,11 +144,11 @@ def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_oth
 
 
 def test_a_knob_stays_chosen_when_its_row_moves() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("k", "down")
         await shows(app, "> optim")
-        run = msgspec.structs.replace(front.shown.runs[-1], knobs={**front.shown.runs[-1].knobs, "optim": "adamw_fused"})
-        front.shown = msgspec.structs.replace(front.shown, runs=(run,))
+        run = msgspec.structs.replace(api.shown.runs[-1], knobs={**api.shown.runs[-1].knobs, "optim": "adamw_fused"})
+        api.shown = msgspec.structs.replace(api.shown, runs=(run,))
         await until(lambda: any(row.startswith("> optim") and "adamw_fused" in row for row in text_of(app).splitlines()))
 
     on_screen(many_knobs(), body)
@@ -174,7 +174,7 @@ def at_once(app: ConsoleApp, keys: str) -> None:
 
 
 def test_keys_that_come_faster_than_the_focus_moves_are_not_lost_and_mean_nothing_else() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("s")
         await until(lambda: isinstance(app.screen, ScenariosScreen))
         at_once(app, "/qstarved")  # a q would end everything
@@ -182,7 +182,7 @@ def test_keys_that_come_faster_than_the_focus_moves_are_not_lost_and_mean_nothin
         at_once(app, "<" * 8)
         await until(lambda: app.screen.query_one(Input).value == "")
         at_once(app, "logging\n")
-        await until(lambda: ("start", "logging-heavy", {}) in front.calls)
+        await until(lambda: ("start", "logging-heavy", {}) in api.calls)
         await pilot.press("k")
         await until(lambda: isinstance(app.screen, KnobsScreen))
         at_once(app, "\n16\n")

@@ -30,8 +30,8 @@ from gpuconsole.tui.widgets.layout import plan
 from gpuconsole.tui.widgets.scenarios import matching, paint_picker
 from gpuconsole.tui.widgets.tile import paint_tiles
 from gpuconsole.tui.widgets.tiles import tiles
-from tests.tui.fake_front import H200, KNOBS, SCENARIOS, FakeFront, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
 from tests.tui.fake_models import several_view
+from tests.tui.fake_session import H200, KNOBS, SCENARIOS, FakeSession, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
 
 HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
 WIDTHS = (*range(40, 201, 7), 200)
@@ -56,13 +56,13 @@ def text(rows: list[Row]) -> str:
 def everything(shown: View, width: int) -> list[Row]:
     """What every painter makes of a view at one width."""
     rows: list[Row] = []
-    front = FakeFront(shown)
+    api = FakeSession(shown)
     for height in (12, 24, 40):
         layout = plan(width, height)
         rows += paint_header(shown, width, layout.header)
         rows += paint_tiles(
             tiles(shown, layout.all_tiles),
-            lambda key, columns: front.history(key, columns, 60.0),
+            lambda key, columns: api.history(key, columns, 60.0),
             width,
             layout.tiles_per_row,
             layout.tile_height,

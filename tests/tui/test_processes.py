@@ -23,8 +23,8 @@ from gpuconsole.report.names import plain, spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen
-from tests.tui.fake_front import view
 from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxFront, assert_exact, box, on_box, text
+from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
 
@@ -40,8 +40,8 @@ def with_processes(*processes: Process, gpus: int = 8) -> View:
     return msgspec.structs.replace(box(gpus), processes=processes)
 
 
-def screen(front: BoxFront) -> ProcessesScreen:
-    return ProcessesScreen(front)
+def screen(api: BoxFront) -> ProcessesScreen:
+    return ProcessesScreen(api)
 
 
 def pids(processes: tuple[Process, ...], choice: Choice) -> list[int]:
@@ -202,7 +202,7 @@ def selected(app: ConsoleApp) -> str:
 
 
 def test_keys_sort_and_turn_around() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         for key, words in (("s", "by SM, largest"), ("s", "by SM, smallest"), ("c", "by CPU, largest"), ("p", "by pid, smallest"),
                            ("n", "by name, a to z"), ("m", "by memory, largest"), ("m", "by memory, smallest")):  # fmt: skip
             await pilot.press(key)
@@ -212,29 +212,29 @@ def test_keys_sort_and_turn_around() -> None:
 
 
 def test_the_selection_holds_on_to_its_process() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("down", "down")
         assert " 4101 " in selected(app)
         await pilot.press("p")
         await until(lambda: " 4101 " in selected(app))
-        one = next(process for process in front.shown.processes if process.pid == 4101)
-        others = tuple(process for process in front.shown.processes if process is not one)
-        front.shown = msgspec.structs.replace(front.shown, processes=(*others, msgspec.structs.replace(one, memory_bytes=1)))
+        one = next(process for process in api.shown.processes if process.pid == 4101)
+        others = tuple(process for process in api.shown.processes if process is not one)
+        api.shown = msgspec.structs.replace(api.shown, processes=(*others, msgspec.structs.replace(one, memory_bytes=1)))
         await pilot.press("m")
         await until(lambda: " 4101 " in selected(app))
         later = msgspec.structs.replace(one, started=one.started + 99)  # the same pid, another process
-        front.shown = msgspec.structs.replace(front.shown, processes=(*others, later))
+        api.shown = msgspec.structs.replace(api.shown, processes=(*others, later))
         await until(lambda: selected(app) and " 4101 " not in selected(app))
-        front.shown = msgspec.structs.replace(front.shown, processes=())
+        api.shown = msgspec.structs.replace(api.shown, processes=())
         await shows(app, "No process holds a GPU.")
         await pilot.press("down", "enter", "k", "t", "end", "pageup")
-        assert not front.calls
+        assert not api.calls
 
     on_box(box(8), screen, body)
 
 
 def test_filter_then_escape_clears_it_before_it_leaves() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("slash", *"vllm", "enter")
         await shows(app, "2 of 12 on 2 devices")
         await shows(app, "filter: vllm")
@@ -254,7 +254,7 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
     long = "python " + " ".join(f"--option-{n} {'v' * 50}" for n in range(200)) + " --last"
     shown = with_processes(msgspec.structs.replace(RANK_0, command=long))
 
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("enter")
         await shows(app, "uid 1000")
         await pilot.press("end")
@@ -266,19 +266,19 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
         assert "--last" in text_of(app)
         await pilot.press("escape")
         await shows(app, "by memory")
-        assert isinstance(app.screen, ProcessesScreen) and not front.calls
+        assert isinstance(app.screen, ProcessesScreen) and not api.calls
 
     on_box(shown, screen, body, (80, 24))
 
 
 def test_a_signal_is_sent_only_after_a_yes() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         for no in ("n", "enter", "escape", "q"):
             await pilot.press("k")
             await shows(app, "send SIGTERM to 4100 python train.py")
             await pilot.press(no)
             await shows(app, "nothing was sent")
-        assert not front.calls and isinstance(app.screen, ProcessesScreen)
+        assert not api.calls and isinstance(app.screen, ProcessesScreen)
         await pilot.press("k", "y")
         await shows(app, "SIGTERM sent to 4100 python train.py")
         await pilot.press("k", "left_shift", "K")  # some terminals tell of the shift key by itself
@@ -290,13 +290,13 @@ def test_a_signal_is_sent_only_after_a_yes() -> None:
         await pilot.press("K")
         await shows(app, "nothing was sent")
 
-    front = on_box(box(8), screen, body, (80, 24))
-    assert front.calls[:2] == [("signal", 4100, RANK_0.started, signal.SIGTERM), ("signal", 4100, RANK_0.started, signal.SIGKILL)]
+    api = on_box(box(8), screen, body, (80, 24))
+    assert api.calls[:2] == [("signal", 4100, RANK_0.started, signal.SIGTERM), ("signal", 4100, RANK_0.started, signal.SIGKILL)]
 
 
 def test_a_refusal_is_one_line() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
-        front.error = "4100 python belongs to [/b]\x1b[2Jroot: only root may signal it"
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+        api.error = "4100 python belongs to [/b]\x1b[2Jroot: only root may signal it"
         await pilot.press("k", "y")
         await shows(app, "4100 python belongs to [/b]\\x1b[2Jroot: only root may signal it")
 
@@ -304,10 +304,10 @@ def test_a_refusal_is_one_line() -> None:
 
 
 def test_a_process_that_ends_before_the_answer_gets_no_signal() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("k")
         await shows(app, "send SIGTERM to 4100")
-        front.shown = msgspec.structs.replace(front.shown, processes=front.shown.processes[1:])
+        api.shown = msgspec.structs.replace(api.shown, processes=api.shown.processes[1:])
         await shows(app, "4100 has ended: nothing was sent")
         await pilot.press("y")
         await pilot.pause()
@@ -316,7 +316,7 @@ def test_a_process_that_ends_before_the_answer_gets_no_signal() -> None:
 
 
 def test_sixty_four_gpus_scroll() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("end")
         await until(lambda: "Xorg" in selected(app))
         await pilot.press("home", "pagedown", "pagedown")
@@ -336,12 +336,12 @@ import asyncio, msgspec
 from gpuconsole.tui.app import ConsoleApp
 from tests.tui.fake_gpu_box import BoxFront, WALL
 from tests.tui.test_processes import screen, hostile, with_processes, RANK_0
-front = BoxFront(with_processes(RANK_0, hostile(4101), hostile(4102), gpus=1))
+api = BoxFront(with_processes(RANK_0, hostile(4101), hostile(4102), gpus=1))
 class Shown(ConsoleApp):
     def on_mount(self):
         super().on_mount()
-        self.push_screen(screen(front))
-asyncio.run(Shown(front).run_async())
+        self.push_screen(screen(api))
+asyncio.run(Shown(api).run_async())
 """
 
 

@@ -16,8 +16,8 @@ from gpuconsole.report.run.roofline import NO_PEAK, Roof, paint_roofline, roof_o
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.profile import ProfileScreen
-from tests.tui.fake_front import H200, FakeFront, gpu_view, view
 from tests.tui.fake_profile import GPU_PROFILE, profiled_view
+from tests.tui.fake_session import H200, FakeSession, gpu_view, view
 from tests.tui.test_app import on_screen, shows, text_of
 from tests.tui.test_paint import HOSTILE
 from tests.waiting import until
@@ -98,20 +98,20 @@ def test_any_figures_fit_the_chart() -> None:
 
 
 def test_f_opens_the_screen_takes_a_window_and_shows_it() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
-        front.error = "the profiler is busy"
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        api.error = "the profiler is busy"
         await pilot.press("f")
         await until(lambda: isinstance(app.screen, ProfileScreen))
-        await until(lambda: ("profile",) in front.calls)
+        await until(lambda: ("profile",) in api.calls)
         await shows(app, "the profiler is busy")
         await shows(app, "No profile yet")
-        front.error = ""
-        front.shown = profiled_view(None, probing="profiler")
+        api.error = ""
+        api.shown = profiled_view(None, probing="profiler")
         await shows(app, "Profiling: a few ordinary steps")
-        front.shown = profiled_view()
+        api.shown = profiled_view()
         await shows(app, "roofline: 989 TFLOP/s")
         await pilot.press("f")
-        await until(lambda: front.calls.count(("profile",)) == 2)
+        await until(lambda: api.calls.count(("profile",)) == 2)
         await shows(app, "profiled 3 steps")
         await pilot.resize_terminal(80, 24)
         await shows(app, "rows 1-21")
@@ -122,10 +122,10 @@ def test_f_opens_the_screen_takes_a_window_and_shows_it() -> None:
 
 
 def test_a_profile_that_is_there_is_shown_and_none_is_taken() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: FakeFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("f")
         await shows(app, "ridge at 206 FLOP/byte")
-        assert ("profile",) not in front.calls
+        assert ("profile",) not in api.calls
 
     on_screen(profiled_view(), body)
     on_screen(profiled_view(recording=True), body)

@@ -11,8 +11,8 @@ from gpuconsole.report.machine.topology import Shown, extent, letters, paint_top
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.topology import TopologyScreen
-from tests.tui.fake_front import view
 from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text
+from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
 
@@ -97,7 +97,7 @@ def test_words_that_mean_harm() -> None:
 
 
 def test_keys_fold_and_scroll_both_ways() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], front: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await shows(app, "16 GPUs in 2 groups")
         await pilot.press("f")
         await shows(app, "more down and right")
@@ -111,7 +111,7 @@ def test_keys_fold_and_scroll_both_ways() -> None:
         await shows(app, "gpu:0 ")
         await pilot.press("f")
         await shows(app, "A  gpu:0-7")
-        front.shown = box(2)
+        api.shown = box(2)
         await shows(app, "gpu:0-1: NV18")
         await pilot.press("escape")
         await until(lambda: not isinstance(app.screen, TopologyScreen))

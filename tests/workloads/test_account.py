@@ -68,13 +68,13 @@ def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
 
 def test_a_run_left_alone_is_sampled_half_as_often() -> None:
     sampled = []
-    for calm in (False, True):
+    for low_rate in (False, True):
         account = StepAccount(ThreadTimes())
-        account.calm = calm
+        account.low_rate = low_rate
         for index in range(3000):
             account.end(1, 0, None, 0, 0)
             if index % 10 == 0:
-                sampled += [calm for step in account.take() if step.runq]
+                sampled += [low_rate for step in account.take() if step.runq]
                 account._walls.extend([0.01] * 31)  # what they took, had they done anything
     assert sampled.count(False) == pytest.approx(2 * sampled.count(True), rel=0.3)
 

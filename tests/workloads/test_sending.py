@@ -17,7 +17,7 @@ SELDOM_S = 0.4
 
 
 class Noting:
-    """Answers the first message of a calm run that came late with a command, and the sixth after that with the end."""
+    """Answers the first message of a run at its low rate that came late with a command, and the sixth after that with the end."""
 
     dropped = 0
 
@@ -31,7 +31,7 @@ class Noting:
         if not isinstance(event, MarkedSteps):
             return
         self.times.append(event.t)
-        if self._account.calm and self.gaps[-1] >= SELDOM_S and not self.asked_at:
+        if self._account.low_rate and self.gaps[-1] >= SELDOM_S and not self.asked_at:
             self.asked_at = len(self.times)
             self._inbox.put(Resume())
         if self.asked_at and len(self.times) == self.asked_at + 6:
@@ -47,8 +47,8 @@ class Noting:
 
 def test_a_run_that_is_left_alone_tells_of_itself_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.02)
-    monkeypatch.setattr(module, "CALM_FLUSH_S", SELDOM_S)
-    monkeypatch.setattr(module, "CALM_AFTER_S", 0.5)
+    monkeypatch.setattr(module, "LOW_RATE_FLUSH_S", SELDOM_S)
+    monkeypatch.setattr(module, "LOW_RATE_AFTER_S", 0.5)
     inbox = Inbox()
     loop = small_gpt_loop(tmp_path)
     channel = Noting(inbox, loop.account)

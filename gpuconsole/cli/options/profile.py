@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.options.common import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.profile import MOST_STEPS, STEPS
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 if TYPE_CHECKING:
     from gpuconsole.engine.engine import Engine
@@ -58,7 +58,7 @@ async def profile_once(engine: Engine, wanted: int, interrupted: asyncio.Event, 
         return
     try:
         window.result()
-    except FrontError as error:
+    except SessionError as error:
         say(f"profile: {error}")
 
 

@@ -6,7 +6,7 @@ from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_
 from gpuconsole.model.finding import Finding
 
 ID = "serve.frontend_cpu"
-TITLE = "The server's front end is short of CPU"
+TITLE = "The server's api end is short of CPU"
 BUSY = Threshold("busy", 0.7, "cores", "7 tenths of the one core that a process in Python has (tensward .7/.9; DIAGNOSIS I11)")
 FULL = 0.9
 LATER = Threshold("later", 1.2, "ratio", "tokens reach the client a fifth further apart than the engine makes them (DIAGNOSIS I11)")

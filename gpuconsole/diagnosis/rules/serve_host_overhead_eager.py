@@ -28,7 +28,7 @@ def check(case: Case) -> Finding:
     if running < least or roof >= ROOF.value:
         return clear(ID, TITLE, 0.0, tuple(evidence), "too little load to tell, or near its roof")
     if case.get("server.frontend_cpu_ratio", 0.0) >= serve_frontend_cpu.BUSY.value:
-        return clear(ID, TITLE, 0.0, tuple(evidence), "the front end is short of CPU: serve.frontend_cpu comes first")
+        return clear(ID, TITLE, 0.0, tuple(evidence), "the api end is short of CPU: serve.frontend_cpu comes first")
     busy = case.value("hw.busy_ratio")
     evidence.append(case.evidence("hw.busy_ratio", BUSY.value))
     level = (1 - busy) / (1 - BUSY.value)
@@ -72,7 +72,7 @@ RULE = Rule(
     text="""A decoding iteration is hundreds of small kernels. Launched one by one (enforce_eager) they take the host longer than the GPU, which is
 then idle in between: it runs a kernel for less than three quarters of the time although requests are running, and is far from the roof
 of its memory. CUDA graphs launch them all at once. Where graphs are on already, the same picture points at scheduling or sampling on the
-host. An idle GPU for want of requests, or behind a front end without CPU, is another matter.""",
+host. An idle GPU for want of requests, or behind a api end without CPU, is another matter.""",
     check=check,
     serving=True,
 )

@@ -28,7 +28,7 @@ class Board:
         self.clock = clock
         self.lock = threading.Lock()
         self.driver = ""
-        self.heard = clock()
+        self.last_seen = clock()
         self.down = "no sample has come yet"
         self.restarts = 0
         self.sources: dict[str, SourceState] = {}
@@ -46,7 +46,7 @@ class Board:
 
     def take(self, event: AnyEvent) -> None:
         with self.lock:
-            self.heard = self.clock()
+            self.last_seen = self.clock()
             match event:
                 case Hello():
                     self.sources = {}
@@ -75,7 +75,7 @@ class Board:
     def starting(self) -> None:
         """A sampler is about to be started: the silence before it does not count."""
         with self.lock:
-            self.heard = self.clock()
+            self.last_seen = self.clock()
 
     def stopped(self, reason: str) -> None:
         """The sampler is no more; what it said goes stale by itself."""
@@ -121,7 +121,7 @@ class Board:
         return max(STALE_S, STALE_PERIODS * max([self._interval_s, *(state.period_s for state in self.sources.values())]))
 
     def silence(self, now: float) -> float:
-        return now - self.heard
+        return now - self.last_seen
 
     @staticmethod
     def stuck_s(state: SourceState, now: float) -> float:

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from gpuconsole.report.cells import Row
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.widgets.bars import KeyBar, PageZone, TitleBar
 from gpuconsole.tui.widgets.keys import Keys
 
@@ -26,9 +26,9 @@ class BackScreen(Screen[None]):
     BINDINGS = [Binding("escape", "back", show=False)]
     OPENS: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, api: SessionApi) -> None:
         super().__init__()
-        self.front = front
+        self.api = api
 
     def on_key(self, event: events.Key) -> None:
         """Letters that come faster than the focus moves, as over a slow line, reach the field all the same.
@@ -60,9 +60,9 @@ class PageScreen(BackScreen):
     TITLE_TEXT = ""
     KEYS: Keys = ()
 
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
-        self._view = front.view()
+    def __init__(self, api: SessionApi) -> None:
+        super().__init__(api)
+        self._view = api.view()
         self._heading = TitleBar(self.TITLE_TEXT)
         self._body = PageZone(lambda width: self.paint(self._view, width), self._heading.say)
 

@@ -12,7 +12,7 @@ from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.report.machine.devices import Item, device_items, paint_item, paint_metric, paint_places, places, tally
 from gpuconsole.report.names import plain
 from gpuconsole.report.page import follow
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
@@ -44,9 +44,9 @@ class DeviceScreen(BackScreen):
     OPENS: ClassVar = {"slash": "filter"}
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
-        self._view = front.view()
+    def __init__(self, api: SessionApi) -> None:
+        super().__init__(api)
+        self._view = api.view()
         self._place = self._view.device
         self._needle = ""
         self._items: list[Item] = []
@@ -71,7 +71,7 @@ class DeviceScreen(BackScreen):
 
     def on_mount(self) -> None:
         self._filter.display = False
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def show(self, view: View) -> None:
         self._view = view
@@ -110,7 +110,7 @@ class DeviceScreen(BackScreen):
         return paint_metric(self._view, item, self._history, width, height)
 
     def _history(self, key: str, columns: int) -> list[float | None]:
-        return self.front.history(key, columns, columns * SECONDS_PER_COLUMN)
+        return self.api.history(key, columns, columns * SECONDS_PER_COLUMN)
 
     # --- keys -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import charts, facts
 from gpuconsole.report import units as format
 from gpuconsole.report.cells import Row, fill, line
-from gpuconsole.session.api import Front
+from gpuconsole.session.api import SessionApi
 from gpuconsole.tui.screens.base import BACK, BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
@@ -20,8 +20,8 @@ class HistoryScreen(BackScreen):
     BINDINGS = [Binding("r", "draw", show=False)]
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
+    def __init__(self, api: SessionApi) -> None:
+        super().__init__(api)
         self._heading = TitleBar("History")
         self._charts = DrawnZone(self._draw)
 
@@ -34,9 +34,9 @@ class HistoryScreen(BackScreen):
         self._charts.repaint()
 
     def _draw(self, width: int, height: int) -> list[Row]:
-        view = self.front.view()
+        view = self.api.view()
         metric, unit = facts.throughput_metric(view)
-        times, values = self.front.points(series_key(metric, view.device))
+        times, values = self.api.points(series_key(metric, view.device))
         self._heading.say(f"at {format.clock(view.now)} of the session; r draws again")
         serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2

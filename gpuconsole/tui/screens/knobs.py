@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, describe_changes, show
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 from gpuconsole.tui.widgets.knobs import Shown, paint_knobs
@@ -38,8 +38,8 @@ class KnobsScreen(BackScreen):
     OPENS: ClassVar = {"slash": "filter", "enter": "edit"}
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front, apply: Callable[[Knobs], None], try_change: Callable[[Knobs, Interval | None], None]) -> None:
-        super().__init__(front)
+    def __init__(self, api: SessionApi, apply: Callable[[Knobs], None], try_change: Callable[[Knobs, Interval | None], None]) -> None:
+        super().__init__(api)
         self._apply = apply
         self._try = try_change
         self._shown = Shown({}, {}, {})
@@ -57,7 +57,7 @@ class KnobsScreen(BackScreen):
 
     def on_mount(self) -> None:
         self._input.display = self._filter.display = False
-        self.show(self.front.view())
+        self.show(self.api.view())
         self._say_what_waits()
 
     def show(self, view: View) -> None:

@@ -14,7 +14,7 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.report import facts
 from gpuconsole.report.machine.fleet import fleet_rows
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
 from gpuconsole.tui.widgets.keys import MAIN
@@ -52,18 +52,18 @@ class MainScreen(Screen[None]):
         Binding("l", "app.open('topology')", show=False),
     ]
 
-    def __init__(self, front: Front, try_change: Callable[[Knobs, Interval | None], None]) -> None:
+    def __init__(self, api: SessionApi, try_change: Callable[[Knobs, Interval | None], None]) -> None:
         super().__init__()
-        self.front = front
+        self.api = api
         self._try = try_change
         self.selected = ""
         self._plan: Plan | None = None
-        self._header = HeaderZone(front, id="header")
-        self._fleet = FleetZone(front, id="fleet")
-        self._tiles = TilesZone(front, id="tiles")
-        self._phases = PhasesZone(front, id="phases")
-        self._diagnosis = DiagnosisZone(front, id="diagnosis")
-        self._runs = RunsZone(front, id="runs")
+        self._header = HeaderZone(api, id="header")
+        self._fleet = FleetZone(api, id="fleet")
+        self._tiles = TilesZone(api, id="tiles")
+        self._phases = PhasesZone(api, id="phases")
+        self._diagnosis = DiagnosisZone(api, id="diagnosis")
+        self._runs = RunsZone(api, id="runs")
         self._lower = Container(self._diagnosis, self._runs, id="lower")
 
     @property
@@ -79,13 +79,13 @@ class MainScreen(Screen[None]):
         yield KeyBar(MAIN)
 
     def on_mount(self) -> None:
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def on_screen_resume(self) -> None:
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def on_resize(self, event: events.Resize) -> None:
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def show(self, view: View) -> None:
         """A new picture of the session."""
@@ -125,15 +125,15 @@ class MainScreen(Screen[None]):
         self._runs.display = new.runs > 0
 
     def action_select(self, step: int) -> None:
-        known = list(facts.suggestions(self.front.view()))
+        known = list(facts.suggestions(self.api.view()))
         if known:
             at = known.index(self.selected) if self.selected in known else 0
             self.selected = known[max(0, min(len(known) - 1, at + step))]
-            self.show(self.front.view())
+            self.show(self.api.view())
 
     def chosen(self) -> Suggestion | None:
         """The suggestion that Enter would try."""
-        found = facts.suggestions(self.front.view()).get(self.selected)
+        found = facts.suggestions(self.api.view()).get(self.selected)
         return found[1] if found else None
 
     def action_try_selected(self) -> None:

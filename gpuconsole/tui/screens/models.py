@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 
 from gpuconsole.report.run.models import entries, paint_models, summary
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import BACK, BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
@@ -24,9 +24,9 @@ class ModelsScreen(BackScreen):
     ]
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
-        self._view = front.view()
+    def __init__(self, api: SessionApi) -> None:
+        super().__init__(api)
+        self._view = api.view()
         self._cursor = 0
         self._heading = TitleBar("Models and measurement")
         self._zone = DrawnZone(lambda width, height: paint_models(self._view, self._cursor, width, height))
@@ -37,7 +37,7 @@ class ModelsScreen(BackScreen):
         yield KeyBar((("up/down", "choose"), *BACK, ("?", "help")))
 
     def on_mount(self) -> None:
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def show(self, view: View) -> None:
         self._view = view

@@ -26,7 +26,7 @@ from gpuconsole.report.machine.processes import (
     title,
 )
 from gpuconsole.report.page import follow
-from gpuconsole.session.api import Front, FrontError, View
+from gpuconsole.session.api import SessionApi, SessionError, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, PageZone, TitleBar
 
@@ -64,9 +64,9 @@ class ProcessesScreen(BackScreen):
     OPENS: ClassVar = {"slash": "filter"}
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
-        self._view = front.view()
+    def __init__(self, api: SessionApi) -> None:
+        super().__init__(api)
+        self._view = api.view()
         self._choice = Choice()
         self._entries: list[Entry] = []
         self._selected: Id | None = None
@@ -94,7 +94,7 @@ class ProcessesScreen(BackScreen):
 
     def on_mount(self) -> None:
         self._filter.display = self._page.display = self._page_keys.display = False
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     # --- what is shown --------------------------------------------------------------------------------------
 
@@ -232,8 +232,8 @@ class ProcessesScreen(BackScreen):
 
     def _send(self, name: str, process: Process) -> None:
         try:
-            self.front.signal_process(process, signal.Signals[name])
-        except FrontError as error:
+            self.api.signal_process(process, signal.Signals[name])
+        except SessionError as error:
             self._answer(str(error), "alert")
         else:
             self._answer(f"{name} sent to {process.pid} {title(process, TITLE_ROOM)}", "accent")

@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.profile import paint_profile
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import PageScreen
 
 
@@ -19,8 +19,8 @@ class ProfileScreen(PageScreen):
     KEYS = (("f", "profile a few steps"),)
     BINDINGS = [Binding("f", "take", show=False)]
 
-    def __init__(self, front: Front, take: Callable[[], None]) -> None:
-        super().__init__(front)
+    def __init__(self, api: SessionApi, take: Callable[[], None]) -> None:
+        super().__init__(api)
         self._take = take
         self._painted: tuple[object, int, list[Row]] = (None, 0, [])
 

@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 from gpuconsole.report import facts
 from gpuconsole.report.cells import blank
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 from gpuconsole.tui.widgets.header import device_line
@@ -33,14 +33,14 @@ class ScenariosScreen(BackScreen):
     OPENS: ClassVar = {"slash": "filter"}
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front, start: Callable[[str], None]) -> None:
-        super().__init__(front)
+    def __init__(self, api: SessionApi, start: Callable[[str], None]) -> None:
+        super().__init__(api)
         self._start = start
-        self._all = front.scenarios()
+        self._all = api.scenarios()
         self._shown = self._all
         self._cursor = 0
-        self._scale = "gpu" if facts.device(front.view()).is_gpu else "cpu"
-        self._view = front.view()
+        self._scale = "gpu" if facts.device(api.view()).is_gpu else "cpu"
+        self._view = api.view()
         self._heading = TitleBar("Scenarios")
         self._device = DrawnZone(lambda width, height: [device_line(self._view, width), blank(width)])
         self._device.styles.height = 2
@@ -56,7 +56,7 @@ class ScenariosScreen(BackScreen):
 
     def on_mount(self) -> None:
         self._filter.display = False
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def show(self, view: View) -> None:
         self._view = view

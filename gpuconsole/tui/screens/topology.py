@@ -10,7 +10,7 @@ from textual.binding import Binding
 from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.topology import Shown, extent, paint_topology, read_net, wants_folding
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
 
@@ -33,9 +33,9 @@ class TopologyScreen(BackScreen):
     ]
     AUTO_FOCUS = ""
 
-    def __init__(self, front: Front) -> None:
-        super().__init__(front)
-        self._view = front.view()
+    def __init__(self, api: SessionApi) -> None:
+        super().__init__(api)
+        self._view = api.view()
         self._read: tuple[Sequence[Device], Sequence[Link]] = (self._view.devices, self._view.links)
         self._net = read_net(*self._read)
         self._folded: bool | None = None
@@ -49,7 +49,7 @@ class TopologyScreen(BackScreen):
         yield KeyBar(KEYS)
 
     def on_mount(self) -> None:
-        self.show(self.front.view())
+        self.show(self.api.view())
 
     def show(self, view: View) -> None:
         self._view = view

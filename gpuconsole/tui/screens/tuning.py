@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.tuning import paint_tuning
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import PageScreen
 
 
@@ -19,8 +19,8 @@ class TuningScreen(PageScreen):
     KEYS = (("enter", "begin"), ("x", "end it"))
     BINDINGS = [Binding("enter", "begin", show=False), Binding("x", "end", show=False)]
 
-    def __init__(self, front: Front, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        super().__init__(front)
+    def __init__(self, api: SessionApi, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        super().__init__(api)
         self._begin, self._end = begin, end
 
     def paint(self, view: View, width: int) -> list[Row]:

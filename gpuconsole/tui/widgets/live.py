@@ -7,7 +7,7 @@ from gpuconsole.report.machine.fleet import paint_fleet
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.phases import paint_phases
 from gpuconsole.report.run.runs import paint_runs
-from gpuconsole.session.api import Front, View
+from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.layout import Plan, plan
 from gpuconsole.tui.widgets.tile import paint_tiles
@@ -20,9 +20,9 @@ SECONDS_PER_COLUMN = 2.0
 class LiveZone(Zone):
     """A zone of the main screen. `view` is what it shows, `plan` the layout in force."""
 
-    def __init__(self, front: Front, *, id: str | None = None) -> None:
+    def __init__(self, api: SessionApi, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._front = front
+        self._front = api
         self.view: View | None = None
         self.plan: Plan = plan(80, 24)
 

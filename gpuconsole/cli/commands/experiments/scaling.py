@@ -17,7 +17,7 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import encode
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario on several numbers of processes, one after the other, and print the scaling efficiency.
 
@@ -83,7 +83,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> in
                     interrupted,
                 )
         return _report(engine, args, path)
-    except FrontError as error:
+    except SessionError as error:
         raise UsageError(str(error)) from None
     finally:
         progress.done()

@@ -32,7 +32,7 @@ from gpuconsole.model.knobs.knob import KnobError, Knobs, Value, show
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=1,2,4,8
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     target = writable(args.snapshot, "--snapshot")
     try:
         return asyncio.run(_main(args, chosen, knobs, vary, target))
-    except FrontError as error:
+    except SessionError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
 

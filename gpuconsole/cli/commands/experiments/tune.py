@@ -30,7 +30,7 @@ from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario, and make it faster: what the diagnosis suggests is tried, most gain per second of trial first; what is proven by
 paired measurement is kept, and the diagnosis made again, until nothing that is left promises 5 %.
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
     try:
         return asyncio.run(_main(args, knobs, target, resumed))
-    except FrontError as error:
+    except SessionError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
 
@@ -137,7 +137,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
         await engine.end_run("finished")
     finally:
         if args.snapshot is not None:
-            with contextlib.suppress(FrontError):
+            with contextlib.suppress(SessionError):
                 engine.export(args.snapshot)
         await engine.close()
     print(to_json(certificate) if args.json else "\n".join(lines(certificate)))
@@ -174,7 +174,7 @@ async def _tune(
         return tuner.certificate, False
     try:
         return tuning.result(), False
-    except FrontError as error:
+    except SessionError as error:
         tell(f"gpuconsole: {error}")
         tuner.certificate.stopped = str(error)
         heard(tuner.certificate)

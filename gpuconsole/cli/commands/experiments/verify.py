@@ -17,7 +17,7 @@ from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import visible
-from gpuconsole.session.api import FrontError
+from gpuconsole.session.api import SessionError
 
 EXAMPLES = """examples:
   gpuconsole verify tuned.json                 does it say what its own pairs of blocks say?
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--measure: {args.file} kept nothing")
     try:
         return _judge(certificate, asyncio.run(_measure(args, certificate)))
-    except FrontError as error:
+    except SessionError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
 
@@ -79,7 +79,7 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
         await engine.start(certificate.scenario, start)
         while (run := engine.view().run) is None or run.steady_from_s is None:
             if run is not None and run.state not in ("starting", "running"):
-                raise FrontError(run.error or f"the run has {run.state}")
+                raise SessionError(run.error or f"the run has {run.state}")
             await asyncio.sleep(0.25)
         trial = await engine.try_change(certificate.changed)
         await engine.end_run("finished")

@@ -18,7 +18,7 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import FrontError, View
+from gpuconsole.session.api import SessionError, View
 
 H200 = Device(
     "gpu:0",
@@ -192,8 +192,8 @@ def tuned_view(under_way: bool) -> View:
     return gpu_view(tuning=Tuning(made, 300.0, under_way), tuning_at=100.0, probing="batch_elasticity" if under_way else "")
 
 
-class FakeFront:
-    """A front that shows `shown` and only notes what it is asked to do."""
+class FakeSession:
+    """A api that shows `shown` and only notes what it is asked to do."""
 
     def __init__(self, shown: View) -> None:
         self.shown = shown
@@ -226,7 +226,7 @@ class FakeFront:
     def _call(self, *call: object) -> None:
         self.calls.append(call)
         if self.error:
-            raise FrontError(self.error)
+            raise SessionError(self.error)
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
         self._call("start", scenario, overrides)
