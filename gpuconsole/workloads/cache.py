@@ -1,13 +1,12 @@
-"""Where workloads keep what is made once per user."""
+"""The folder for files that a workload creates once per user."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+import platformdirs
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/gpuconsole`, made if need be."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuconsole"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """The user's cache folder for gpuconsole (`$XDG_CACHE_HOME/gpuconsole` where that variable is set). Created if missing. Raises OSError."""
+    return platformdirs.user_cache_path("gpuconsole", ensure_exists=True)
