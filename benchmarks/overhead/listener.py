@@ -7,15 +7,15 @@ import socket
 import sys
 import time
 
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_view
 from gpuconsole.wire.events import RunOpened, decode_event
 
 
 def main() -> None:
     ours = socket.socket(fileno=int(sys.argv[1]))
-    store = Store()
-    store.apply(RunOpened(time.monotonic(), "1", "overhead", "training.gpt", {}, "cpu"))
+    state = SessionState()
+    state.apply(RunOpened(time.monotonic(), "1", "overhead", "training.gpt", {}, "cpu"))
     selector = selectors.DefaultSelector()
     selector.register(ours, selectors.EVENT_READ)
     pending, looked = b"", 0.0
@@ -26,10 +26,10 @@ def main() -> None:
                 return
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                store.apply(decode_event(line))
+                state.apply(decode_event(line))
         if time.monotonic() - looked > 0.5:
             looked = time.monotonic()
-            make_view(store, environment=store.environment, device="cpu", probing="", recording=False, recording_to="", ended=False)
+            make_view(state, environment=state.environment, device="cpu", probing="", recording=False, recording_to="", ended=False)
 
 
 if __name__ == "__main__":

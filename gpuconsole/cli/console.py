@@ -48,7 +48,7 @@ def open_console(
 
     def save() -> None:
         """Whatever ends the console, a session with runs in it is not lost."""
-        if engine.store.records:
+        if engine.state.records:
             with contextlib.suppress(SessionError):
                 engine.export(snapshot or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.json"))
 

@@ -56,7 +56,7 @@ class HeadlessRun:
 
     async def _main(self) -> int:
         engine = live_engine(self._args)
-        for note in engine.store.notes:
+        for note in engine.state.notes:
             print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
         engine.listeners.append(self._heard)
         loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from gpuconsole.machine.environment import cores
 from gpuconsole.model.finding import Finding
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
@@ -37,11 +37,11 @@ class Diagnosing:
     """
 
     def __init__(
-        self, store: Store, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], busy: asyncio.Lock
+        self, state: SessionState, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], busy: asyncio.Lock
     ) -> None:
         self.probing = ""
         self.tunable: Collection[str] = ()
-        self._store = store
+        self._state = state
         self._emit = emit
         self._worker = worker
         self._busy = busy
@@ -60,7 +60,7 @@ class Diagnosing:
             await asyncio.sleep(self._pause_s())
             if self._busy.locked():
                 continue
-            record, worker = self._store.record, self._worker()
+            record, worker = self._state.record, self._worker()
             if record is None or worker is None or record.closed_t is not None:
                 continue
             await self.look(record, worker)
@@ -70,7 +70,7 @@ class Diagnosing:
             return SOON_S
         if self._more_due:
             return BETWEEN_PROBES_S
-        record = self._store.record
+        record = self._state.record
         return SOON_S if record is not None and record.steady_t is None else EVERY_S
 
     async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
@@ -78,14 +78,14 @@ class Diagnosing:
 
         A finding that waits for its second look is not kept waiting by a probe, nor is who wants to act on one that was just shown.
         """
-        record.refresh_summary(self._store.devices, LIVE_STEPS)
+        record.refresh_summary(self._state.devices, LIVE_STEPS)
         findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
         if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
             first = [one for one in due if one in FIRST_PROBES]
             for probe in first if due[:1] == first[:1] else due[:1]:
                 await self._run_probe(probe, worker)
-                if self._store.record is not record:
+                if self._state.record is not record:
                     return
             if due:
                 findings = self._judge(record)
@@ -104,15 +104,15 @@ class Diagnosing:
         return findings
 
     def _due(self, findings: list[Finding]) -> list[str]:
-        record = self._store.record
+        record = self._state.record
         first = () if record is None or record.run.serves or self.tunable else FIRST_PROBES
         wanted = wanted_probes(about(findings, self.tunable))
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         return [probe for probe in order if probe not in self._probed]
 
     def _case(self, record: RunRecord) -> Case:
-        memory = self._store.memory_used(record.run.device)
-        signals = record.signals(cores(), memory, WINDOW_S) | self._hardware.signals(self._store, record)
+        memory = self._state.memory_used(record.run.device)
+        signals = record.signals(cores(), memory, WINDOW_S) | self._hardware.signals(self._state, record)
         return Case(record.run.knobs, signals, record.run.serves)
 
     @contextlib.contextmanager

@@ -41,14 +41,14 @@ from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death, sweep_s
 from gpuconsole.session.api import Busy, SessionError, View
 from gpuconsole.session.changes import check_hot, checked, is_cold
 from gpuconsole.session.run import RunRecord
-from gpuconsole.session.store import Store
-from gpuconsole.session.view import StoreReader, make_snapshot, make_view, prelude, write_snapshot
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import StateReader, make_snapshot, make_view, prelude, write_snapshot
 from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note, RunClosed, RunOpened, TrialUpdate
 
 DEVICES_S = 3.0
 
 
-class Engine(StoreReader):
+class Engine(StateReader):
     """One session. Everything happens on one event loop; nothing here blocks it."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Engine(StoreReader):
         """
         self._workers = Workers(nodes or Launch(1), self._worker_ended, self.note)
         self._serving = serving or ServingChoice()
-        self.store = Store()
+        self.state = SessionState()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
         self._wanted_device = device
@@ -83,8 +83,8 @@ class Engine(StoreReader):
         self._trial_over = asyncio.Event()
         self._challenger: WorkerHandle | None = None
         self._trying = False
-        self._diagnosing = Diagnosing(self.store, self._emit, lambda: self._worker, self._busy)
-        self.comparing = Comparing(self.store, self._emit, keeps)
+        self._diagnosing = Diagnosing(self.state, self._emit, lambda: self._worker, self._busy)
+        self.comparing = Comparing(self.state, self._emit, keeps)
         self._kept: list[tuple[Knobs, Knobs]] = []
         self._given: Knobs = {}
         self._closing = False
@@ -133,24 +133,24 @@ class Engine(StoreReader):
 
     def environment(self) -> Environment:
         return msgspec.structs.replace(
-            fingerprint(self.store.devices, self.store.driver, self.store.cuda, self._wanted_device or self.device().id),
+            fingerprint(self.state.devices, self.state.driver, self.state.cuda, self._wanted_device or self.device().id),
             price_per_hour=self._price_per_hour,
         )
 
     def device(self) -> Device:
         """What runs use: the device asked for, else the first GPU, else the CPU."""
         try:
-            return choose_device(self.store.devices, self._wanted_device, self.store.lost)
+            return choose_device(self.state.devices, self._wanted_device, self.state.lost)
         except DeviceChoiceError as error:
             raise SessionError(str(error)) from None
 
     # --- the SessionApi ------------------------------------------------------------------------------------------
 
     def view(self) -> View:
-        self.store.now = time.monotonic()
+        self.state.now = time.monotonic()
         return make_view(
-            self.store,
-            environment=self.environment() if not self.store.environment.host else self.store.environment,
+            self.state,
+            environment=self.environment() if not self.state.environment.host else self.state.environment,
             device=self._wanted_device or self.device().id,
             probing=self._diagnosing.probing,
             recording=False,
@@ -280,15 +280,15 @@ class Engine(StoreReader):
         send_signal(process, number)
 
     def snapshot(self) -> Snapshot:
-        self.store.now = max(self.store.now, time.monotonic())
-        return make_snapshot(self.store, self.environment())
+        self.state.now = max(self.state.now, time.monotonic())
+        return make_snapshot(self.state, self.environment())
 
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(self.snapshot(), path)
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         last_started = self._worker.last_started if self._worker else None
-        return self._recorder.toggle(path, prelude(self.store, self.environment(), last_started))
+        return self._recorder.toggle(path, prelude(self.state, self.environment(), last_started))
 
     def note(self, text: str) -> None:
         """One line for the person at the screen, and for a recording."""
@@ -298,15 +298,15 @@ class Engine(StoreReader):
 
     def _emit(self, event: AnyEvent) -> None:
         """The one place where the session changes."""
-        self.store.apply(event)
+        self.state.apply(event)
         for listener in self.listeners:
             listener(event)
         if isinstance(event, Devices):
             self._devices_known.set()
-            if self.store.environment.host:  # what was known of the machine was without these devices
+            if self.state.environment.host:  # what was known of the machine was without these devices
                 self._emit(EnvironmentKnown(event.t, self.environment()))
         if ended := self._recorder.write(event):
-            self.store.apply(Note(time.monotonic(), ended, "error"))
+            self.state.apply(Note(time.monotonic(), ended, "error"))
 
     # --- children -------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class Engine(StoreReader):
             self._close_run("finished")
 
     def _running(self) -> tuple[RunRecord, WorkerHandle]:
-        record = self.store.record
+        record = self.state.record
         if record is None or self._worker is None or record.run.state != "running":
             raise SessionError("nothing is running")
         return record, self._worker
@@ -345,21 +345,21 @@ class Engine(StoreReader):
 
     def _open_run(self, knobs: Knobs, device: str, changes: Knobs) -> None:
         assert self._scenario is not None
-        run, scenario = str(len(self.store.records) + 1), self._scenario
+        run, scenario = str(len(self.state.records) + 1), self._scenario
         objective = self._serving.objective if scenario.workload.serves else None
         self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device, changes, objective))
         self._diagnosing.begin()
-        self.comparing.begin(scenario, next((one for one in self.store.devices if one.id == device), Device(device, "")))
+        self.comparing.begin(scenario, next((one for one in self.state.devices if one.id == device), Device(device, "")))
 
     def _close_run(self, state: RunState, error: str | None = None) -> None:
-        record = self.store.record
+        record = self.state.record
         if record is not None and record.closed_t is None:
             self._emit(RunClosed(time.monotonic(), record.run.id, state, error))
             self.comparing.ended(record)
 
     def _next(self, changes: Knobs, worker: WorkerHandle) -> None:
         """A change is kept: this run ends, and the same work goes on as the next."""
-        record = self.store.record
+        record = self.state.record
         if record is None or record.closed_t is not None:
             return
         self._close_run("finished")
@@ -370,7 +370,7 @@ class Engine(StoreReader):
 
     async def _try(self, record: RunRecord, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         _, baseline = self._running()
-        trial = Trial(id=str(len(self.store.trials) + 1), baseline_run=record.run.id, changes=changes, predicted=predicted)
+        trial = Trial(id=str(len(self.state.trials) + 1), baseline_run=record.run.id, changes=changes, predicted=predicted)
         self._on_trial(trial)
         self._trial_over.clear()
         self._trial = asyncio.create_task(self._run_trial(trial, record, baseline, keep, limits))

@@ -28,10 +28,10 @@ def publish(engine: Engine, host: str, port: int, token: bytes | None, interval_
 
 def _workload(engine: Engine, t: float) -> Sample:
     """The workload's present values, as a reader of its own tells them."""
-    store = engine.store
-    device = store.record.run.device if store.record else ""
+    state = engine.state
+    device = state.record.run.device if state.record else ""
     ending = f"{{device={device}}}"
     values = {
-        key.removesuffix(ending): value for key, value in store.latest.items() if key.startswith("workload.") and key.endswith(ending)
+        key.removesuffix(ending): value for key, value in state.latest.items() if key.startswith("workload.") and key.endswith(ending)
     }
     return Sample(t, device, values, dict.fromkeys(values, _READER))

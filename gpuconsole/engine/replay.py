@@ -1,4 +1,4 @@
-"""A recorded session behind the same `SessionApi`: its events fed to a store at the pace at which they happened."""
+"""A recorded session behind the same `SessionApi`: its events fed to a state at the pace at which they happened."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.session.api import SessionError, View
-from gpuconsole.session.store import Store
-from gpuconsole.session.view import StoreReader, make_snapshot, make_view, write_snapshot
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import StateReader, make_snapshot, make_view, write_snapshot
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import read_recording
 
 A_RECORDING = "this is a recording: nothing runs that could be changed"
 
 
-class Replay(StoreReader):
+class Replay(StateReader):
     """Plays a recording's events; `speed` 0 plays them all at once. Reading the file raises RecordingError, OSError."""
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
-        self.store = Store()
+        self.state = SessionState()
         self._events: list[AnyEvent] = list(read_recording(path))
         self._speed = speed
         self._position = 0
@@ -55,14 +55,14 @@ class Replay(StoreReader):
 
     def _play_until(self, t: float) -> None:
         while not self.ended and self._events[self._position].t <= t:
-            self.store.apply(self._events[self._position])
+            self.state.apply(self._events[self._position])
             self._position += 1
 
     def view(self) -> View:
-        environment = self.store.environment
-        devices = self.store.devices
+        environment = self.state.environment
+        devices = self.state.devices
         return make_view(
-            self.store,
+            self.state,
             environment=environment,
             device=devices[0].id if devices else "cpu",
             probing="",
@@ -105,7 +105,7 @@ class Replay(StoreReader):
         raise SessionError(A_RECORDING)
 
     def export(self, path: Path | None = None) -> Path:
-        return write_snapshot(make_snapshot(self.store, self.store.environment), path, "gpuconsole-replay")
+        return write_snapshot(make_snapshot(self.state, self.state.environment), path, "gpuconsole-replay")
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         raise SessionError(A_RECORDING)

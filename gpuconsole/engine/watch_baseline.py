@@ -23,7 +23,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.figures.account import runq_ratio
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, Compared, Note
 
 EVERY_S = 1.0
@@ -66,10 +66,10 @@ def look_up(key: BaselineKey, knobs: Knobs) -> LookedUp:
 class Comparing:
     """Drives comparison for the engine. `kept` and `failed` are lines about runs that were to be kept."""
 
-    def __init__(self, store: Store, emit: Callable[[AnyEvent], None], keeps: Keeps) -> None:
+    def __init__(self, state: SessionState, emit: Callable[[AnyEvent], None], keeps: Keeps) -> None:
         self.kept: list[str] = []
         self.failed: list[str] = []
-        self._store = store
+        self._state = state
         self._emit = emit
         self._keeps = keeps
         self._keys: dict[str, BaselineKey] = {}
@@ -81,10 +81,10 @@ class Comparing:
 
     def begin(self, scenario: Scenario, device: Device) -> None:
         """A new run: look up its baseline, away from the event loop."""
-        record = self._store.record
+        record = self._state.record
         assert record is not None
         run = record.run
-        self._keys[run.id] = key_of(scenario, run.knobs, device, self._store.environment)
+        self._keys[run.id] = key_of(scenario, run.knobs, device, self._state.environment)
         self._background.start(self._look_up(record))
 
     async def _look_up(self, record: RunRecord) -> None:
@@ -101,7 +101,7 @@ class Comparing:
     async def forever(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            record = self._store.record
+            record = self._state.record
             if record is not None and record.closed_t is None and record.steady_t is not None:
                 others = self._others.setdefault(record.run.id, OthersLoad())
                 await others.look()
@@ -130,13 +130,13 @@ class Comparing:
 
     def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun:
         others = self._others.get(record.run.id)
-        return measured(record, self._store, limit, others.ratio if others else None)
+        return measured(record, self._state, limit, others.ratio if others else None)
 
     # --- keeping --------------------------------------------------------------------------------------------
 
     async def keep(self) -> str:
         """Keep the current run: when it ends if it runs, where a second call takes that back. Raises SessionError."""
-        record = self._store.record
+        record = self._state.record
         if record is None:
             raise SessionError("there is no run to keep as a baseline")
         run = record.run
@@ -181,7 +181,7 @@ class Comparing:
         await self._background.settled()
 
 
-def measured(record: RunRecord, store: Store, limit: int | None, others: float | None) -> BaselineRun:
+def measured(record: RunRecord, state: SessionState, limit: int | None, others: float | None) -> BaselineRun:
     """What a run has shown over its last `limit` steady steps (None: all) beside the load of `others`; without rates before it is steady."""
     steps, run = record.steady_steps(limit), record.run
     summary = run.summary
@@ -197,7 +197,7 @@ def measured(record: RunRecord, store: Store, limit: int | None, others: float |
         memory_peak_bytes=summary.memory_peak_bytes,
         energy_per_token_j=1 / summary.tokens_per_j if summary.tokens_per_j else None,
         run_queue_ratio=runq_ratio(steps),
-        waiting_ratio=_mean(store, "host.run_queue_delay_ratio", steps),
+        waiting_ratio=_mean(state, "host.run_queue_delay_ratio", steps),
         others_ratio=others,
     )
 
@@ -206,12 +206,12 @@ def _rounded(rates: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(float(f"{rate:.6g}") for rate in rates)
 
 
-def _mean(store: Store, metric: str, steps: list[Step]) -> float | None:
+def _mean(state: SessionState, metric: str, steps: list[Step]) -> float | None:
     """Mean of a host metric over the time of `steps`; None where it was not measured."""
-    series = store.series.get(series_key(metric, "cpu"))
+    series = state.series.get(series_key(metric, "cpu"))
     if series is None or not steps:
         return None
-    end = store.session_time(steps[-1].t)
-    times, values = series.since(store.session_time(steps[0].t))
+    end = state.session_time(steps[-1].t)
+    times, values = series.since(state.session_time(steps[0].t))
     inside = [value for t, value in zip(times, values, strict=True) if t <= end]
     return sum(inside) / len(inside) if inside else None

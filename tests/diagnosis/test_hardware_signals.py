@@ -15,7 +15,7 @@ from gpuconsole.model.machine.device import Device, Link, Peaks
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.run import Step
 from gpuconsole.session.run import RunRecord
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import DeviceLost, Devices, Processes, RunOpened, Sample, Steps, Topology, Xid
 from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
@@ -46,33 +46,33 @@ SELDOM = {
 IDLE = {"utilization_ratio": 0.0, "clocks_idle": 1.0, "sm_clock_hz": 0.3e9, "pcie_link_generation": 1.0}
 
 
-def opened(device: str = "gpu:0", workload: str = "training.gpt") -> tuple[Store, RunRecord]:
-    store = Store()
-    store.apply(Devices(0.0, [H200, Device("gpu:1", "H200"), Device("cpu", "cpu")]))
-    store.apply(RunOpened(0.0, "1", "train-gpt", workload, {"max_num_seqs": 8}, device))
-    assert store.record is not None
-    return store, store.record
+def opened(device: str = "gpu:0", workload: str = "training.gpt") -> tuple[SessionState, RunRecord]:
+    state = SessionState()
+    state.apply(Devices(0.0, [H200, Device("gpu:1", "H200"), Device("cpu", "cpu")]))
+    state.apply(RunOpened(0.0, "1", "train-gpt", workload, {"max_num_seqs": 8}, device))
+    assert state.record is not None
+    return state, state.record
 
 
-def sample(store: Store, t: float, values: dict[str, float], device: str = "gpu:0") -> None:
-    store.apply(Sample(t, device, {f"gpu.{name}": value for name, value in values.items()}))
+def sample(state: SessionState, t: float, values: dict[str, float], device: str = "gpu:0") -> None:
+    state.apply(Sample(t, device, {f"gpu.{name}": value for name, value in values.items()}))
 
 
-def signals(store: Store, record: RunRecord, watch: HardwareWatch | None = None) -> dict[str, float]:
+def signals(state: SessionState, record: RunRecord, watch: HardwareWatch | None = None) -> dict[str, float]:
     watch = watch or HardwareWatch(lambda process: process.pid == 1)
-    return {name: signal.value for name, signal in watch.signals(store, record).items()}
+    return {name: signal.value for name, signal in watch.signals(state, record).items()}
 
 
-def busy(seconds: int = 10, **changes: float) -> tuple[Store, RunRecord]:
-    store, record = opened()
+def busy(seconds: int = 10, **changes: float) -> tuple[SessionState, RunRecord]:
+    state, record = opened()
     for t in range(1, seconds + 1):
-        sample(store, float(t), {**BUSY, **(SELDOM if t % 5 == 0 else {}), **changes})
-    return store, record
+        sample(state, float(t), {**BUSY, **(SELDOM if t % 5 == 0 else {}), **changes})
+    return state, record
 
 
 def test_a_cpu_run_has_no_signal_but_that() -> None:
-    store, record = opened("cpu")
-    assert signals(store, record) == {"is_gpu": 0.0}
+    state, record = opened("cpu")
+    assert signals(state, record) == {"is_gpu": 0.0}
 
 
 def test_readings_under_load_become_signals() -> None:
@@ -87,67 +87,67 @@ def test_readings_under_load_become_signals() -> None:
 
 
 def test_an_idle_gpu_lowers_clocks_and_link_and_says_nothing_of_either() -> None:
-    store, record = busy(10, **IDLE)
-    found = signals(store, record)
+    state, record = busy(10, **IDLE)
+    found = signals(state, record)
     assert not [name for name in found if name.startswith(("hw.sm", "hw.thermal", "hw.power_cap", "link.pcie_gen", "link.pcie_rx"))]
     assert found["hw.busy_ratio"] == 0.0
     for t in range(11, 15):  # load comes, and the link is read again only later
-        sample(store, float(t), BUSY)
-    found = signals(store, record)
+        sample(state, float(t), BUSY)
+    found = signals(state, record)
     assert found["hw.sm_clock_ratio"] == pytest.approx(1.9 / 1.98)
     assert "link.pcie_generation" not in found
 
 
 def test_without_counters_of_time_the_reasons_at_each_reading_count() -> None:
-    store, record = opened()
+    state, record = opened()
     for t in range(1, 11):
-        sample(store, float(t), {"utilization_ratio": 0.9, "clocks_sw_thermal": float(t > 5), "clocks_hw_thermal": 0.0})
-    found = signals(store, record)
+        sample(state, float(t), {"utilization_ratio": 0.9, "clocks_sw_thermal": float(t > 5), "clocks_hw_thermal": 0.0})
+    found = signals(state, record)
     assert found["hw.thermal_time_ratio"] == pytest.approx(0.5)
     assert "hw.power_cap_time_ratio" not in found
 
 
 def test_a_reason_counts_beside_the_counter_of_another_cause() -> None:
-    store, record = opened()
+    state, record = opened()
     for t in range(1, 11):
         sample(
-            store,
+            state,
             float(t),
             {"utilization_ratio": 0.9, "thermal_time_ratio": 0.0, "sw_thermal_time_ratio": 0.1, "clocks_hw_thermal": float(t > 5)},
         )
-    assert signals(store, record)["hw.thermal_time_ratio"] == pytest.approx(0.5)
+    assert signals(state, record)["hw.thermal_time_ratio"] == pytest.approx(0.5)
 
 
 def test_a_server_that_was_not_started_here_runs_on_nobody_knows_what() -> None:
-    store, record = opened(workload="inference.serving")
-    sample(store, 1.0, BUSY)
-    assert signals(store, record) == {}
+    state, record = opened(workload="inference.serving")
+    sample(state, 1.0, BUSY)
+    assert signals(state, record) == {}
     record.facts["max_num_seqs"] = 8.0
-    assert signals(store, record)["is_gpu"] == 1.0
+    assert signals(state, record)["is_gpu"] == 1.0
 
 
 def test_other_processes_count_only_where_ours_are_seen() -> None:
-    store, record = opened()
+    state, record = opened()
     mine = Process(1, "gpu:0", memory_bytes=10**10, sm_ratio=0.6)
     others = [
         Process(2, "gpu:0", memory_bytes=10**9, sm_ratio=0.3),
         Process(3, "gpu:0", kind="graphics", memory_bytes=10**8),
         Process(4, "gpu:1", memory_bytes=10**9, sm_ratio=0.9),
     ]
-    store.apply(Processes(1.0, [mine, *others]))
-    found = signals(store, record)
+    state.apply(Processes(1.0, [mine, *others]))
+    found = signals(state, record)
     assert (found["hw.other_processes"], found["hw.other_sm_ratio"], found["hw.other_memory_bytes"]) == (1.0, pytest.approx(0.3), 1e9)
-    store.apply(Processes(2.0, others))  # a container that hides ours: the rest of the list is not to be trusted either
-    assert not [name for name in signals(store, record) if name.startswith("hw.other_p")]
+    state.apply(Processes(2.0, others))  # a container that hides ours: the rest of the list is not to be trusted either
+    assert not [name for name in signals(state, record) if name.startswith("hw.other_p")]
 
 
 def test_no_others_are_believed_only_where_memory_bears_it_out() -> None:
-    store, record = opened()
-    sample(store, 1.0, {"hbm_used_bytes": 40e9, "hbm_reserved_bytes": 1e9})
-    store.apply(Processes(1.0, [Process(1, "gpu:0", memory_bytes=10**10)]))
-    assert "hw.other_processes" not in signals(store, record), "30 GB are in nobody's name: another container's job is hidden"
-    sample(store, 2.0, {"hbm_used_bytes": 10.2e9, "hbm_reserved_bytes": 1e9})
-    assert signals(store, record)["hw.other_processes"] == 0.0
+    state, record = opened()
+    sample(state, 1.0, {"hbm_used_bytes": 40e9, "hbm_reserved_bytes": 1e9})
+    state.apply(Processes(1.0, [Process(1, "gpu:0", memory_bytes=10**10)]))
+    assert "hw.other_processes" not in signals(state, record), "30 GB are in nobody's name: another container's job is hidden"
+    sample(state, 2.0, {"hbm_used_bytes": 10.2e9, "hbm_reserved_bytes": 1e9})
+    assert signals(state, record)["hw.other_processes"] == 0.0
 
 
 def test_ours_are_this_process_and_what_it_started() -> None:
@@ -158,21 +158,21 @@ def test_ours_are_this_process_and_what_it_started() -> None:
 
 
 def test_only_errors_of_the_hardware_count_and_link_errors_since_watching_began() -> None:
-    store, record = busy()
+    state, record = busy()
     watch = HardwareWatch(lambda process: False)
     link = {"link_replays": 7.0, "link_crc_errors": 100.0}
-    sample(store, 10.0, link, "gpu:0/link:3")
-    store.apply(Xid(10.0, "gpu:0", 31))
-    store.apply(Xid(10.0, "gpu:1", 79))
-    first = signals(store, record, watch)
+    sample(state, 10.0, link, "gpu:0/link:3")
+    state.apply(Xid(10.0, "gpu:0", 31))
+    state.apply(Xid(10.0, "gpu:1", 79))
+    first = signals(state, record, watch)
     assert (first["hw.xid_errors"], first["hw.lost"]) == (0.0, 0.0)
     assert "hw.nvlink_errors" not in first
-    store.apply(Xid(11.0, "gpu:0", 79))
-    sample(store, 20.0, {"link_replays": 9.0, "link_crc_errors": 1100.0}, "gpu:0/link:3")
-    later = signals(store, record, watch)
+    state.apply(Xid(11.0, "gpu:0", 79))
+    sample(state, 20.0, {"link_replays": 9.0, "link_crc_errors": 1100.0}, "gpu:0/link:3")
+    later = signals(state, record, watch)
     assert (later["hw.xid_errors"], later["hw.nvlink_errors"], later["hw.nvlink_crc_per_s"]) == (1.0, 2.0, pytest.approx(100.0))
-    store.apply(DeviceLost(21.0, "gpu:0", "fell off the bus"))
-    assert signals(store, record, watch)["hw.lost"] == 1.0
+    state.apply(DeviceLost(21.0, "gpu:0", "fell off the bus"))
+    assert signals(state, record, watch)["hw.lost"] == 1.0
 
 
 def test_nvlinks_between_the_gpus_of_the_run() -> None:
@@ -182,28 +182,28 @@ def test_nvlinks_between_the_gpus_of_the_run() -> None:
     assert joined_by_nvlink(links, {"gpu:0", "gpu:1", "gpu:2"}) is None
     assert joined_by_nvlink(links, set()) is None  # which are used is not known, and they differ
     assert joined_by_nvlink([], {"gpu:0", "gpu:1"}) is None
-    store, record = busy()
-    store.apply(Topology(10.0, links[:1]))
-    assert signals(store, record)["link.nvlink_peak_bytes_per_s"] == 450e9
+    state, record = busy()
+    state.apply(Topology(10.0, links[:1]))
+    assert signals(state, record)["link.nvlink_peak_bytes_per_s"] == 450e9
 
 
 def test_growth_of_memory_needs_fifty_steady_steps() -> None:
-    store, record = opened()
+    state, record = opened()
     for t in range(1, 61):
         step = Step(t, float(t), 1.0, 1, 1, (0.0,) * 10)
-        store.apply(Steps(float(t), [step], 0.0, 0.0, 0.0, 1e9 + 2e7 * t))
-        sample(store, float(t), {"hbm_free_bytes": 5e9})
+        state.apply(Steps(float(t), [step], 0.0, 0.0, 0.0, 1e9 + 2e7 * t))
+        sample(state, float(t), {"hbm_free_bytes": 5e9})
         if t == 30:
-            assert "memory.growth_bytes_per_s" not in signals(store, record)
+            assert "memory.growth_bytes_per_s" not in signals(state, record)
     assert record.steady_t is not None
-    found = signals(store, record)
+    found = signals(state, record)
     assert found["memory.growth_bytes_per_s"] == pytest.approx(2e7)
     assert found["memory.room_bytes"] == 5e9
 
 
 def test_the_case_of_a_run_has_them() -> None:
-    store, record = busy()
-    diagnosing = Diagnosing(store, lambda event: None, lambda: None, asyncio.Lock())
+    state, record = busy()
+    diagnosing = Diagnosing(state, lambda event: None, lambda: None, asyncio.Lock())
     assert "hw.sm_clock_ratio" in diagnosing._case(record).signals
 
 
@@ -216,12 +216,12 @@ def test_a_scripted_thermal_slowdown_and_an_xid_reach_their_rules(machine: Machi
         script.write("gpus 1", *(f"gpu * {line}" for line in hot), "gpu 0 xid 79", "gpu 0 xid_serial 1")
         child.wait(lambda heard: any(isinstance(event, Xid) for event in heard.events), "an XID")
         events = list(child.events)
-    store = Store()
-    store.apply(RunOpened(events[0].t, "1", "train-gpt", "training.gpt", {}, "gpu:0"))
+    state = SessionState()
+    state.apply(RunOpened(events[0].t, "1", "train-gpt", "training.gpt", {}, "gpu:0"))
     for event in events:
-        store.apply(event)
-    assert store.record is not None
-    case = Case({}, HardwareWatch(lambda process: False).signals(store, store.record))
+        state.apply(event)
+    assert state.record is not None
+    case = Case({}, HardwareWatch(lambda process: False).signals(state, state.record))
     findings = {finding.rule: finding for finding in evaluate(case)}
     assert findings["hw.thermal"].state == findings["hw.errors"].state == "fires"
     assert case.value("hw.thermal_time_ratio") == pytest.approx(0.7, abs=0.05)

@@ -15,7 +15,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
 from gpuconsole.report.run.summary import run_text
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, prelude
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, Found, Hello, RankJoined, RunClosed, RunOpened, Started, Steps
 from gpuconsole.wire.recording import RecordingWriter
@@ -58,20 +58,20 @@ def session(facts: dict[str, float] = FACTS) -> list[AnyEvent]:
     return [*events, Found(16.0, "1", [], signals)]
 
 
-def stored(events: list[AnyEvent]) -> Store:
-    store = Store()
+def stored(events: list[AnyEvent]) -> SessionState:
+    state = SessionState()
     for event in events:
-        store.apply(event)
-    return store
+        state.apply(event)
+    return state
 
 
 def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
-    store = stored(session())
-    assert store.record is not None
-    live = {figure.name: figure for figure in store.record.run.figures}
+    state = stored(session())
+    assert state.record is not None
+    live = {figure.name: figure for figure in state.record.run.figures}
     assert (live["memory.parameters_bytes"].predicted, live["memory.parameters_bytes"].measured) == (8_000_000, 8_000_000)
-    store.apply(RunClosed(17.0, "1", "finished"))
-    run = store.record.run
+    state.apply(RunClosed(17.0, "1", "finished"))
+    run = state.record.run
     assert {figure.name for figure in run.figures} == set(live)
     assert run.slowest == (1, 2.0)
     assert [(rank.rank, rank.leads) for rank in run.ranks] == [(0, True), (1, False)]
@@ -88,16 +88,16 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
 
 def test_one_process_has_no_table_of_processes_and_without_facts_there_are_no_models() -> None:
     events = [event for event in session({}) if not isinstance(event, RankJoined) and not (isinstance(event, Steps) and event.rank)]
-    store = stored(events)
-    assert store.record is not None
-    text = run_text(store.record.run, [])
+    state = stored(events)
+    assert state.record is not None
+    text = run_text(state.record.run, [])
     assert "processes" not in text
     assert "models" not in text
 
 
 def test_diagnose_computes_the_models_anew_and_keeps_stored_ones_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = stored([*session(), RunClosed(17.0, "1", "finished")])
-    snapshot = make_snapshot(store, store.environment)
+    state = stored([*session(), RunClosed(17.0, "1", "finished")])
+    snapshot = make_snapshot(state, state.environment)
     before = snapshot.runs[0].figures
     file, again = tmp_path / "a.json", tmp_path / "b.json"
     snapshot.runs[0].figures = []
@@ -113,11 +113,11 @@ def test_diagnose_computes_the_models_anew_and_keeps_stored_ones_without_facts(t
 
 def test_a_recording_that_begins_in_mid_run_has_the_models_and_tells_the_processes_apart(tmp_path: Path) -> None:
     events = session()
-    store = stored(events)
+    state = stored(events)
     path = tmp_path / "session.jsonl"
     writer = RecordingWriter(path)
     started = next(event for event in events if isinstance(event, Started))
-    for event in [Hello(9.0, "runtime", 1, "0", 1.7e9), *prelude(store, store.environment, started)]:
+    for event in [Hello(9.0, "runtime", 1, "0", 1.7e9), *prelude(state, state.environment, started)]:
         writer.write(msgspec.structs.replace(event, t=18.0))
     for event in events:
         if isinstance(event, Steps):

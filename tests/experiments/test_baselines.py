@@ -17,7 +17,7 @@ from gpuconsole.model.run import PHASES, RunState, Step
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, RunClosed, RunOpened, Started, Steps
 
 KEY = BaselineKey("train-gpt", {"batch_size": 16}, "AMD EPYC", "AMD EPYC", 2, "2.13.0")
@@ -129,19 +129,19 @@ STEP_S = 0.125
 
 
 class Session:
-    """A store and what is compared in it, fed by hand."""
+    """A state and what is compared in it, fed by hand."""
 
     def __init__(self, keeps: Keeps = "chosen") -> None:
-        self.store = Store()
-        self.comparing = Comparing(self.store, self.emit, keeps)
+        self.state = SessionState()
+        self.comparing = Comparing(self.state, self.emit, keeps)
         self.emit(EnvironmentKnown(0.0, Environment(host="h", cpu="AMD EPYC", cores=2, torch="2.13.0")))
 
     def emit(self, event: AnyEvent) -> None:
-        self.store.apply(event)
+        self.state.apply(event)
 
     async def run(self, tokens: int = 1000, n: int = 160, state: RunState | None = "finished", batch_size: int = 8) -> None:
         """A run of `n` steps of `tokens` each; it goes on with `state` None."""
-        number = str(len(self.store.records) + 1)
+        number = str(len(self.state.records) + 1)
         knobs = {"batch_size": batch_size}
         self.emit(RunOpened(1.0, number, "train-gpt", "training.gpt", knobs, "cpu"))
         self.comparing.begin(SCENARIO, CPU)
@@ -156,13 +156,13 @@ class Session:
             await self.comparing.settled()
 
     def close(self, state: RunState) -> None:
-        record = self.store.records[-1]
+        record = self.state.records[-1]
         self.emit(RunClosed(30.0, record.run.id, state))
         self.comparing.ended(record)
 
     @property
     def verdict(self) -> str | None:
-        found = self.store.records[-1].run.baseline
+        found = self.state.records[-1].run.baseline
         return found.verdict if found else None
 
 
@@ -176,7 +176,7 @@ def test_runs_are_kept_and_later_ones_held_against_them(folder: Path) -> None:
     async def body() -> None:
         session = Session("all")
         await session.run()
-        assert session.store.records[-1].run.baseline is None
+        assert session.state.records[-1].run.baseline is None
         await session.run(tokens=500)
         assert session.verdict == "slower"
         await session.run(tokens=3000)
@@ -184,7 +184,7 @@ def test_runs_are_kept_and_later_ones_held_against_them(folder: Path) -> None:
         await session.run(n=6)
         assert session.verdict == "undecided"  # never steady
         await session.run(batch_size=16)
-        other = session.store.records[-1].run.baseline
+        other = session.state.records[-1].run.baseline
         assert other is not None
         assert other.words.startswith("no baseline for batch_size=16; there is one for batch_size=8 from ")
         assert len(session.comparing.kept) == 4
@@ -222,7 +222,7 @@ def test_the_key_keeps_a_run_when_it_ends_or_at_once_but_never_twice(folder: Pat
         await session.comparing.keep()
         session.close("finished")
         await session.comparing.settled()
-        assert session.store.notes[-1].endswith(", 2 runs")
+        assert session.state.notes[-1].endswith(", 2 runs")
 
     asyncio.run(body())
 
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_read_does_no_harm_to_a_run(folder: Path) -> None:
         path = next(folder.glob("*.json"))
         path.write_text("{")
         await session.run()
-        found = session.store.records[-1].run.baseline
+        found = session.state.records[-1].run.baseline
         assert found is not None
         assert found.words.startswith(f"{path}: not a valid baseline")
         assert any("not a valid baseline" in line for line in session.comparing.failed)

@@ -12,7 +12,7 @@ from gpuconsole.machine.environment import fingerprint
 from gpuconsole.model.machine.calibration import CalibrationRecord, Reached
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot
 
 CPU = Device("cpu", "a CPU")
@@ -78,4 +78,4 @@ def test_it_lies_in_every_snapshot() -> None:
     save(record_of(fingerprint([CPU], None)))
     assert fingerprint([CPU], None).calibration == {}  # whose is not said
     environment = fingerprint([CPU], None, device="cpu")
-    assert make_snapshot(Store(), environment).environment.calibration == {"copy_bytes_per_s": 1e9}
+    assert make_snapshot(SessionState(), environment).environment.calibration == {"copy_bytes_per_s": 1e9}

@@ -14,7 +14,7 @@ import pytest
 from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.model.machine.process import Process
 from gpuconsole.processes.once import look
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.nvml import fields
 from gpuconsole.telemetry.owners import Owners
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
@@ -121,42 +121,42 @@ def test_a_parent_that_has_stopped_costs_a_child_no_memory() -> None:
         assert len(channel._outbox) <= LAST_RESORT_BYTES + 10**6
 
 
-def store_of(uuid: str) -> Store:
-    store = Store()
-    store.apply(Hello(0.0, "runtime", 1, "x", 1e9))
-    store.apply(Devices(0.0, [Device("gpu:0", "H200", uuid=uuid)]))
-    return store
+def state_of(uuid: str) -> SessionState:
+    state = SessionState()
+    state.apply(Hello(0.0, "runtime", 1, "x", 1e9))
+    state.apply(Devices(0.0, [Device("gpu:0", "H200", uuid=uuid)]))
+    return state
 
 
 def test_a_value_is_the_usual_sources_again() -> None:
-    store = store_of("A")
-    store.apply(Sample(1.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 5.0}, {"gpu.pcie_rx_bytes_per_s": "nvml.field"}))
-    assert store.substitutes == {"gpu.pcie_rx_bytes_per_s{device=gpu:0}": "nvml.field"}
-    store.apply(Sample(2.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 6.0}))
-    assert store.substitutes == {}
+    state = state_of("A")
+    state.apply(Sample(1.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 5.0}, {"gpu.pcie_rx_bytes_per_s": "nvml.field"}))
+    assert state.substitutes == {"gpu.pcie_rx_bytes_per_s{device=gpu:0}": "nvml.field"}
+    state.apply(Sample(2.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 6.0}))
+    assert state.substitutes == {}
 
 
 def test_another_gpu_under_the_same_number_has_a_history_of_its_own() -> None:
-    store = store_of("A")
-    store.apply(Sample(1.0, "gpu:0", {"gpu.power_w": 700.0}))
-    store.apply(Devices(2.0, [Device("gpu:0", "H200", uuid="B")]))
-    store.apply(Sample(3.0, "gpu:0", {"gpu.power_w": 70.0}))
-    assert store.series["gpu.power_w{device=gpu:0}"].points() == ([3.0], [70.0])
+    state = state_of("A")
+    state.apply(Sample(1.0, "gpu:0", {"gpu.power_w": 700.0}))
+    state.apply(Devices(2.0, [Device("gpu:0", "H200", uuid="B")]))
+    state.apply(Sample(3.0, "gpu:0", {"gpu.power_w": 70.0}))
+    assert state.series["gpu.power_w{device=gpu:0}"].points() == ([3.0], [70.0])
 
 
 def test_a_lost_gpus_links_go_with_it() -> None:
-    store = store_of("A")
-    store.apply(Sample(1.0, "gpu:0/link:3", {"gpu.link_up": 1.0}))
-    store.apply(DeviceLost(2.0, "gpu:0", "GPU is lost"))
-    assert not [key for key in store.latest if key.startswith("gpu.")]
+    state = state_of("A")
+    state.apply(Sample(1.0, "gpu:0/link:3", {"gpu.link_up": 1.0}))
+    state.apply(DeviceLost(2.0, "gpu:0", "GPU is lost"))
+    assert not [key for key in state.latest if key.startswith("gpu.")]
 
 
 def test_a_new_run_shows_nothing_of_the_one_before() -> None:
-    store = store_of("A")
-    store.apply(RunOpened(0.0, "1", "train-gpt", "training.gpt", {"batch_size": 8}, "gpu:0"))
-    store.add_point("workload.tokens_per_s", "gpu:0", 1.0, 10_000.0)
-    store.apply(RunOpened(2.0, "2", "train-vision", "training.vision", {"batch_size": 8}, "gpu:0"))
-    assert not [key for key in store.latest if key.startswith("workload.")]
+    state = state_of("A")
+    state.apply(RunOpened(0.0, "1", "train-gpt", "training.gpt", {"batch_size": 8}, "gpu:0"))
+    state.add_point("workload.tokens_per_s", "gpu:0", 1.0, 10_000.0)
+    state.apply(RunOpened(2.0, "2", "train-vision", "training.vision", {"batch_size": 8}, "gpu:0"))
+    assert not [key for key in state.latest if key.startswith("workload.")]
 
 
 def test_a_driver_that_comes_in_another_version_gets_a_fresh_process(machine: Machine) -> None:

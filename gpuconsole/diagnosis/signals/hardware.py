@@ -18,7 +18,7 @@ from gpuconsole.model.machine.process import Process
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.session.figures.trend import steady_growth
 from gpuconsole.session.run import RunRecord
-from gpuconsole.session.store import Store
+from gpuconsole.session.state import SessionState
 
 WINDOW_S = 30.0
 LOADED = 0.5
@@ -58,48 +58,48 @@ class HardwareWatch:
         self._is_ours = is_ours or OwnProcesses().has
         self._first: dict[str, tuple[float, float]] = {}
 
-    def signals(self, store: Store, record: RunRecord) -> Signals:
+    def signals(self, state: SessionState, record: RunRecord) -> Signals:
         device = record.run.device
         if device == "cpu":
             return {"is_gpu": Signal(0.0, "", "device")}
         if record.run.serves and "max_num_seqs" not in record.facts:
             return {}  # not started here, or not yet: on what it runs is not known
-        since = max(store.session_time(store.now) - WINDOW_S, store.session_time(record.opened_t))
-        readings = Readings(store, device, since)
-        ours = [process for process in store.processes if process.kind == "compute" and self._is_ours(process)]
+        since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened_t))
+        readings = Readings(state, device, since)
+        ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
         return (
             {"is_gpu": Signal(1.0, "", "device")}
             | clock_signals(readings)
             | pcie_signals(readings)
-            | nvlink_signals(readings, store, record, ours)
-            | sharing_signals(store.processes, ours, device, _used_bytes(store, device))
-            | self._error_signals(store, device.partition("/")[0])
-            | growth_signals(store, record)
+            | nvlink_signals(readings, state, record, ours)
+            | sharing_signals(state.processes, ours, device, _used_bytes(state, device))
+            | self._error_signals(state, device.partition("/")[0])
+            | growth_signals(state, record)
         )
 
-    def _error_signals(self, store: Store, whole: str) -> Signals:
+    def _error_signals(self, state: SessionState, whole: str) -> Signals:
         """Of the whole GPU, also where the run has a slice of it."""
-        found = {"hw.lost": Signal(float(whole in store.lost), "", "NVML")}
-        latest = {name: store.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
+        found = {"hw.lost": Signal(float(whole in state.lost), "", "NVML")}
+        latest = {name: state.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
         if latest["xid_errors"] is not None:
-            xids = [event.code for event in store.xids if event.device == whole and event.code in HARDWARE_XIDS]
+            xids = [event.code for event in state.xids if event.device == whole and event.code in HARDWARE_XIDS]
             which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
             found["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events since watching began, of hardware errors{which}")
         if latest["ecc_uncorrected"] is not None:
             found["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
         for name in ("row_remap_pending", "row_remap_failed"):
-            value = store.latest.get(series_key(f"gpu.{name}", whole))
+            value = state.latest.get(series_key(f"gpu.{name}", whole))
             if value is not None:
                 found[f"hw.{name}"] = Signal(value, "", "NVML")
-        return found | self._nvlink_errors(store, whole)
+        return found | self._nvlink_errors(state, whole)
 
-    def _nvlink_errors(self, store: Store, whole: str) -> Signals:
+    def _nvlink_errors(self, state: SessionState, whole: str) -> Signals:
         rises: dict[str, float] = {}
         span_s = 0.0
-        for key in [key for key in store.latest if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key]:
+        for key in [key for key in state.latest if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key]:
             name = key.partition("{")[0]
             if name in ("gpu.link_replays", "gpu.link_recoveries", "gpu.link_crc_errors"):
-                at, value = store.sampled[key], store.latest[key]
+                at, value = state.sampled[key], state.latest[key]
                 since, first = self._first.get(key, (at, value))
                 if value < first:  # the driver has begun anew
                     since, first = at, value
@@ -119,9 +119,9 @@ class HardwareWatch:
 class Readings:
     """A device's samples from `since` (session seconds) on, and which of them were taken under load."""
 
-    def __init__(self, store: Store, device: str, since: float) -> None:
-        self._store, self._device, self._since = store, device, since
-        self.store_now = store.session_time(store.now)
+    def __init__(self, state: SessionState, device: str, since: float) -> None:
+        self._state, self._device, self._since = state, device, since
+        self.state_now = state.session_time(state.now)
         idle = dict(self._points("clocks_idle"))
         self._busy = list(self._points("utilization_ratio"))
         self._loaded = {t for t, value in self._busy if value >= LOADED and not idle.get(t, 0.0)}
@@ -138,20 +138,20 @@ class Readings:
 
     def fact(self, name: str) -> float | None:
         """The newest value of what load does not change."""
-        return self._store.latest.get(self._key(name))
+        return self._state.latest.get(self._key(name))
 
     def newest_loaded(self, name: str) -> float | None:
         """The newest value, if it was read under load."""
-        return self.fact(name) if self._store.sampled.get(self._key(name)) in self._loaded else None
+        return self.fact(name) if self._state.sampled.get(self._key(name)) in self._loaded else None
 
     def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
         """How much a counter rose within the last `window_s`, and in how many seconds."""
-        series = self._store.series.get(self._key(name))
-        times, values = series.since(self.store_now - window_s) if series is not None else ([], [])
+        series = self._state.series.get(self._key(name))
+        times, values = series.since(self.state_now - window_s) if series is not None else ([], [])
         return (values[-1] - values[0], times[-1] - times[0]) if len(times) > 1 else None
 
     def _points(self, name: str) -> Iterable[tuple[float, float]]:
-        series = self._store.series.get(self._key(name))
+        series = self._state.series.get(self._key(name))
         return zip(*series.since(self._since), strict=True) if series is not None else ()
 
     def _key(self, name: str) -> str:
@@ -230,15 +230,15 @@ def pcie_signals(readings: Readings) -> Signals:
     return found
 
 
-def nvlink_signals(readings: Readings, store: Store, record: RunRecord, ours: list[Process]) -> Signals:
+def nvlink_signals(readings: Readings, state: SessionState, record: RunRecord, ours: list[Process]) -> Signals:
     """`link.nvlink_*`: whether NVLinks join the run's GPUs, what they could carry and what they do."""
     found: Signals = {}
     used = {process.device for process in ours}
     machines = {one.host for one in record.ranks.joined}
-    joined = False if len(machines) > 1 else joined_by_nvlink(store.links, used)
+    joined = False if len(machines) > 1 else joined_by_nvlink(state.links, used)
     if joined is not None:
         found["link.nvlink_joined"] = Signal(float(joined), "", "NVML topology, between the GPUs of the run")
-    device = next((device for device in store.devices if device.id == record.run.device), None)
+    device = next((device for device in state.devices if device.id == record.run.device), None)
     if device is not None and device.peaks.nvlink_bytes_per_s and joined:
         found["link.nvlink_peak_bytes_per_s"] = Signal(
             device.peaks.nvlink_bytes_per_s / 2, "B/s", f"{device.peaks.source}: half of both directions"
@@ -261,12 +261,12 @@ def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _used_bytes(store: Store, device: str) -> float | None:
+def _used_bytes(state: SessionState, device: str) -> float | None:
     """Least memory in use in the last seconds, since the list of processes is read less often; None where the driver's own reserve would be in it."""
-    used = store.series.get(series_key("gpu.hbm_used_bytes", device))
-    if used is None or series_key("gpu.hbm_reserved_bytes", device) not in store.latest:
+    used = state.series.get(series_key("gpu.hbm_used_bytes", device))
+    if used is None or series_key("gpu.hbm_reserved_bytes", device) not in state.latest:
         return None
-    return min(used.since(store.session_time(store.now) - LIST_AGE_S)[1], default=None)
+    return min(used.since(state.session_time(state.now) - LIST_AGE_S)[1], default=None)
 
 
 def sharing_signals(processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None) -> Signals:
@@ -295,13 +295,13 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
     return found
 
 
-def growth_signals(store: Store, record: RunRecord) -> Signals:
+def growth_signals(state: SessionState, record: RunRecord) -> Signals:
     """`memory.growth_bytes_per_s` and what it has come to since the run became steady. Training on a GPU only."""
     device = record.run.device
-    series = store.series.get(series_key("workload.memory_bytes", device))
+    series = state.series.get(series_key("workload.memory_bytes", device))
     if record.run.serves or record.steady_t is None or series is None or len(record.steps) < LEAST_STEPS:
         return {}
-    times, values = series.since(store.session_time(record.steady_t))
+    times, values = series.since(state.session_time(record.steady_t))
     try:
         slope = steady_growth(times, values)
     except ValueError:
@@ -312,7 +312,7 @@ def growth_signals(store: Store, record: RunRecord) -> Signals:
         "memory.grown_bytes": Signal(values[-1] - values[0], "B", source),
     }
     limit = int(record.run.knobs.get("memory_limit_mb", 0)) * 2**20
-    room = limit - values[-1] if limit else store.latest.get(series_key("gpu.hbm_free_bytes", device))
+    room = limit - values[-1] if limit else state.latest.get(series_key("gpu.hbm_free_bytes", device))
     if room is not None:
         found["memory.room_bytes"] = Signal(max(0.0, float(room)), "B", "memory_limit_mb" if limit else "NVML, free device memory")
     return found

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     if args.headless:
         asyncio.run(replay.open())
-        print("recording of", replay.store.wall_clock(replay.store.t0 or 0.0))
-        print(session_text(make_snapshot(replay.store, replay.store.environment)))
+        print("recording of", replay.state.wall_clock(replay.state.t0 or 0.0))
+        print(session_text(make_snapshot(replay.state, replay.state.environment)))
         return 0
     if not has_screen():
         raise UsageError("no terminal here: add --headless")

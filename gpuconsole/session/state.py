@@ -54,7 +54,7 @@ XIDS = 100
 POINT_EVERY_S = 1.0
 
 
-class Store:
+class SessionState:
     """Everything known about a session, bounded in memory. `apply` is the only way in."""
 
     def __init__(self) -> None:
