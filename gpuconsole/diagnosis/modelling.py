@@ -18,8 +18,8 @@ def refresh_figures(run: Run, devices: Sequence[Device], calibration: Mapping[st
     """
     if not run.facts and not run.serves:
         return
-    from gpuconsole.diagnosis.models.figures import figures  # 50 ms, which no first picture should wait for
-    from gpuconsole.diagnosis.models.serving_figures import serving_figures
+    from gpuconsole.diagnosis.models.figures.serving import serving_figures
+    from gpuconsole.diagnosis.models.figures.training import training_figures  # 50 ms, which no first picture should wait for
     from gpuconsole.machine.published import published_of
 
     device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
@@ -28,7 +28,9 @@ def refresh_figures(run: Run, devices: Sequence[Device], calibration: Mapping[st
         if run.serves:
             run.figures = serving_figures(run.knobs, run.facts, run.signals, device.peaks, device.is_gpu)
         else:
-            run.figures = figures(run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, published)
+            run.figures = training_figures(
+                run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, published
+            )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         run.figures = []
         run.unavailable[MISSING] = f"the models cannot take this run's values: {error!r}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FP32, INT64 = 4, 8
+FP32 = 4
 
 UPDATE_BYTES: dict[str, float] = {
     "adamw": 28,  # reads weight, gradient and two moments, writes weight and moments: 7 values of 4 bytes
@@ -18,8 +18,6 @@ UPDATE_BYTES: dict[str, float] = {
     "adamw_8bit": 16 + 4 * FP32 / 256,  # moments of 1 byte, and a scale for each 256 of them
 }
 """Least bytes per parameter of one update. Unfused implementations move more: each operation reads and writes for itself."""
-SGD_PLAIN_BYTES = 12
-"""SGD without momentum: reads weight and gradient, writes weight."""
 
 
 @dataclass(frozen=True)
@@ -55,33 +53,6 @@ def step_bytes(
 def activation_bytes(saved: float, passes: int = 1) -> float:
     """What is kept for the backward pass is written once and read once."""
     return 2 * saved * passes
-
-
-def embedding_step_bytes(rows: float, columns: float, looked_up: float, distinct: float, sparse: bool) -> float:
-    """Of an embedding table in one training step with an Adam, fp32. `looked_up`: rows in the batch, of which `distinct` differ.
-
-    Dense: the gradient of the whole table is zeroed and the lookups added to it, then every row is updated. Sparse: the lookups'
-    gradients are written and merged, and only those rows are updated.
-    """
-    row = columns * FP32
-    forward = looked_up * (2 * row + INT64)
-    if sparse:
-        return forward + looked_up * 2 * row + distinct * row + distinct * columns * UPDATE_BYTES["adamw"]
-    return forward + rows * row + looked_up * 3 * row + rows * columns * UPDATE_BYTES["adamw"]
-
-
-def chain_bytes(elements: float, operations: int, element_bytes: int, fused: bool, inputs: int = 1) -> float:
-    """Of elementwise operations in a row: unfused each reads and writes everything, fused the first reads and the last writes.
-
-    `inputs`: tensors that come in from outside. With one, n operations read n and write n; fused 1 and 1.
-    """
-    moved = inputs + 1 if fused else 2 * operations + inputs - 1
-    return elements * element_bytes * moved
-
-
-def decode_bytes(weights: float, kv_cache: float) -> float:
-    """Of one decoding step: all weights, and the keys and values of everything before, of every sequence."""
-    return weights + kv_cache
 
 
 def least_time_s(needed_bytes: float, bytes_per_s: float) -> float:

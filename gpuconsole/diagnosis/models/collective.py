@@ -26,16 +26,6 @@ def ring_s(collective: str, size: float, processes: int, bytes_per_s: float, lat
     return bus_factor(collective, processes) * size / bytes_per_s + hops * latency_s
 
 
-def algbw(size: float, seconds: float) -> float:
-    """Algorithm bandwidth: the tensor's bytes over the time."""
-    return size / seconds
-
-
-def busbw(collective: str, size: float, seconds: float, processes: int) -> float:
-    """Bus bandwidth, to be held against a link's own."""
-    return algbw(size, seconds) * bus_factor(collective, processes)
-
-
 def sharding_s(sharding: str, gradients: float, parameters: float, processes: int, bytes_per_s: float) -> float:
     """A step's collectives, one after the other. `gradients` and `parameters`: bytes as they travel.
 
@@ -73,11 +63,6 @@ def last_bucket_share(gradients: float, bucket_cap_mb: float, first_bucket_mb: f
     if rest == 0:
         return 1.0
     return (rest % cap or cap) / gradients
-
-
-def strong_scaling(seconds_one: float, seconds_many: float, processes: int) -> float:
-    """Efficiency for the same work shared out: T1 / (n Tn)."""
-    return seconds_one / (processes * seconds_many)
 
 
 def weak_scaling(throughput_one: float, throughput_many: float, processes: int) -> float:

@@ -35,15 +35,6 @@ def lora_per_token(d_model: int, n_layer: int, vocabulary: int, rank: int, token
     return 4 * frozen + 6 * adapters - passed_on_to_nobody + 12 * n_layer * d_model * tokens
 
 
-def megatron_per_step(batch: float, tokens: float, n_layer: int, d_model: int, vocabulary: int, recompute: bool = False) -> float:
-    """72 B s l h^2 (1 + s/(6h) + V/(12 l h)), not causal; 96 and V/(16 l h) with full recomputation (Narayanan et al. 2021).
-
-    With `recompute` it counts what the hardware does: over time and peak it gives HFU, not MFU.
-    """
-    factor, head = (96, 16) if recompute else (72, 12)
-    return factor * batch * tokens * n_layer * d_model**2 * (1 + tokens / (6 * d_model) + vocabulary / (head * n_layer * d_model))
-
-
 def recomputed_per_token(d_model: int, n_layer: int, tokens: float, lora_rank: int = 0) -> float:
     """What checkpointing every block adds for our GPT, not causal: its forward pass again, but not all of it.
 
@@ -52,13 +43,3 @@ def recomputed_per_token(d_model: int, n_layer: int, tokens: float, lora_rank: i
     """
     matrices = 12 * d_model**2 + 15 * lora_rank * d_model if lora_rank else 8 * d_model**2
     return n_layer * (2 * matrices + 4 * d_model * tokens)
-
-
-def prefill(linear: float, n_layer: int, width: int, tokens: float) -> float:
-    """Of a prompt of `tokens`, causal: 2 N T + 2 L d T^2."""
-    return 2 * linear * tokens + 2 * n_layer * width * tokens**2
-
-
-def decode_per_token(linear: float, n_layer: int, width: int, context: float) -> float:
-    """Of one new token that attends to `context` others: 2 N + 4 L d C. (Causal: it is the last one.)"""
-    return 2 * linear + 4 * n_layer * width * context

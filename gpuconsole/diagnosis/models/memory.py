@@ -112,16 +112,6 @@ def gathered_bytes(units: Sequence[float], sharding: str) -> float:
     return float(sum(sorted(units)[-FSDP_PASSES_AHEAD:])) if sharding == "zero3" else 0.0
 
 
-def bucket_bytes(gradients: float, gradient_as_bucket_view: bool) -> float:
-    """DDP's buckets beside the gradients: none where gradients are views into them, else as much again."""
-    return 0.0 if gradient_as_bucket_view else gradients
-
-
-def kv_cache_bytes_per_token(n_layer: int, kv_heads: int, head_size: int, element_bytes: int) -> int:
-    """2 L n_kv d_head bytes: keys and values. Llama-3-8B in bf16 (32, 8, 128): 128 KiB."""
-    return 2 * n_layer * kv_heads * head_size * element_bytes
-
-
 def fragmentation_bytes(reserved: float, allocated: float) -> float:
     """What the caching allocator holds of the device and no tensor uses."""
     return reserved - allocated

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from gpuconsole.diagnosis.models.flops import training_per_token
 from gpuconsole.model.machine.device import Published
 
-SECONDS_PER_HOUR = 3600.0
-
 
 def mfu(flops_per_s: float, peak_flops_per_s: float) -> float:
     """Useful FLOP/s over the dense peak of the precision in use. 100 of an A100's 312 TFLOP/s are 32 %."""
@@ -19,11 +17,6 @@ def mfu(flops_per_s: float, peak_flops_per_s: float) -> float:
 def mbu(bytes_per_s: float, peak_bytes_per_s: float) -> float:
     """Bytes that had to move per second over the memory's bandwidth."""
     return bytes_per_s / peak_bytes_per_s
-
-
-def tokens_per_device_s(tokens: float, device_hours: float) -> float:
-    """As papers give it: tokens of the whole training over GPU-hours. LLaMA-7B: 1e12 / (82,432 h x 3600 s) = 3,370 tokens/s/GPU."""
-    return tokens / (device_hours * SECONDS_PER_HOUR)
 
 
 def published_flops_per_s(anchor: Published, peak_flops_per_s: float | None) -> float | None:

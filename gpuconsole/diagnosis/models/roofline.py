@@ -20,8 +20,3 @@ def attainable(intensity: float, peak_flops_per_s: float, bytes_per_s: float) ->
 def side(intensity: float, peak_flops_per_s: float, bytes_per_s: float) -> Side:
     """What limits a computation of this intensity."""
     return "memory" if intensity < ridge(peak_flops_per_s, bytes_per_s) else "compute"
-
-
-def gemm_intensity(m: int, n: int, k: int, element_bytes: int) -> float:
-    """FLOP/byte of an (m, k) by (k, n) product whose three matrices each move once."""
-    return 2 * m * n * k / (element_bytes * (m * k + k * n + m * n))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models import roofline
-from gpuconsole.diagnosis.models.bandwidth import chain_bytes, decode_bytes, embedding_step_bytes, least_time_s, step_bytes
+from gpuconsole.diagnosis.models.bandwidth import step_bytes
 from gpuconsole.diagnosis.models.collective import (
-    algbw,
-    busbw,
     exposed_s,
     last_bucket_share,
     ring_s,
     sharding_s,
-    strong_scaling,
     weak_scaling,
 )
 
@@ -37,23 +34,6 @@ def test_lora_updates_little_and_reads_all() -> None:
     assert moved.weights == 10e9  # the fp32 weight, its copy written, and read twice
 
 
-def test_sparse_gradients_touch_the_rows_that_were_looked_up() -> None:
-    """A recommender's table of 400k x 32 with 512 x 26 lookups."""
-    dense, sparse = (embedding_step_bytes(400_000, 32, 13_312, 13_000, sparse) for sparse in (False, True))
-    assert dense > 20 * sparse
-
-
-def test_a_fused_chain_reads_once_and_writes_once() -> None:
-    unfused, fused = (chain_bytes(1e6, 10, 4, fused) for fused in (False, True))
-    assert (unfused, fused) == (80e6, 8e6)
-    assert chain_bytes(1, 10, 4, False, inputs=2) == 4 * (11 + 10)
-
-
-def test_decoding_one_sequence_of_an_8b_model() -> None:
-    """4.3 TB/s / 16 GB = 268 tokens/s."""
-    assert 1 / least_time_s(decode_bytes(16e9, 0), 4.3e12) == pytest.approx(268, abs=1)
-
-
 def test_ring() -> None:
     assert ring_s("all_reduce", 16e9, 8, 400e9) == pytest.approx(2 * 7 / 8 * 16 / 400)
     halves = ring_s("all_gather", 16e9, 8, 400e9) + ring_s("reduce_scatter", 16e9, 8, 400e9)
@@ -62,12 +42,9 @@ def test_ring() -> None:
     assert ring_s("all_reduce", 0, 8, 400e9, latency_s=1e-6) == pytest.approx(14e-6)
 
 
-def test_bandwidths_as_nccl_tests_defines_them() -> None:
-    """200 Mbit/s between two: 16 MiB take 713 ms, which is 188 Mbit/s on the bus."""
-    assert busbw("all_reduce", 2**24, 0.713, 2) * 8 == pytest.approx(188e6, rel=0.01)
-    assert algbw(2**24, 0.713) == busbw("all_reduce", 2**24, 0.713, 2)  # 2 (n-1)/n is 1 for two
-    seconds = ring_s("all_reduce", 1e9, 8, 300e9)
-    assert busbw("all_reduce", 1e9, seconds, 8) == pytest.approx(300e9)
+def test_bus_bandwidth_as_nccl_tests_defines_it() -> None:
+    """Over 200 Mbit/s between two processes 16 MiB take 713 ms: 188 Mbit/s on the bus, since 2 (n-1)/n is 1 for two processes."""
+    assert ring_s("all_reduce", 2**24, 2, 188e6 / 8) == pytest.approx(0.713, rel=0.01)
 
 
 def test_zero3_sends_half_again_as_much_as_ddp() -> None:
@@ -91,7 +68,6 @@ def test_the_last_bucket() -> None:
 
 
 def test_scaling_efficiency() -> None:
-    assert strong_scaling(8.0, 1.25, 8) == pytest.approx(0.8)
     assert weak_scaling(1500, 11_160, 8) == pytest.approx(0.93)
 
 
@@ -101,4 +77,3 @@ def test_roofline() -> None:
     assert roofline.ridge(peak, bandwidth) == pytest.approx(206, abs=0.5)
     assert (roofline.side(10, peak, bandwidth), roofline.side(1000, peak, bandwidth)) == ("memory", "compute")
     assert (roofline.attainable(10, peak, bandwidth), roofline.attainable(1000, peak, bandwidth)) == (48e12, peak)
-    assert roofline.gemm_intensity(8192, 8192, 8192, 2) == pytest.approx(8192 / 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.figures import figures
+from gpuconsole.diagnosis.models.figures.training import training_figures
 from gpuconsole.machine.peaks import peaks_of
 from gpuconsole.machine.published import published_of
 from gpuconsole.model.figure import Figure
@@ -46,7 +46,7 @@ def signals(**values: float) -> dict[str, Signal]:
 
 def on_h200(knobs: Knobs = KNOBS, facts: dict[str, float] = FACTS, **values: float) -> dict[str, Figure]:
     each = FACTS["flops_per_sample"] / 1024
-    found = figures(
+    found = training_figures(
         knobs,
         facts,
         signals(**values),
@@ -62,7 +62,7 @@ def on_h200(knobs: Knobs = KNOBS, facts: dict[str, float] = FACTS, **values: flo
 @pytest.mark.parametrize("knobs", [{}, KNOBS, {"batch_size": 8}], ids=["nothing", "gpt", "another workload"])
 @pytest.mark.parametrize("is_gpu", [False, True], ids=["cpu", "gpu"])
 def test_whatever_is_missing_has_its_reason(knobs: Knobs, is_gpu: bool) -> None:
-    for figure in figures(knobs, {}, {}, Summary(), Peaks(), {}, is_gpu):
+    for figure in training_figures(knobs, {}, {}, Summary(), Peaks(), {}, is_gpu):
         assert figure.measured is None
         assert figure.note, figure.name
 
@@ -184,7 +184,7 @@ def test_powersgd_sends_what_no_formula_here_knows() -> None:
 
 def test_another_workload_has_states_by_count() -> None:
     facts = {"parameters": 1e6, "trainable_parameters": 1e6, "flops_per_sample": 1e9}
-    found = by_name(figures({"optim": "sgd", "batch_size": 8}, facts, {}, Summary(), Peaks(), {}, False))
+    found = by_name(training_figures({"optim": "sgd", "batch_size": 8}, facts, {}, Summary(), Peaks(), {}, False))
     assert found["memory.optimizer_bytes"].predicted == 4e6
     assert found["memory.activations_bytes"].predicted is None
     assert found["flops.per_sample"].measured == 1e9
@@ -193,14 +193,14 @@ def test_another_workload_has_states_by_count() -> None:
 
 def test_two_processes_share_a_cpus_bandwidth() -> None:
     knobs, facts = {**KNOBS, "precision": "fp32", "sharding": "ddp", "nproc": 2}, {**FACTS, "world_size": 2.0}
-    found = by_name(figures(knobs, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 10e9}, False))
+    found = by_name(training_figures(knobs, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 10e9}, False))
     assert found["bandwidth.optimizer_s"].predicted == pytest.approx(28 * PARAMETERS / 5e9)
 
 
 def test_sparse_gradients_leave_most_of_a_table_alone() -> None:
     facts = {"parameters": 1.1e6, "trainable_parameters": 1.1e6, "embedding.table_bytes": 4e6, "embedding.rows_touched_ratio": 0.01}
     dense, sparse = (
-        by_name(figures({"optim": "adamw", "sparse": on}, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 1e9}, False))
+        by_name(training_figures({"optim": "adamw", "sparse": on}, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 1e9}, False))
         for on in (False, True)
     )
     assert dense["bandwidth.optimizer_s"].predicted == pytest.approx(28 * 1.1e6 / 1e9)
@@ -218,7 +218,7 @@ def test_a_workload_that_counts_its_own_bytes_is_held_against_bandwidth() -> Non
     """A stream through three buffers of 4 MB, 100 passes a step: no parameters, no matrix products."""
     facts = {"bytes_per_sample": 12e6, "flops_per_sample": 0.0, "parameters": 0.0}
     found = by_name(
-        figures(
+        training_figures(
             {"buffer_mb": 4.0}, facts, signals(samples_per_step=100.0, step_s=0.15), Summary(), Peaks(), {"copy_bytes_per_s": 10e9}, False
         )
     )
@@ -230,7 +230,7 @@ def test_a_workload_that_counts_its_own_bytes_is_held_against_bandwidth() -> Non
 def test_a_matrix_product_has_its_formula_and_no_memory_of_a_training() -> None:
     facts = {"flops_per_sample": 2.0 * 1024**3}
     found = by_name(
-        figures(
+        training_figures(
             {"matrix_size": 1024, "precision": "fp32"},
             facts,
             signals(samples_per_step=8.0),

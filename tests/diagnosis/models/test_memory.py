@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 
 from gpuconsole.diagnosis.models.memory import (
-    bucket_bytes,
     fragmentation_bytes,
     gathered_bytes,
     greedy_share,
-    kv_cache_bytes_per_token,
     optimizer_bytes,
     states,
     states_by_count,
@@ -118,17 +116,6 @@ def test_lora_keeps_states_of_adapters_only() -> None:
     tensors = [Tensor((100, 100), trained=False), Tensor((4, 100)), Tensor((100, 4))]
     found = states(tensors, "adamw_fused")
     assert (found.parameters, found.gradients, found.optimizer) == (43_200, 3_200, 6_408)
-
-
-def test_buckets_are_the_gradients_where_these_are_views() -> None:
-    assert (bucket_bytes(100, True), bucket_bytes(100, False)) == (0, 100)
-
-
-def test_kv_cache_of_llama_3_8b() -> None:
-    """128 KiB a token in bf16; 2K tokens 0.25 GiB, 32K 16 times that."""
-    each = kv_cache_bytes_per_token(32, 8, 128, 2)
-    assert each == 128 * 2**10
-    assert (2048 * each, 32768 * each) == (2**28, 2**32)
 
 
 def test_fragmentation() -> None:

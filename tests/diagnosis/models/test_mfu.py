@@ -11,7 +11,6 @@ from gpuconsole.diagnosis.models.mfu import (
     nearest_anchor,
     published_flops_per_s,
     published_tokens_per_s,
-    tokens_per_device_s,
 )
 from gpuconsole.machine.peaks import peaks_of
 from gpuconsole.machine.published import published_of
@@ -23,15 +22,6 @@ def test_100_of_312_tflops_reads_32_percent() -> None:
     peak = peaks_of("NVIDIA A100-SXM4-80GB").bf16_flops_per_s
     assert peak == 312e12
     assert f"{mfu(100e12, peak):.0%}" == "32%"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "gpu_hours", "tokens_per_s"),
-    [(1e12, 82_432, 3370), (2e12, 184_320, 3014), (2.2e12, 162_000, 3772)],
-    ids=["LLaMA 7B", "Llama 2 7B", "IBM"],
-)
-def test_the_papers_method(tokens: float, gpu_hours: float, tokens_per_s: int) -> None:
-    assert round(tokens_per_device_s(tokens, gpu_hours)) == tokens_per_s
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuconsole.cli.options.common import UsageError, assignments, scenario, to_json
-from gpuconsole.diagnosis.models.figures import figures
+from gpuconsole.diagnosis.models.figures.training import training_figures
 from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
 from gpuconsole.machine.peaks import peaks_of
 from gpuconsole.machine.published import published_of
@@ -60,7 +60,7 @@ def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figur
     """Every figure that can be had without a run."""
     facts = {"vocabulary": float(VOCABULARY), "tokens_per_sample": sum(lengths(knobs)) / 2}
     published = published_of(device_name) if device_name else ()
-    found = figures(knobs, facts, {}, Summary(), peaks, {}, device_name is not None, published)
+    found = training_figures(knobs, facts, {}, Summary(), peaks, {}, device_name is not None, published)
     return [figure for figure in found if figure.predicted is not None]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuconsole.diagnosis.models.bandwidth_figures import bandwidth_figures
-from gpuconsole.diagnosis.models.flops_figures import flops_figures
-from gpuconsole.diagnosis.models.given import Given
-from gpuconsole.diagnosis.models.memory_figures import memory_figures
+from gpuconsole.diagnosis.models.figures.bandwidth import bandwidth_figures
+from gpuconsole.diagnosis.models.figures.flops import flops_figures
+from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
+from gpuconsole.diagnosis.models.figures.memory import memory_figures
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -15,7 +15,7 @@ from gpuconsole.model.machine.device import Peaks, Published
 from gpuconsole.model.run import Summary
 
 
-def figures(
+def training_figures(
     knobs: Knobs,
     facts: Mapping[str, float],
     signals: Mapping[str, Signal],
@@ -29,5 +29,5 @@ def figures(
 
     All but `knobs` may be empty. `published`: training throughput known for this device.
     """
-    given = Given(knobs, facts, signals, summary, device_peaks, calibration, is_gpu, published)
-    return [*memory_figures(given), *flops_figures(given), *bandwidth_figures(given)]
+    inputs = ModelInputs(knobs, facts, signals, summary, device_peaks, calibration, is_gpu, published)
+    return [*memory_figures(inputs), *flops_figures(inputs), *bandwidth_figures(inputs)]

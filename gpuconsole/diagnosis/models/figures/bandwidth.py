@@ -8,8 +8,8 @@ from gpuconsole.diagnosis.models import roofline
 from gpuconsole.diagnosis.models.activations import activations
 from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES, StepBytes, activation_bytes, least_time_s, step_bytes
 from gpuconsole.diagnosis.models.collective import HOOK_BYTES, exposed_s, last_bucket_share, sharding_s
-from gpuconsole.diagnosis.models.flops_figures import flops_per_sample
-from gpuconsole.diagnosis.models.given import Given, with_note
+from gpuconsole.diagnosis.models.figures.flops import flops_per_sample
+from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
 from gpuconsole.diagnosis.models.memory import FP32
 from gpuconsole.model.figure import Figure
 
@@ -21,38 +21,38 @@ NO_TRAFFIC = "not measured: no counter of memory traffic here"
 NO_LINK = "bandwidth between processes is not known (gpuconsole calibrate)"
 
 
-def bandwidth_figures(given: Given) -> list[Figure]:
+def bandwidth_figures(inputs: ModelInputs) -> list[Figure]:
     """What trains nothing has no optimizer."""
-    return [*(_optimizer(given) if given.trains else []), *_step(given), *_collectives(given), *_roofline(given)]
+    return [*(_optimizer(inputs) if inputs.trains else []), *_step(inputs), *_collectives(inputs), *_roofline(inputs)]
 
 
-def _updated(given: Given, trained: float) -> float:
+def _updated(inputs: ModelInputs, trained: float) -> float:
     """Parameters that one process updates."""
-    return trained / given.replicas if given.text("sharding", "none") in ("zero1", "zero2", "zero3") else trained
+    return trained / inputs.replicas if inputs.text("sharding", "none") in ("zero1", "zero2", "zero3") else trained
 
 
-def needed(given: Given) -> StepBytes | None:
+def needed(inputs: ModelInputs) -> StepBytes | None:
     """Least bytes of states in one optimizer step of one process; None for an optimizer without a model."""
-    trained, read, optim = _touched(given), given.linear, given.text("optim", "adamw_fused")
+    trained, read, optim = _touched(inputs), inputs.linear, inputs.text("optim", "adamw_fused")
     if trained is None or read is None or optim not in UPDATE_BYTES:
         return None
-    part = 1 / given.tensor_parallel
+    part = 1 / inputs.tensor_parallel
     # of an embedding a pass reads only what it looks up
-    return step_bytes(read * part, trained * part, optim, given.passes, given.precision, _updated(given, trained) * part)
+    return step_bytes(read * part, trained * part, optim, inputs.passes, inputs.precision, _updated(inputs, trained) * part)
 
 
-def _touched(given: Given) -> float | None:
+def _touched(inputs: ModelInputs) -> float | None:
     """Trained parameters that a step writes: all, but of a table with sparse gradients only the rows that were looked up."""
-    if not given.knobs.get("sparse") or given.trained is None:
-        return given.trained
-    ratio, table = given.facts.get("embedding.rows_touched_ratio"), given.facts.get("embedding.table_bytes")
-    return None if ratio is None or table is None else given.trained - table / FP32 * (1 - ratio)
+    if not inputs.knobs.get("sparse") or inputs.trained is None:
+        return inputs.trained
+    ratio, table = inputs.facts.get("embedding.rows_touched_ratio"), inputs.facts.get("embedding.table_bytes")
+    return None if ratio is None or table is None else inputs.trained - table / FP32 * (1 - ratio)
 
 
-def _optimizer(given: Given) -> list[Figure]:
+def _optimizer(inputs: ModelInputs) -> list[Figure]:
     """Time of the update at full bandwidth beside the time that it took, and the bandwidth that this makes."""
-    step, ratio, moved, bandwidth = given.value("step_s"), given.value("optimizer_ratio"), needed(given), given.bytes_per_s
-    per = UPDATE_BYTES.get(given.text("optim", ""), 0)
+    step, ratio, moved, bandwidth = inputs.value("step_s"), inputs.value("optimizer_ratio"), needed(inputs), inputs.bytes_per_s
+    per = UPDATE_BYTES.get(inputs.text("optim", ""), 0)
     time = Figure(
         "bandwidth.optimizer_s",
         "Time of the optimizer's update",
@@ -61,7 +61,7 @@ def _optimizer(given: Given) -> list[Figure]:
         measured=step * ratio if step is not None and ratio is not None else None,
         formula=f"{per:.4g} B x trained parameters / bandwidth, at least",
         source="step account" if step is not None and ratio is not None else "",
-        note=_missing(given, moved) or CACHED,
+        note=_missing(inputs, moved) or CACHED,
     )
     mbu = Figure(
         "mbu.optimizer", "MBU of the optimizer's update", "ratio", formula="its least bytes / its time / bandwidth", note=time.note
@@ -72,37 +72,39 @@ def _optimizer(given: Given) -> list[Figure]:
     return [time, mbu]
 
 
-def _missing(given: Given, moved: StepBytes | None) -> str:
+def _missing(inputs: ModelInputs, moved: StepBytes | None) -> str:
     if moved is None:
-        return f"not predicted: {NO_COUNT if _touched(given) is None else 'no model for this optimizer'}"
-    if given.bytes_per_s is None:
+        return f"not predicted: {NO_COUNT if _touched(inputs) is None else 'no model for this optimizer'}"
+    if inputs.bytes_per_s is None:
         return f"not predicted: {NO_BANDWIDTH}"
-    return "" if given.value("step_s") is not None else f"not measured: {NOT_STEADY}"
+    return "" if inputs.value("step_s") is not None else f"not measured: {NOT_STEADY}"
 
 
-def _bytes_of_step(given: Given) -> tuple[float, str] | None:
+def _bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
     """Least bytes of one process in a step, and what is in them: states, activations where the model knows them, else what the
     workload says of a sample."""
-    moved, own, samples = needed(given), given.facts.get("bytes_per_sample"), given.samples_per_step
+    moved, own, samples = needed(inputs), inputs.facts.get("bytes_per_sample"), inputs.samples_per_step
     if own is not None and samples:
-        return own * samples / given.world + (moved.total if moved else 0.0), "bytes that the workload counts for a sample"
-    if given.matrix_size and samples:
-        element = 2 if given.precision in ("bf16", "fp16") else FP32
-        return 3 * element * given.matrix_size**2 * samples / given.world, "three matrices a product"
+        return own * samples / inputs.world + (moved.total if moved else 0.0), "bytes that the workload counts for a sample"
+    if inputs.matrix_size and samples:
+        element = 2 if inputs.precision in ("bf16", "fp16") else FP32
+        return 3 * element * inputs.matrix_size**2 * samples / inputs.world, "three matrices a product"
     if moved is None:
         return None
-    if given.shape is None:
+    if inputs.shape is None:
         return moved.total, "weights, gradients and optimizer (activations are not known)"
-    checkpointing = bool(given.knobs.get("gradient_checkpointing", False))
-    kept = activations(given.shape, given.precision, given.text("attention", "sdpa"), checkpointing, given.is_gpu, given.tensor_parallel)
-    recomputed = kept.recomputed * given.shape.n_layer
-    total = moved.total + activation_bytes(kept.saved - kept.casts + recomputed, given.passes)
+    checkpointing = bool(inputs.knobs.get("gradient_checkpointing", False))
+    kept = activations(
+        inputs.shape, inputs.precision, inputs.text("attention", "sdpa"), checkpointing, inputs.is_gpu, inputs.tensor_parallel
+    )
+    recomputed = kept.recomputed * inputs.shape.n_layer
+    total = moved.total + activation_bytes(kept.saved - kept.casts + recomputed, inputs.passes)
     return total, "weights, gradients, optimizer and kept activations"
 
 
-def _step(given: Given) -> list[Figure]:
+def _step(inputs: ModelInputs) -> list[Figure]:
     """What memory alone asks of a step, and the share of its bandwidth that this makes."""
-    moved, bandwidth, taken = _bytes_of_step(given), given.bytes_per_s, given.value("step_s")
+    moved, bandwidth, taken = _bytes_of_step(inputs), inputs.bytes_per_s, inputs.value("step_s")
     time = Figure("bandwidth.step_s", "Time of a step if memory were the limit", "s", formula="bytes that must move / bandwidth")
     share = Figure("mbu.step", "MBU of a step", "ratio", formula="bytes that must move / step time / bandwidth")
     if moved is None or bandwidth is None:
@@ -115,13 +117,13 @@ def _step(given: Given) -> list[Figure]:
             share = replace(share, measured=least / taken, source=f"step account over {bandwidth[1]}")
         else:
             share = with_note(share, f"not measured: {NOT_STEADY}")
-    return [given.beside(time, "step_s", NOT_STEADY), share]
+    return [inputs.beside(time, "step_s", NOT_STEADY), share]
 
 
-def _collectives(given: Given) -> list[Figure]:
+def _collectives(inputs: ModelInputs) -> list[Figure]:
     """Communication of a step: its bytes, its time on a ring, and how much of it nothing hides. Nothing where one process trains."""
-    sharding, trained = given.text("sharding", "none"), given.trained
-    if given.replicas == 1 or sharding == "none" or trained is None:
+    sharding, trained = inputs.text("sharding", "none"), inputs.trained
+    if inputs.replicas == 1 or sharding == "none" or trained is None:
         return []
     size = Figure(
         "comm.bytes_per_step", "Gradients to exchange, each process", "bytes", predicted=FP32 * trained, formula="4 B x trained parameters"
@@ -133,50 +135,50 @@ def _collectives(given: Given) -> list[Figure]:
         "s",
         formula="collectives - what overlaps with them, at least DDP's last bucket",
     )
-    hook, link = given.text("comm_hook", "none"), _link(given)
+    hook, link = inputs.text("comm_hook", "none"), _link(inputs)
     if hook not in HOOK_BYTES or link is None:
         why = f"not predicted: {'what PowerSGD sends depends on its rank' if hook not in HOOK_BYTES else NO_LINK}"
         ring, exposed = with_note(ring, why), with_note(exposed, why)
     else:
         gradients = (HOOK_BYTES[hook] if sharding in ("ddp", "zero1") else FP32) * trained
-        parameters = FP32 * (given.parameters or trained)
-        seconds = sharding_s(sharding, gradients, parameters, given.replicas, link[0])
+        parameters = FP32 * (inputs.parameters or trained)
+        seconds = sharding_s(sharding, gradients, parameters, inputs.replicas, link[0])
         ring = replace(ring, predicted=seconds, note=f"bandwidth: {link[1]}")
-        exposed = _exposed(given, exposed, sharding, seconds, gradients)
+        exposed = _exposed(inputs, exposed, sharding, seconds, gradients)
     return [
-        given.beside(size, size.name, "probe P7 has not run"),
+        inputs.beside(size, size.name, "probe P7 has not run"),
         with_note(ring, "not measured: what computation hides takes no time that could be seen"),
-        given.beside(exposed, exposed.name, "probe P7 has not run"),
+        inputs.beside(exposed, exposed.name, "probe P7 has not run"),
     ]
 
 
-def _exposed(given: Given, figure: Figure, sharding: str, seconds: float, gradients: float) -> Figure:
-    step = given.value("step_s")
-    backward, forward = given.value("backward_ratio"), given.value("forward_ratio")
+def _exposed(inputs: ModelInputs, figure: Figure, sharding: str, seconds: float, gradients: float) -> Figure:
+    step = inputs.value("step_s")
+    backward, forward = inputs.value("backward_ratio"), inputs.value("forward_ratio")
     if step is None or backward is None:
         return with_note(figure, f"not predicted: {NOT_STEADY}")
     hides = backward + (forward or 0.0) if sharding in ("zero2", "zero3") else backward
-    last = last_bucket_share(gradients, float(given.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
-    found = exposed_s(seconds, hides * step / given.passes, last)
+    last = last_bucket_share(gradients, float(inputs.knobs.get("bucket_cap_mb", 25.0))) if sharding == "ddp" else 0.0
+    found = exposed_s(seconds, hides * step / inputs.passes, last)
     return Figure(
         figure.name, figure.title, "s", predicted=found.low, formula=figure.formula, note=f"if nothing overlaps: {found.high:.4g} s"
     )
 
 
-def _link(given: Given) -> tuple[float, str] | None:
+def _link(inputs: ModelInputs) -> tuple[float, str] | None:
     """Bus bandwidth between processes."""
-    if given.calibration.get("allreduce_bytes_per_s"):
-        return given.calibration["allreduce_bytes_per_s"], "all-reduce, calibrated"
-    if given.is_gpu and given.peaks.nvlink_bytes_per_s:
-        return given.peaks.nvlink_bytes_per_s / 2, f"NVLink, one direction, {given.peaks.source}"
+    if inputs.calibration.get("allreduce_bytes_per_s"):
+        return inputs.calibration["allreduce_bytes_per_s"], "all-reduce, calibrated"
+    if inputs.is_gpu and inputs.peaks.nvlink_bytes_per_s:
+        return inputs.peaks.nvlink_bytes_per_s / 2, f"NVLink, one direction, {inputs.peaks.source}"
     return None
 
 
-def _roofline(given: Given) -> list[Figure]:
+def _roofline(inputs: ModelInputs) -> list[Figure]:
     """The step's FLOPs for each byte that must move, and what can be reached at that intensity."""
-    moved, peak, bandwidth = _bytes_of_step(given), given.peak_flops_per_s, given.bytes_per_s
-    sample = given.facts.get("flops_per_sample") or flops_per_sample(given)
-    samples = given.samples_per_step
+    moved, peak, bandwidth = _bytes_of_step(inputs), inputs.peak_flops_per_s, inputs.bytes_per_s
+    sample = inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
+    samples = inputs.samples_per_step
     intensity = Figure(
         "roofline.intensity", "Arithmetic intensity of a step", "FLOP/B", formula="model FLOPs / bytes that must move", note=NO_TRAFFIC
     )
@@ -184,19 +186,19 @@ def _roofline(given: Given) -> list[Figure]:
     if not moved or not sample or not samples:
         why = f"not predicted: {NO_COUNT if not moved else 'no FLOPs are counted' if not sample else NOT_STEADY}"
         return [with_note(intensity, why), with_note(reach, why)]
-    x = sample * samples / given.world / moved[0]
+    x = sample * samples / inputs.world / moved[0]
     intensity = replace(intensity, predicted=x)
-    counted = given.summary.flops_per_s
-    traffic = given.value("dram_active_ratio")
+    counted = inputs.summary.flops_per_s
+    traffic = inputs.value("dram_active_ratio")
     if traffic and bandwidth and counted:
-        measured = counted / given.world / (traffic * bandwidth[0])
+        measured = counted / inputs.world / (traffic * bandwidth[0])
         source = "FLOP/s over DRAM active x bandwidth"
         intensity = replace(intensity, measured=measured, source=source, note="")
     if peak is None or bandwidth is None:
         return [intensity, with_note(reach, f"not predicted: {NO_BANDWIDTH if peak else 'no peak is known'}")]
-    each = peak[0] / given.world
+    each = peak[0] / inputs.world
     limit = f"ridge at {roofline.ridge(each, bandwidth[0]):.3g} FLOP/B: {roofline.side(x, each, bandwidth[0])} is the limit"
-    reached = counted / given.world if counted else None
+    reached = counted / inputs.world if counted else None
     return [
         with_note(intensity, limit),
         replace(

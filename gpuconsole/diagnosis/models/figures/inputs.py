@@ -21,7 +21,7 @@ GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
 
 
 @dataclass(frozen=True)
-class Given:
+class ModelInputs:
     """Everything but the knobs may be empty; what cannot be said without it is then left out of a figure, with the reason."""
 
     knobs: Knobs

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models import flops
-from gpuconsole.diagnosis.models.given import Given, with_note
+from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
 from gpuconsole.diagnosis.models.mfu import mfu, nearest_anchor, published_tokens_per_s
 from gpuconsole.diagnosis.models.shape import lengths
 from gpuconsole.model.figure import Figure
@@ -20,59 +20,59 @@ NO_WORK = "FLOPs or samples of a step are not known"
 NO_COUNTER = "the tensor cores' activity is not reported (GPM from Hopper on, or dcgm-exporter: --dcgm)"
 
 
-def flops_figures(given: Given) -> list[Figure]:
+def flops_figures(inputs: ModelInputs) -> list[Figure]:
     """Nothing for a workload without matrix products: there is nothing to hold against a peak."""
-    if given.facts.get("flops_per_sample") == 0:
+    if inputs.facts.get("flops_per_sample") == 0:
         return []
-    return [_count(given), *_other_counts(given), _step(given), *_mfu(given)]
+    return [_count(inputs), *_other_counts(inputs), _step(inputs), *_mfu(inputs)]
 
 
-def flops_per_sample(given: Given) -> float | None:
+def flops_per_sample(inputs: ModelInputs) -> float | None:
     """By the closed formula, not causal; None for what is neither our GPT nor a matrix product."""
-    if given.matrix_size:
-        return 2.0 * given.matrix_size**3
-    shape, linear = given.shape, given.linear
+    if inputs.matrix_size:
+        return 2.0 * inputs.matrix_size**3
+    shape, linear = inputs.shape, inputs.linear
     if shape is None or linear is None:
         return None
     if shape.lora_rank:
         return _over_lengths(
-            given, lambda tokens: flops.lora_per_token(shape.d_model, shape.n_layer, shape.vocabulary, shape.lora_rank, tokens)
+            inputs, lambda tokens: flops.lora_per_token(shape.d_model, shape.n_layer, shape.vocabulary, shape.lora_rank, tokens)
         )
-    return _over_lengths(given, lambda tokens: flops.training_per_token(linear, shape.n_layer, shape.d_model, tokens))
+    return _over_lengths(inputs, lambda tokens: flops.training_per_token(linear, shape.n_layer, shape.d_model, tokens))
 
 
-def _over_lengths(given: Given, per_token: Callable[[float], float]) -> float:
+def _over_lengths(inputs: ModelInputs, per_token: Callable[[float], float]) -> float:
     """FLOPs of a sequence, on average over its lengths. They are quadratic in the length, so Simpson's rule is exact."""
-    shortest, longest = lengths(given.knobs)
+    shortest, longest = lengths(inputs.knobs)
     middle = (shortest + longest) / 2
     return (shortest * per_token(shortest) + 4 * middle * per_token(middle) + longest * per_token(longest)) / 6
 
 
-def _count(given: Given) -> Figure:
-    predicted, measured = flops_per_sample(given), given.facts.get("flops_per_sample")
+def _count(inputs: ModelInputs) -> Figure:
+    predicted, measured = flops_per_sample(inputs), inputs.facts.get("flops_per_sample")
     return Figure(
         "flops.per_sample",
         "Model FLOPs of a sample",
         "FLOP",
         predicted=predicted,
         measured=measured,
-        formula=_formula(given),
+        formula=_formula(inputs),
         source="FlopCounterMode on the meta device" if measured else "",
         note="; ".join(filter(None, (NO_FORMULA if predicted is None else "", "" if measured else NOT_COUNTED))),
     )
 
 
-def _formula(given: Given) -> str:
-    if given.matrix_size:
+def _formula(inputs: ModelInputs) -> str:
+    if inputs.matrix_size:
         return "2 n^3 a product"
-    if given.shape is not None and given.shape.lora_rank:
+    if inputs.shape is not None and inputs.shape.lora_rank:
         return "4 N frozen + 6 N adapters + 12 L d T a token, not causal"
     return "6 N + 12 L d T a token, not causal (PaLM, appendix B)"
 
 
-def _other_counts(given: Given) -> list[Figure]:
+def _other_counts(inputs: ModelInputs) -> list[Figure]:
     """The same work counted in other ways, so that figures from elsewhere can be compared."""
-    shape, linear = given.shape, given.linear
+    shape, linear = inputs.shape, inputs.linear
     if shape is None or linear is None or shape.lora_rank:
         return []
     figures = [
@@ -80,48 +80,52 @@ def _other_counts(given: Given) -> list[Figure]:
             "flops.causal_per_sample",
             "Model FLOPs of a sample, causal",
             "FLOP",
-            predicted=_over_lengths(given, lambda tokens: flops.training_per_token_causal(linear, shape.n_layer, shape.d_model, tokens)),
+            predicted=_over_lengths(inputs, lambda tokens: flops.training_per_token_causal(linear, shape.n_layer, shape.d_model, tokens)),
             formula="6 N + 6 L d T a token, causal: attention's lower triangle only (ml-engineering)",
             note="not measured: torch's counter takes the square",
         )
     ]
-    if given.knobs.get("gradient_checkpointing"):
-        again = _over_lengths(given, lambda tokens: flops.recomputed_per_token(shape.d_model, shape.n_layer, tokens))
+    if inputs.knobs.get("gradient_checkpointing"):
+        again = _over_lengths(inputs, lambda tokens: flops.recomputed_per_token(shape.d_model, shape.n_layer, tokens))
         figures.append(
             Figure(
                 "flops.hardware_per_sample",
                 "FLOPs of a sample with recomputation",
                 "FLOP",
-                predicted=(flops_per_sample(given) or 0.0) + again,
+                predicted=(flops_per_sample(inputs) or 0.0) + again,
                 formula="model FLOPs + 16 L d^2 + 4 L d T a token: each block again but for its last matrix, not causal",
-                note=f"{again / (flops_per_sample(given) or 1.0):.0%} more work; not measured: MFU counts no recomputation",
+                note=f"{again / (flops_per_sample(inputs) or 1.0):.0%} more work; not measured: MFU counts no recomputation",
             )
         )
     return figures
 
 
-def _step(given: Given) -> Figure:
+def _step(inputs: ModelInputs) -> Figure:
     """What arithmetic alone asks of a step."""
-    sample, samples, peak = given.facts.get("flops_per_sample") or flops_per_sample(given), given.samples_per_step, given.peak_flops_per_s
+    sample, samples, peak = (
+        inputs.facts.get("flops_per_sample") or flops_per_sample(inputs),
+        inputs.samples_per_step,
+        inputs.peak_flops_per_s,
+    )
     figure = Figure("flops.step_s", "Time of a step if arithmetic were the limit", "s", formula="model FLOPs of a step / peak")
     if sample and samples and peak:
         figure = replace(figure, predicted=sample * samples / peak[0], note=f"peak: {peak[1]}")
     else:
         figure = with_note(figure, f"not predicted: {NO_PEAK if sample and samples else NO_WORK}")
-    return given.beside(figure, "step_s", "the run has not been steady yet")
+    return inputs.beside(figure, "step_s", "the run has not been steady yet")
 
 
-def _mfu(given: Given) -> list[Figure]:
-    return [_over_peak(given), _over_reached(given), _over_published(given), _tensor_active(given)]
+def _mfu(inputs: ModelInputs) -> list[Figure]:
+    return [_over_peak(inputs), _over_reached(inputs), _over_published(inputs), _tensor_active(inputs)]
 
 
-def _over_peak(given: Given) -> Figure:
+def _over_peak(inputs: ModelInputs) -> Figure:
     """FLOPs by formula and by count, over time and peak."""
-    peak, rate, closed = given.peak_flops_per_s, given.summary.samples_per_s, flops_per_sample(given)
+    peak, rate, closed = inputs.peak_flops_per_s, inputs.summary.samples_per_s, flops_per_sample(inputs)
     figure = Figure("mfu.flops", "MFU: FLOPs over the peak", "ratio", formula="FLOPs of a sample x samples/s / dense peak")
     if peak is None or rate is None:
         return with_note(figure, NO_PEAK if peak is None else NO_RATE)
-    counted = given.summary.flops_per_s
+    counted = inputs.summary.flops_per_s
     return replace(
         figure,
         predicted=mfu(closed * rate.mean, peak[0]) if closed else None,
@@ -131,48 +135,48 @@ def _over_peak(given: Given) -> Figure:
     )
 
 
-def _over_reached(given: Given) -> Figure:
+def _over_reached(inputs: ModelInputs) -> Figure:
     """The share of what this machine does reach in a matrix product."""
-    reached, counted = given.reached_flops_per_s, given.summary.flops_per_s
+    reached, counted = inputs.reached_flops_per_s, inputs.summary.flops_per_s
     figure = Figure("mfu.reached", "Share of the matrix product's speed here", "ratio", formula="model FLOP/s / calibrated matrix product")
     if reached is None or not counted:
         return with_note(figure, "not calibrated at this precision: gpuconsole calibrate" if reached is None else NOT_COUNTED)
     return replace(figure, measured=mfu(counted, reached[0]), source=reached[1])
 
 
-def _over_published(given: Given) -> Figure:
+def _over_published(inputs: ModelInputs) -> Figure:
     """Tokens/s of a device, beside what it would be at the FLOP/s that somebody has published for this device."""
     figure = Figure("mfu.published", "Tokens/s of a device, against published", "tokens/s", formula="published FLOP/s / our FLOPs a token")
-    rate, each = given.summary.tokens_per_s, _flops_per_token(given)
+    rate, each = inputs.summary.tokens_per_s, _flops_per_token(inputs)
     if rate is None:
         figure = with_note(figure, f"not measured: {NO_RATE}")
     else:
-        figure = replace(figure, measured=rate.mean / given.world, source="step account")
+        figure = replace(figure, measured=rate.mean / inputs.world, source="step account")
     if each is None:
         return with_note(figure, NO_FORMULA)
-    anchor = nearest_anchor(given.published, given.precision, each)
+    anchor = nearest_anchor(inputs.published, inputs.precision, each)
     if anchor is None:
-        return with_note(figure, f"not predicted: nothing is published for this device at {given.precision}")
-    peak: float | None = getattr(given.peaks, f"{given.precision}_flops_per_s", None)
+        return with_note(figure, f"not predicted: nothing is published for this device at {inputs.precision}")
+    peak: float | None = getattr(inputs.peaks, f"{inputs.precision}_flops_per_s", None)
     told = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
     formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {told}) / our FLOPs a token"
     return with_note(replace(figure, predicted=published_tokens_per_s(anchor, each, peak), formula=formula), anchor.note)
 
 
-def _flops_per_token(given: Given) -> float | None:
+def _flops_per_token(inputs: ModelInputs) -> float | None:
     """Not causal; by count where there is one."""
-    tokens, sample = given.facts.get("tokens_per_sample"), given.facts.get("flops_per_sample") or flops_per_sample(given)
+    tokens, sample = inputs.facts.get("tokens_per_sample"), inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
     return sample / tokens if tokens and sample else None
 
 
-def _tensor_active(given: Given) -> Figure:
+def _tensor_active(inputs: ModelInputs) -> Figure:
     """The tensor cores' own counter, beside MFU by FLOPs: it should lie above, by what is no model FLOP and by clocks below the datasheet's."""
-    peak, counted = given.peak_flops_per_s, given.summary.flops_per_s
+    peak, counted = inputs.peak_flops_per_s, inputs.summary.flops_per_s
     figure = Figure(
         "mfu.tensor_active",
         "MFU: share of time that tensor cores were active",
         "ratio",
-        predicted=mfu(counted, peak[0]) if peak and counted and given.is_gpu else None,
+        predicted=mfu(counted, peak[0]) if peak and counted and inputs.is_gpu else None,
         formula="MFU by FLOPs: the tensor cores are active at least so long",
     )
-    return given.beside(figure, "tensor_active_ratio", NO_COUNTER if given.is_gpu else "a CPU has no tensor cores")
+    return inputs.beside(figure, "tensor_active_ratio", NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores")

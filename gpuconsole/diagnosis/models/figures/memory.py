@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.activations import activations
-from gpuconsole.diagnosis.models.given import Given, with_note
+from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
 from gpuconsole.diagnosis.models.memory import FP32, States, fragmentation_bytes, gathered_bytes, states, states_by_count
 from gpuconsole.diagnosis.models.peak import Pass, peak_bytes
 from gpuconsole.diagnosis.models.shape import GptShape, Tensor
@@ -26,81 +26,81 @@ SHARDED = {
 OPTIMIZER = {"sgd": "4 B x trained (momentum)", "adamw_8bit": "2 B x trained, and a scale for each 256"}
 
 
-def memory_figures(given: Given) -> list[Figure]:
+def memory_figures(inputs: ModelInputs) -> list[Figure]:
     """Of the first process: parameters, gradients, optimizer states, activations, the peak, and what the allocator holds unused."""
-    if not given.trains:
+    if not inputs.trains:
         return []
-    kept = states_of(given)
-    return [*_state_figures(given, kept), _activations(given), _peak(given, kept), _fragmentation(given)]
+    kept = states_of(inputs)
+    return [*_state_figures(inputs, kept), _activations(inputs), _peak(inputs, kept), _fragmentation(inputs)]
 
 
-def states_of(given: Given) -> States | None:
+def states_of(inputs: ModelInputs) -> States | None:
     """Predicted states of the first process; None where the number of parameters is not known."""
-    optim, sharding = given.text("optim", "adamw_fused"), given.text("sharding", "none")
-    if given.tensors is not None:
-        return states(given.tensors, optim, sharding, given.replicas, 0, given.tensor_parallel)
-    if given.parameters is None or given.trained is None or given.tensor_parallel > 1:
+    optim, sharding = inputs.text("optim", "adamw_fused"), inputs.text("sharding", "none")
+    if inputs.tensors is not None:
+        return states(inputs.tensors, optim, sharding, inputs.replicas, 0, inputs.tensor_parallel)
+    if inputs.parameters is None or inputs.trained is None or inputs.tensor_parallel > 1:
         return None
-    return states_by_count(given.parameters, given.trained, optim, sharding, given.replicas)
+    return states_by_count(inputs.parameters, inputs.trained, optim, sharding, inputs.replicas)
 
 
-def _state_figures(given: Given, kept: States | None) -> list[Figure]:
-    where = SHARDED[given.text("sharding", "none")] + ("; matrices shared out (tensor parallel)" if given.tensor_parallel > 1 else "")
+def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
+    where = SHARDED[inputs.text("sharding", "none")] + ("; matrices shared out (tensor parallel)" if inputs.tensor_parallel > 1 else "")
     formulas = {
         "parameters": f"4 B x parameters{where}",
         "gradients": f"4 B x trained parameters{where}",
-        "optimizer": f"{OPTIMIZER.get(given.text('optim', ''), '8 B x trained (two moments)')}{where}",
+        "optimizer": f"{OPTIMIZER.get(inputs.text('optim', ''), '8 B x trained (two moments)')}{where}",
     }
     titles = {"parameters": "Parameters", "gradients": "Gradients", "optimizer": "Optimizer states"}
     figures = []
     for part, formula in formulas.items():
         predicted = getattr(kept, part) if kept else None
         note = "" if kept else NO_COUNT
-        if part == "gradients" and given.knobs.get("sparse"):
+        if part == "gradients" and inputs.knobs.get("sparse"):
             predicted, note = None, "not predicted: gradients are sparse, and as large as the rows that were looked up"
         figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=formula, note=note)
-        figures.append(given.beside(figure, figure.name, NOT_YET))
+        figures.append(inputs.beside(figure, figure.name, NOT_YET))
     return figures
 
 
-def _activations(given: Given) -> Figure:
+def _activations(inputs: ModelInputs) -> Figure:
     figure = Figure("memory.activations_bytes", "Activations kept for the backward pass", "bytes")
     kept = None
-    if given.shape is None or given.is_compiled:
-        figure = with_note(figure, COMPILED if given.is_compiled else NO_SHAPE)
+    if inputs.shape is None or inputs.is_compiled:
+        figure = with_note(figure, COMPILED if inputs.is_compiled else NO_SHAPE)
     else:
-        kept = activations(*_activation_arguments(given, given.shape))
+        kept = activations(*_activation_arguments(inputs, inputs.shape))
         formula = "saved tensors of our GPT, term by term; each block keeps " + (
             "its input" if kept.recomputed else "16 d values a token, and more"
         )
         figure = replace(figure, predicted=kept.saved, formula=formula)
-        if given.knobs.get("varied_lengths"):
+        if inputs.knobs.get("varied_lengths"):
             figure = with_note(figure, "predicted for the longest sequence; measured is the batch of that moment")
         if kept.recomputed:
             figure = with_note(figure, f"the block that is computed again adds {kept.recomputed:.4g} B in the backward pass")
-    return given.beside(figure, figure.name, NOT_YET)
+    return inputs.beside(figure, figure.name, NOT_YET)
 
 
-def _activation_arguments(given: Given, shape: GptShape) -> tuple[GptShape, str, str, bool, bool, int]:
-    checkpointing = bool(given.knobs.get("gradient_checkpointing", False))
-    return shape, given.precision, given.text("attention", "sdpa"), checkpointing, given.is_gpu, given.tensor_parallel
+def _activation_arguments(inputs: ModelInputs, shape: GptShape) -> tuple[GptShape, str, str, bool, bool, int]:
+    checkpointing = bool(inputs.knobs.get("gradient_checkpointing", False))
+    return shape, inputs.precision, inputs.text("attention", "sdpa"), checkpointing, inputs.is_gpu, inputs.tensor_parallel
 
 
-def predicted_peak(given: Given, kept: States | None) -> float | None:
+def predicted_peak(inputs: ModelInputs, kept: States | None) -> float | None:
     """Bytes at the fullest moment of a step; None where the model does not hold."""
-    if given.shape is None or given.tensors is None or kept is None or given.is_compiled:
+    if inputs.shape is None or inputs.tensors is None or kept is None or inputs.is_compiled:
         return None
-    sharding = given.text("sharding", "none")
+    sharding = inputs.text("sharding", "none")
     run = Pass(
-        precision=given.precision,
-        attention=given.text("attention", "sdpa"),
-        optim=given.text("optim", "adamw_fused"),
-        gradients_stay=given.passes > 1 or sharding in ("ddp", "zero1"),
-        is_gpu=given.is_gpu,
-        tensor_parallel=given.tensor_parallel,
+        precision=inputs.precision,
+        attention=inputs.text("attention", "sdpa"),
+        optim=inputs.text("optim", "adamw_fused"),
+        gradients_stay=inputs.passes > 1 or sharding in ("ddp", "zero1"),
+        is_gpu=inputs.is_gpu,
+        tensor_parallel=inputs.tensor_parallel,
     )
-    gathered = gathered_bytes(_units(given.tensors, given.shape.n_layer), sharding)
-    return peak_bytes(given.shape, kept, activations(*_activation_arguments(given, given.shape)), run, gathered)
+    gathered = gathered_bytes(_units(inputs.tensors, inputs.shape.n_layer), sharding)
+    return peak_bytes(inputs.shape, kept, activations(*_activation_arguments(inputs, inputs.shape)), run, gathered)
 
 
 def _units(tensors: list[Tensor], n_layer: int) -> list[float]:
@@ -111,23 +111,23 @@ def _units(tensors: list[Tensor], n_layer: int) -> list[float]:
     return [FP32 * float(sum(tensor.elements for tensor in unit)) for unit in (*blocks, rest)]
 
 
-def _peak(given: Given, kept: States | None) -> Figure:
-    predicted = predicted_peak(given, kept)
+def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
+    predicted = predicted_peak(inputs, kept)
     figure = Figure(
         "memory.allocated_peak_bytes",
         "Memory at its fullest",
         "bytes",
         predicted=predicted,
         formula="states, activations and an operation's own tensors where they add up to the most",
-        note="libraries' workspaces come on top (cuBLAS: tens of MiB)" if predicted is not None and given.is_gpu else "",
+        note="libraries' workspaces come on top (cuBLAS: tens of MiB)" if predicted is not None and inputs.is_gpu else "",
     )
     if predicted is None:
-        figure = with_note(figure, COMPILED if given.is_compiled else NO_COUNT if kept is None else NO_SHAPE)
-    return given.beside(figure, figure.name, NOT_YET if given.is_gpu else NO_ALLOCATOR)
+        figure = with_note(figure, COMPILED if inputs.is_compiled else NO_COUNT if kept is None else NO_SHAPE)
+    return inputs.beside(figure, figure.name, NOT_YET if inputs.is_gpu else NO_ALLOCATOR)
 
 
-def _fragmentation(given: Given) -> Figure:
-    reserved, allocated = given.value("memory.reserved_bytes"), given.value("memory.allocated_peak_bytes")
+def _fragmentation(inputs: ModelInputs) -> Figure:
+    reserved, allocated = inputs.value("memory.reserved_bytes"), inputs.value("memory.allocated_peak_bytes")
     figure = Figure(
         "memory.fragmentation_bytes",
         "Reserved beyond the peak",
@@ -136,7 +136,7 @@ def _fragmentation(given: Given) -> Figure:
         note="not predicted: it depends on the order in which sizes come and go",
     )
     if reserved is None or allocated is None:
-        return with_note(figure, f"not measured: {NOT_YET if given.is_gpu else NO_ALLOCATOR}")
+        return with_note(figure, f"not measured: {NOT_YET if inputs.is_gpu else NO_ALLOCATOR}")
     measured = fragmentation_bytes(reserved, allocated)
     return Figure(
         figure.name, figure.title, "bytes", measured=measured, formula=figure.formula, source="torch.cuda.memory_stats", note=figure.note
