@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.options.common import UsageError, has_screen, live_engine, record_path
+from gpuconsole.cli.options.console import has_screen, record_path
+from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen

@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.options.common import UsageError, live_engine
+from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.profile import nsys_line, profile_once
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.until_diagnosed import in_doubt
 from gpuconsole.model.finding import Interval, Suggestion

@@ -41,7 +41,7 @@ def build_parser(commands: Collection[str] = COMMANDS, parser_class: type[Argume
     import argparse
     import importlib
 
-    from gpuconsole.cli.options.common import add_console_options
+    from gpuconsole.cli.options.console import add_console_options
 
     parser = (parser_class or argparse.ArgumentParser)(
         prog="gpuconsole", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from gpuconsole.cli.options.common import UsageError
+    from gpuconsole.cli.options.usage import UsageError
     from gpuconsole.tui import skeleton
 
     args = parse(words)

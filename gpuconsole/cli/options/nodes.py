@@ -6,7 +6,8 @@ import argparse
 import errno
 import socket
 
-from gpuconsole.cli.options.common import UsageError, parse_address
+from gpuconsole.cli.options.network import parse_address
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.processes.ranked import Launch
 
 NODES_HELP = "machines that take part; the others run the command that is shown"

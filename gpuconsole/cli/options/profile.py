@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.options.common import UsageError
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.profile import MOST_STEPS, STEPS
 from gpuconsole.session.api import SessionError

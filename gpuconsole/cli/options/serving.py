@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from gpuconsole.cli.options.network import check_url
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.recorded import parse_recorded
 from gpuconsole.model.scenario import Workload
 from gpuconsole.model.serving import Objective, parse_objective
@@ -59,14 +60,11 @@ def objective(args: argparse.Namespace) -> Objective | None:
 
 def check_server(args: argparse.Namespace, workload: Workload) -> None:
     """Raises UsageError for options that make no sense, before anything is started."""
-    from gpuconsole.cli.options.common import UsageError
-
     given = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
     if given and not workload.serves:
         raise UsageError(f"{', '.join(given)}: for serving scenarios only, and {workload.name} trains")
     for option, url in (("--url", args.url), ("--metrics-url", args.metrics_url)):
-        if url is not None and not _is_address(url):
-            raise UsageError(f"{option} {url}: must be an address such as http://127.0.0.1:8000")
+        check_url(url, option, "http://127.0.0.1:8000")
     if args.request_timeout is not None and not args.request_timeout > 0:
         raise UsageError(f"--request-timeout {args.request_timeout:g}: must be more than 0 s")
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
@@ -79,14 +77,6 @@ def check_server(args: argparse.Namespace, workload: Workload) -> None:
             raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
     if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):
         raise UsageError(f"--vllm-python {args.vllm_python}: no program that can be run")
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _objective(text: str) -> Objective:

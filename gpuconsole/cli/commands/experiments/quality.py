@@ -8,8 +8,11 @@ import json
 import signal
 import sys
 
-from gpuconsole.cli.options.common import UsageError, add_console_options, assignments, device, scenario, to_json
+from gpuconsole.cli.options.console import add_console_options, device
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, server_options
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import look

@@ -6,10 +6,13 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from gpuconsole.cli.options.common import UsageError, add_console_options, assignments, has_screen, record_path, scenario, seconds, writable
+from gpuconsole.cli.options.console import add_console_options, has_screen, record_path
+from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.nodes import add_node_options, nodes
 from gpuconsole.cli.options.profile import add_profile_options, check_folder
+from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server
+from gpuconsole.cli.options.usage import UsageError, seconds
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 

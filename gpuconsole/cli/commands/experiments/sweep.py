@@ -11,18 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.cli.options.common import (
-    UsageError,
-    add_console_options,
-    add_headless_options,
-    assignments,
-    live_engine,
-    scenario,
-    to_json,
-    writable,
-)
+from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.nodes import add_node_options
+from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.experiments.sweep import Sweeper
 from gpuconsole.experiments.sweep_points import interval, points
 from gpuconsole.model.experiments.sweep import Sweep, SweepPoint

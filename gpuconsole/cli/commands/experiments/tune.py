@@ -10,19 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuconsole.cli.options.common import (
-    UsageError,
-    add_console_options,
-    add_headless_options,
-    assignments,
-    live_engine,
-    scenario,
-    seconds,
-    to_json,
-    writable,
-)
+from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.nodes import add_node_options
+from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server
+from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.tune import TUNE_S, Tuner
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 from gpuconsole.cli.commands.experiments.tune import gain, read_certificate
-from gpuconsole.cli.options.common import UsageError, add_console_options, live_engine, scenario
+from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.nodes import add_node_options
+from gpuconsole.cli.options.scenario import scenario
 from gpuconsole.cli.options.serving import add_serving_options
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.certificate import mistakes
 from gpuconsole.model.experiments.certificate import Certificate

@@ -10,7 +10,9 @@ import signal
 import sys
 import time
 
-from gpuconsole.cli.options.common import UsageError, device, seconds, to_json
+from gpuconsole.cli.options.console import device
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.machine.calibration import load, machine_of, save
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device, fingerprint, torch_version
 from gpuconsole.model.machine.calibration import CalibrationRecord, Reached

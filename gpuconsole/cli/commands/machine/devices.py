@@ -7,7 +7,9 @@ import sys
 
 import msgspec
 
-from gpuconsole.cli.options.common import dcgm, seconds, to_json
+from gpuconsole.cli.options.console import dcgm
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.usage import seconds
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.metrics.catalogue import CATALOGUE

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuconsole import __version__
 from gpuconsole.cli.commands.machine.calibrate import age
-from gpuconsole.cli.options.common import seconds
+from gpuconsole.cli.options.usage import seconds
 from gpuconsole.machine.calibration import of_this_machine
 from gpuconsole.machine.environment import fingerprint
 from gpuconsole.model.machine.device import Device

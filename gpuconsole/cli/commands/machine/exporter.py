@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.options.common import UsageError, dcgm, interval, parse_address, read_token, seconds
+from gpuconsole.cli.options.console import dcgm, interval
+from gpuconsole.cli.options.network import parse_address, read_token
+from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.model.text import visible
 from gpuconsole.processes.sampler import Sampling
 from gpuconsole.wire.events import AnyEvent, Note

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from gpuconsole.cli.options.common import UsageError, assignments, scenario, to_json
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.models.figures.training import training_figures
 from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
 from gpuconsole.machine.peaks import peaks_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from gpuconsole.cli.options.common import UsageError, to_json
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.case import Rule
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.knobs.catalogue import nearest

@@ -6,7 +6,9 @@ import argparse
 import sys
 import textwrap
 
-from gpuconsole.cli.options.common import UsageError, scenario, to_json
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.scenario import scenario
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.catalog import scenarios, user_folder
 from gpuconsole.model.knobs.catalogue import CATALOGUE, show
 from gpuconsole.model.scenario import Scenario, ScenarioError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuconsole.cli.options.common import UsageError, to_json
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, read_all, remove
 from gpuconsole.model.experiments.baseline import Baseline, BaselineRun
 from gpuconsole.model.knobs.knob import show

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpuconsole.cli.options.common import UsageError, read_snapshot, to_json
+from gpuconsole.cli.options.files import read_snapshot, to_json
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.experiments.compare import compare
 from gpuconsole.model.experiments.comparison import Comparison, Difference, MetricChange
 from gpuconsole.model.run import Run

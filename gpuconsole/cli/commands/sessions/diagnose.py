@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.cli.options.common import UsageError, read_snapshot, writable
+from gpuconsole.cli.options.files import read_snapshot, writable
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.modelling import refresh_figures

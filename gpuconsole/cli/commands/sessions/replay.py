@@ -6,7 +6,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from gpuconsole.cli.options.common import UsageError, has_screen
+from gpuconsole.cli.options.console import has_screen
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.replay import Replay
 from gpuconsole.report.run.summary import session_text
 from gpuconsole.session.view import make_snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpuconsole.cli.options.common import to_json
+from gpuconsole.cli.options.files import to_json
 from gpuconsole.model.snapshot import json_schema
 
 

@@ -1,0 +1,70 @@
+"""Options of every command that watches devices: sampling, device, recording, price, Prometheus, screen updates."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuconsole.cli.options.files import writable
+from gpuconsole.cli.options.network import check_url
+from gpuconsole.cli.options.usage import price, seconds
+
+
+def add_console_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options. They have no argparse default, because they may stand before or after the command:
+    the functions below supply the default."""
+    parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
+    parser.add_argument("--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument("--record", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="record the session for `gpuconsole replay`")
+    parser.add_argument(
+        "--price", type=price, default=argparse.SUPPRESS, metavar="P", help="price of the machine per hour, in any currency"
+    )
+    parser.add_argument(
+        "--dcgm",
+        default=argparse.SUPPRESS,
+        metavar="URL",
+        help="address of a dcgm-exporter's /metrics: SM and tensor activity of GPUs before Hopper",
+    )
+    parser.add_argument("--serve", default=argparse.SUPPRESS, metavar="HOST:PORT", help="serve the session's metrics to Prometheus")
+    parser.add_argument(
+        "--token-file", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="with --serve: refuse requests without this bearer token"
+    )
+    parser.add_argument("--eco", action="store_true", default=argparse.SUPPRESS, help="update the screen less often, for a slow line")
+
+
+def interval(args: argparse.Namespace) -> float:
+    """Seconds between two samples."""
+    return getattr(args, "interval", 1.0)
+
+
+def device(args: argparse.Namespace) -> str | None:
+    """The id of the device that the user asked for; None: no choice."""
+    return getattr(args, "device", None)
+
+
+def record_path(args: argparse.Namespace) -> Path | None:
+    """The file of --record; raises UsageError if the file cannot be written."""
+    return writable(getattr(args, "record", None), "--record")
+
+
+def price_per_hour(args: argparse.Namespace) -> float | None:
+    """The price of the machine per hour."""
+    return getattr(args, "price", None)
+
+
+def dcgm(args: argparse.Namespace) -> str | None:
+    """The address of a dcgm-exporter; raises UsageError if the text is not an address."""
+    url: str | None = getattr(args, "dcgm", None)
+    check_url(url, "--dcgm", "http://127.0.0.1:9400/metrics")
+    return url
+
+
+def eco(args: argparse.Namespace) -> bool:
+    """Whether the screen shall be updated less often."""
+    return getattr(args, "eco", False)
+
+
+def has_screen() -> bool:
+    """Whether a full-screen program can run: keys come from stdin, the screen is drawn on stderr."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

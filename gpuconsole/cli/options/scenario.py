@@ -1,0 +1,24 @@
+"""The scenario of a command, and values for its knobs."""
+
+from __future__ import annotations
+
+from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.engine.catalog import find_scenario
+from gpuconsole.model.knobs.catalogue import KnobError, Knobs, parse_assignment
+from gpuconsole.model.scenario import Scenario, ScenarioError
+
+
+def scenario(name: str) -> Scenario:
+    """The scenario with this name or path; raises UsageError."""
+    try:
+        return find_scenario(name)
+    except ScenarioError as error:
+        raise UsageError(str(error)) from None
+
+
+def assignments(texts: list[str], chosen: Scenario) -> Knobs:
+    """The values of `KNOB=VALUE` texts (`--set`, `--try`), checked against the scenario's workload; raises UsageError."""
+    try:
+        return dict(parse_assignment(text, chosen.workload.knobs, chosen.name) for text in texts)
+    except KnobError as error:
+        raise UsageError(str(error)) from None
