@@ -1,7 +1,7 @@
-"""The knob catalogue, and what users say of knobs checked against it.
+"""The knob catalogue, and the checks of knob values that a user types.
 
-A workload's TOML file lists which of these it has. `apply` says when a change takes effect: *hot* between two
-steps, *cold* by restarting the worker.
+A workload's TOML file lists the knobs of that workload. `apply` says when a change takes effect: *hot* between two
+steps, *cold* after a restart of the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a knob is: one typed setting of a workload, under the ecosystem's own name."""
+"""A knob: one typed setting of a workload, under the name that the ecosystem uses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import msgspec
 Value = bool | int | float | str
 Knobs = dict[str, Value]
 NO_EFFECT = "no effect: "
-"""How a worker's notes name knobs that do nothing there; the reason is the note."""
+"""Prefix of a worker's notes about knobs that have no effect there; the note holds the reason."""
 
 
 class KnobError(ValueError):
-    """A knob or a value that does not exist; the message is one line fit for a user."""
+    """A knob or a value that does not exist. The message is one line for the user."""
 
 
 class Knob(msgspec.Struct, frozen=True):
     """One setting. `low`/`high` bound numbers (inclusive), `choices` lists words.
 
-    `loader`: the change is felt through the DataLoader, so a trial must time wall clock, not the training
-    thread's own time, and must let the new loader's queue reach its steady state first.
-    `serving`: a setting of a model server or of its load; what it does is felt through requests, so a trial times wall clock.
-    `changes_output`: a model server answers otherwise with it, so that a trial compares perplexity too.
-    `changes_numerics`: the same step computes other figures with it, so that a trial compares the loss of held-out batches too.
-    `default`: the value where a scenario gives none; a knob without one must be given.
-    `changes_training`: the change alters what is learnt per step (batch size), not only how fast.
+    `loader`: the change acts through the DataLoader. A trial must measure wall-clock time, not the training thread's own
+    time, and must first let the queue of the new loader reach its steady state.
+    `serving`: a setting of a model server or of its load. The change acts through requests, so a trial measures wall-clock time.
+    `changes_output`: the change alters the answers of a model server, so a trial compares perplexity too.
+    `changes_numerics`: the change alters the numbers that a step computes, so a trial compares the loss of held-out batches too.
+    `default`: the value where a scenario sets none. A scenario must set a knob without a default.
+    `changes_training`: the change alters what the model learns per step (batch size), not only the speed.
     """
 
     name: str
@@ -91,7 +91,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _plain(bound: float) -> str:
-    """Without an exponent, which nobody would type."""
+    """The bound without an exponent."""
     return f"{bound:.0f}" if bound == int(bound) else f"{bound:g}"
 
 

@@ -1,4 +1,4 @@
-"""The knobs of serving workloads, by group: the model server's, by vLLM's names, and the load's."""
+"""The knobs of serving workloads, by group: the model server (with vLLM's names) and the load."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ _SERVER = (
     Knob(
         "server",
         "choice",
-        "the embedded server, or vLLM as a child (see --vllm-python); --url attaches to one that runs already",
+        "the embedded server, or vLLM as a child process (see --vllm-python); --url uses a server that runs already",
         apply="cold",
         choices=("embedded", "vllm"),
         default="embedded",
         examples=("embedded", "vllm"),
     ),
-    Knob("max_num_seqs", "int", "most sequences in one iteration", apply="cold", low=1, high=65536, default=32, examples=(8, 32, 256)),
+    Knob(
+        "max_num_seqs",
+        "int",
+        "maximum number of sequences in one iteration",
+        apply="cold",
+        low=1,
+        high=65536,
+        default=32,
+        examples=(8, 32, 256),
+    ),
     Knob(
         "max_num_batched_tokens",
         "int",
-        "most tokens in one iteration, of prompts and of output",
+        "maximum number of prompt and output tokens in one iteration",
         apply="cold",
         low=1,
         high=1_048_576,
@@ -31,7 +40,7 @@ _SERVER = (
     Knob(
         "max_model_len",
         "int",
-        "longest prompt and output together",
+        "maximum length of prompt plus output",
         apply="cold",
         low=8,
         high=1_048_576,
@@ -42,7 +51,7 @@ _SERVER = (
     Knob(
         "num_gpu_blocks_override",
         "int",
-        "KV cache in blocks (16 tokens in the embedded server); 0: as much as there is room for",
+        "size of the KV cache in blocks (16 tokens each in the embedded server); 0: all free memory",
         apply="cold",
         low=0,
         high=10_000_000,
@@ -53,7 +62,7 @@ _SERVER = (
     Knob(
         "gpu_memory_utilization",
         "float",
-        "share of the device's memory that the server may take (vLLM)",
+        "share of the device memory that the server may use (vLLM)",
         apply="cold",
         low=0.05,
         high=1.0,
@@ -63,7 +72,7 @@ _SERVER = (
     Knob(
         "enable_prefix_caching",
         "bool",
-        "keep the KV blocks of prompts, for later ones that begin alike",
+        "keep the KV blocks of prompts for later prompts with the same beginning",
         apply="cold",
         default=True,
         examples=(True, False),
@@ -71,16 +80,16 @@ _SERVER = (
     Knob(
         "enable_chunked_prefill",
         "bool",
-        "split long prompts over iterations, between which others decode",
+        "split long prompts over several iterations, so that other requests decode meanwhile",
         apply="cold",
         default=True,
         examples=(True, False),
     ),
-    Knob("enforce_eager", "bool", "no CUDA graphs, no compilation (vLLM)", apply="cold", default=False, examples=(False, True)),
+    Knob("enforce_eager", "bool", "no CUDA graphs and no compilation (vLLM)", apply="cold", default=False, examples=(False, True)),
     Knob(
         "tensor_parallel_size",
         "int",
-        "GPUs that share each layer's matrices (vLLM)",
+        "GPUs among which each layer's matrices are split (vLLM)",
         apply="cold",
         low=1,
         high=64,
@@ -90,7 +99,7 @@ _SERVER = (
     Knob(
         "api_server_count",
         "int",
-        "processes that take requests and turn tokens into text (vLLM)",
+        "processes that accept requests and convert tokens to text (vLLM)",
         apply="cold",
         low=1,
         high=64,
@@ -100,7 +109,7 @@ _SERVER = (
     Knob(
         "num_speculative_tokens",
         "int",
-        "tokens that are guessed by looking for the last words earlier in the text, and checked in one pass (vLLM's ngram method); 0: none",
+        "tokens that the n-gram method proposes from earlier text; one pass checks them (vLLM); 0: none",
         apply="cold",
         low=0,
         high=64,
@@ -110,7 +119,7 @@ _SERVER = (
     Knob(
         "quantization",
         "choice",
-        "weights as they are, or in fewer bits",
+        "weights in the model's precision, or quantized to fewer bits",
         apply="cold",
         choices=("none", "int8", "fp8", "awq", "gptq", "bitsandbytes"),
         changes_output=True,
@@ -120,7 +129,7 @@ _SERVER = (
     Knob(
         "kv_cache_dtype",
         "choice",
-        "keys and values in the model's precision, or in 8 bits (vLLM)",
+        "precision of the KV cache: the model's, or 8 bits (vLLM)",
         apply="cold",
         choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
         changes_output=True,
@@ -140,7 +149,7 @@ _SERVER = (
     Knob(
         "weights",
         "choice",
-        "of the embedded model: random (its speed is real, what it writes is not), or trained for a minute, once, and kept",
+        "weights of the embedded model: random (real speed, meaningless text), or trained once for a minute and cached",
         apply="cold",
         choices=("random", "trained"),
         default="random",
@@ -149,7 +158,7 @@ _SERVER = (
     Knob(
         "omp_num_threads",
         "int",
-        "CPU threads of the server (OMP_NUM_THREADS); 0: all cores but one",
+        "CPU threads of the server (OMP_NUM_THREADS); 0: all cores except one",
         apply="cold",
         low=0,
         high=1024,
@@ -162,7 +171,7 @@ _LOAD = (
     Knob(
         "concurrency",
         "int",
-        "users of the closed loop: each sends its next request when the last is answered",
+        "users of the closed loop: each user sends the next request after the answer to the last",
         low=1,
         high=100_000,
         default=8,
@@ -171,7 +180,7 @@ _LOAD = (
     Knob(
         "request_rate",
         "float",
-        "requests that fall due per second, whatever becomes of them (open loop); 0: closed loop",
+        "requests per second that the client sends, independent of the answers (open loop); 0: closed loop",
         low=0,
         high=1_000_000,
         unit="/s",
@@ -181,7 +190,7 @@ _LOAD = (
     Knob(
         "burstiness",
         "float",
-        "shape of the gamma distribution of the open loop's intervals: 1 Poisson, below in bursts, above even",
+        "shape of the gamma distribution of intervals in the open loop: 1 is Poisson, less is burstier, more is more even",
         low=0.01,
         high=1000,
         default=1.0,
@@ -190,18 +199,20 @@ _LOAD = (
     Knob(
         "max_concurrency",
         "int",
-        "most requests of the open loop on their way; others wait in the client",
+        "maximum number of open requests in the open loop; further requests wait in the client",
         low=1,
         high=100_000,
         default=1000,
         examples=(64, 1000),
     ),
-    Knob("prompt_tokens", "int", "tokens of a prompt", low=1, high=1_000_000, unit="tokens", default=64, examples=(64, 1024)),
-    Knob("output_tokens", "int", "tokens asked for", low=1, high=1_000_000, unit="tokens", default=64, examples=(32, 64, 256)),
+    Knob("prompt_tokens", "int", "tokens in a prompt", low=1, high=1_000_000, unit="tokens", default=64, examples=(64, 1024)),
+    Knob(
+        "output_tokens", "int", "tokens that a request asks for", low=1, high=1_000_000, unit="tokens", default=64, examples=(32, 64, 256)
+    ),
     Knob(
         "length_spread",
         "float",
-        "lengths are drawn evenly between (1 - this) and (1 + this) times the values above",
+        "prompt and output lengths are uniform between (1 - length_spread) and (1 + length_spread) times their knobs",
         low=0,
         high=0.95,
         default=0.0,
@@ -210,14 +221,19 @@ _LOAD = (
     Knob(
         "shared_prefix_ratio",
         "float",
-        "share of each prompt that is the same in all: a system prompt",
+        "share of each prompt that all prompts have in common, as with a system prompt",
         low=0,
         high=1,
         default=0.0,
         examples=(0.0, 0.8),
     ),
     Knob(
-        "endpoint", "choice", "which API is asked", choices=("completions", "chat"), default="completions", examples=("completions", "chat")
+        "endpoint",
+        "choice",
+        "API that the client calls",
+        choices=("completions", "chat"),
+        default="completions",
+        examples=("completions", "chat"),
     ),
 )
 

@@ -1,8 +1,8 @@
-"""The knobs of training workloads, by group. A workload's TOML file names the groups it has, and single knobs beside them."""
+"""The knobs of training workloads, by group. A workload's TOML file names its groups and further single knobs."""
 
 from __future__ import annotations
 
-from gpuconsole.model.knobs.calibration import EXERCISES
+from gpuconsole.model.knobs.faults import FAULTS
 from gpuconsole.model.knobs.knob import Knob
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -15,7 +15,7 @@ LOOP = (
     Knob(
         "precision",
         "choice",
-        "matrix arithmetic: fp32, TF32 matmuls, or autocast to bf16 or fp16 (with GradScaler)",
+        "matrix precision: fp32, TF32 matmuls, or autocast to bf16 or fp16 (with GradScaler)",
         choices=("fp32", "tf32", "bf16", "fp16"),
         changes_numerics=True,
         default="fp32",
@@ -24,7 +24,7 @@ LOOP = (
     Knob(
         "torch_compile",
         "choice",
-        "torch.compile of the model, by mode",
+        "mode of torch.compile for the model",
         apply="cold",
         choices=("off", "default", *GRAPH_MODES),
         default="off",
@@ -33,7 +33,7 @@ LOOP = (
     Knob(
         "compile_dynamic",
         "choice",
-        "torch.compile(dynamic=...): auto lets torch decide after the first change of shape",
+        "torch.compile(dynamic=...): with auto torch decides after the first change of shape",
         apply="cold",
         choices=("auto", "true", "false"),
         default="auto",
@@ -60,7 +60,7 @@ LOOP = (
     Knob(
         "lr_scheduler",
         "choice",
-        "learning rate over time, after the warm-up",
+        "schedule of the learning rate after the warm-up",
         choices=("constant", "cosine", "linear"),
         default="constant",
         changes_training=True,
@@ -87,14 +87,14 @@ LOOP = (
     Knob(
         "h2d_stream",
         "bool",
-        "copy the next batch on a CUDA stream of its own while this one computes",
+        "copy the next batch on a separate CUDA stream during the computation",
         default=False,
         examples=(False, True),
     ),
     Knob(
         "num_threads",
         "int",
-        "intra-op CPU threads of the training process; 0: all cores but one, shared among the processes",
+        "intra-op CPU threads of each training process; 0: all cores except one, divided among the processes",
         low=0,
         high=1024,
         default=0,
@@ -112,7 +112,7 @@ LOOP = (
     Knob(
         "malloc_mmap_threshold_kb",
         "int",
-        "size from which glibc maps a block on its own and gives it back when freed (MALLOC_MMAP_THRESHOLD_); 0: as glibc likes",
+        "minimum size of blocks that glibc maps separately and unmaps when freed (MALLOC_MMAP_THRESHOLD_); 0: glibc decides",
         apply="cold",
         low=0,
         high=32768,
@@ -123,7 +123,7 @@ LOOP = (
     Knob(
         "malloc_trim_threshold_mb",
         "int",
-        "freed memory that glibc keeps for the next step rather than give it back (MALLOC_TRIM_THRESHOLD_); 0: as glibc likes",
+        "freed memory that glibc keeps for the next step (MALLOC_TRIM_THRESHOLD_); 0: glibc decides",
         apply="cold",
         low=0,
         high=2047,
@@ -134,7 +134,7 @@ LOOP = (
     Knob(
         "memory_limit_mb",
         "int",
-        "device memory that the run may use; enforced on CUDA, a yardstick on a CPU; 0: all of it",
+        "device memory that the run may use; CUDA enforces the limit, on a CPU the limit is only a reference; 0: all memory",
         apply="cold",
         low=0,
         high=1_000_000,
@@ -143,19 +143,26 @@ LOOP = (
         examples=(0, 256, 8192),
     ),
     Knob(
-        "log_every", "int", "steps between two log records; 0: never", low=0, high=1_000_000, unit="steps", default=20, examples=(1, 10, 50)
+        "log_every",
+        "int",
+        "steps between two log records; 0: no log",
+        low=0,
+        high=1_000_000,
+        unit="steps",
+        default=20,
+        examples=(1, 10, 50),
     ),
     Knob(
         "log_gradients",
         "bool",
-        "write a histogram of every parameter's gradient into each log record",
+        "add a histogram of every parameter's gradient to each log record",
         default=False,
         examples=(False, True),
     ),
     Knob(
         "save_every",
         "int",
-        "steps between two checkpoints; 0: never",
+        "steps between two checkpoints; 0: no checkpoints",
         low=0,
         high=1_000_000,
         unit="steps",
@@ -165,7 +172,7 @@ LOOP = (
     Knob(
         "eval_every",
         "int",
-        "steps between two evaluations; 0: never",
+        "steps between two evaluations; 0: no evaluation",
         low=0,
         high=1_000_000,
         unit="steps",
@@ -175,7 +182,7 @@ LOOP = (
     Knob(
         "eval_batch_size",
         "int",
-        "samples in one forward pass of an evaluation; 0: as in training",
+        "samples in one forward pass of an evaluation; 0: the same as in training",
         low=0,
         high=65536,
         unit="samples",
@@ -185,7 +192,7 @@ LOOP = (
     Knob(
         "gradient_percentiles",
         "choice",
-        "percentiles of the largest gradient, each step: not at all, over a Python list, or by tensor operations",
+        "percentiles of the largest gradient in each step: off, by a Python list, or by tensor operations",
         choices=("off", "python", "torch"),
         default="off",
         examples=("off", "python", "torch"),
@@ -193,7 +200,7 @@ LOOP = (
     Knob(
         "gc_collect_every",
         "int",
-        "steps between two gc.collect() of the training script; 0: when Python sees fit",
+        "steps between two calls of gc.collect() in the training script; 0: Python decides",
         low=0,
         high=1_000_000,
         unit="steps",
@@ -205,7 +212,14 @@ LOOP = (
 LOADER = (
     Knob("num_workers", "int", "DataLoader worker processes", low=0, high=256, loader=True, default=0, examples=(0, 1, 2, 4, 8)),
     Knob(
-        "prefetch_factor", "int", "batches each DataLoader worker keeps ready", low=1, high=64, loader=True, default=2, examples=(2, 4, 8)
+        "prefetch_factor",
+        "int",
+        "batches that each DataLoader worker keeps ready",
+        low=1,
+        high=64,
+        loader=True,
+        default=2,
+        examples=(2, 4, 8),
     ),
     Knob(
         "pin_memory", "bool", "collate batches into page-locked host memory (GPU only)", loader=True, default=True, examples=(False, True)
@@ -214,7 +228,7 @@ LOADER = (
     Knob(
         "in_order",
         "bool",
-        "hand out batches in the sampler's order, also when a later one is ready first",
+        "return batches in the sampler's order, even when a later batch is ready first",
         loader=True,
         default=True,
         examples=(True, False),
@@ -222,7 +236,7 @@ LOADER = (
     Knob(
         "collate_fn",
         "choice",
-        "who makes a batch of samples: the loader's processes (stack), or the training process, which gets them one by one (list)",
+        "where samples become a batch: in the DataLoader workers (stack), or in the training process (list)",
         loader=True,
         choices=("stack", "list"),
         default="stack",
@@ -231,7 +245,7 @@ LOADER = (
     Knob(
         "max_train_samples",
         "int",
-        "samples in an epoch; 0: all there are",
+        "samples in an epoch; 0: all samples",
         low=0,
         high=1_000_000_000,
         unit="samples",
@@ -256,7 +270,7 @@ PARALLEL = (
     Knob(
         "comm_hook",
         "choice",
-        "how DDP sends gradients: as they are, in 16 bits, or as low-rank factors",
+        "form in which DDP sends gradients: unchanged, in 16 bits, or as low-rank factors",
         apply="cold",
         choices=("none", "bf16", "fp16", "powersgd"),
         default="none",
@@ -276,12 +290,19 @@ PARALLEL = (
     Knob(
         "sync_each_batch",
         "bool",
-        "exchange gradients after every forward/backward pass, not only after the last before the optimizer's step",
+        "exchange gradients after every backward pass, not only after the last one before the optimizer step",
         default=False,
         examples=(False, True),
     ),
     Knob(
-        "tensor_parallel", "int", "processes that share each layer's matrices", apply="cold", low=1, high=64, default=1, examples=(1, 2, 8)
+        "tensor_parallel",
+        "int",
+        "processes among which each layer's matrices are split",
+        apply="cold",
+        low=1,
+        high=64,
+        default=1,
+        examples=(1, 2, 8),
     ),
 )
 
@@ -302,7 +323,7 @@ MODEL = (
     Knob(
         "attention",
         "choice",
-        "fused scaled dot product attention, or the plain formula",
+        "fused scaled dot product attention (sdpa), or the plain formula (math)",
         choices=("sdpa", "math"),
         default="sdpa",
         examples=("sdpa", "math"),
@@ -310,14 +331,14 @@ MODEL = (
     Knob(
         "gradient_checkpointing",
         "bool",
-        "recompute activations in the backward pass instead of keeping them",
+        "recompute activations in the backward pass instead of storing them",
         default=False,
         examples=(False, True),
     ),
     Knob(
         "peft",
         "choice",
-        "train all weights, or low-rank adapters beside frozen ones",
+        "train all weights (none), or only low-rank adapters (lora)",
         apply="cold",
         choices=("none", "lora"),
         default="none",
@@ -328,7 +349,7 @@ MODEL = (
     Knob(
         "pad_to_multiple_of",
         "int",
-        "pad sequences up to a multiple of this many tokens; 0: as long as they are",
+        "pad sequences to a multiple of this number of tokens; 0: no padding",
         low=0,
         high=8192,
         unit="tokens",
@@ -365,7 +386,7 @@ OTHERS = (
     Knob(
         "sparse",
         "bool",
-        "sparse embedding gradients with SparseAdam: only rows that were looked up are updated",
+        "sparse embedding gradients with SparseAdam: only the rows in the batch are updated",
         apply="cold",
         default=False,
         examples=(False, True),
@@ -374,7 +395,7 @@ OTHERS = (
     Knob(
         "buffer_mb",
         "float",
-        "size of the buffer that is copied or reduced",
+        "size of the buffer that is copied or all-reduced",
         apply="cold",
         low=0.001,
         high=65536,
@@ -382,9 +403,9 @@ OTHERS = (
         default=64.0,
         examples=(64.0, 1024.0),
     ),
-    Knob("chain_length", "int", "elementwise operations in a row", apply="cold", low=1, high=256, default=10, examples=(10, 30)),
+    Knob("chain_length", "int", "elementwise operations one after the other", apply="cold", low=1, high=256, default=10, examples=(10, 30)),
 )
 
 TRAINING_GROUPS: dict[str, tuple[Knob, ...]] = {"loop": LOOP, "loader": LOADER, "parallel": PARALLEL, "model": MODEL}
 
-TRAINING_KNOBS = LOOP + LOADER + PARALLEL + MODEL + EXERCISES + OTHERS
+TRAINING_KNOBS = LOOP + LOADER + PARALLEL + MODEL + FAULTS + OTHERS

@@ -1,14 +1,14 @@
-"""Knobs that put a fault into a training workload on purpose, for scenarios that teach and for the benchmark of the diagnosis."""
+"""Knobs that add a fault to a training workload on purpose: for scenarios that teach, and for the benchmark of the diagnosis."""
 
 from __future__ import annotations
 
 from gpuconsole.model.knobs.knob import Knob
 
-EXERCISES = (
+FAULTS = (
     Knob(
         "transform_cost",
         "int",
-        "exercise: how often the augmentation's blur is applied to a sample",
+        "fault: number of times that the augmentation blurs each sample",
         low=0,
         high=64,
         loader=True,
@@ -18,7 +18,7 @@ EXERCISES = (
     Knob(
         "storage_latency_ms",
         "float",
-        "exercise: wait before each sample is read, as remote storage would make it",
+        "fault: delay before each sample is read, as with remote storage",
         low=0,
         high=1000,
         unit="ms",
@@ -29,7 +29,7 @@ EXERCISES = (
     Knob(
         "slow_sample_ratio",
         "float",
-        "exercise: share of the samples whose read waits 100 times storage_latency_ms",
+        "fault: share of the samples that are read with 100 times storage_latency_ms",
         low=0,
         high=1,
         loader=True,
@@ -39,7 +39,7 @@ EXERCISES = (
     Knob(
         "storage_reads",
         "int",
-        "exercise: reads of 256 kB from the disk itself (O_DIRECT) before each sample, as of a data set larger than memory",
+        "fault: reads of 256 kB from the disk (O_DIRECT) before each sample, as with a data set larger than memory",
         low=0,
         high=10_000,
         loader=True,
@@ -49,7 +49,7 @@ EXERCISES = (
     Knob(
         "tensors_per_sample",
         "int",
-        "exercise: tensors that an image is handed on as, as records of many fields are",
+        "fault: number of tensors into which each image is split, as with records of many fields",
         low=1,
         high=512,
         loader=True,
@@ -59,7 +59,7 @@ EXERCISES = (
     Knob(
         "leak_mb",
         "float",
-        "exercise: memory of the device (on a CPU: of the host) that each step takes and never gives back",
+        "fault: device memory (on a CPU: host memory) that each step allocates and never frees",
         low=0,
         high=1024,
         unit="MB",
@@ -69,7 +69,7 @@ EXERCISES = (
     Knob(
         "straggler_ms",
         "float",
-        "exercise: how much longer the last process takes for a pass",
+        "fault: extra time that the last process needs for a pass",
         low=0,
         high=10_000,
         unit="ms",
@@ -79,7 +79,7 @@ EXERCISES = (
     Knob(
         "straggler_phase",
         "choice",
-        "exercise: where the slow process loses its time",
+        "fault: phase in which the slow process loses time",
         choices=("data_wait", "forward", "backward"),
         default="backward",
         examples=("forward", "backward"),
@@ -87,7 +87,7 @@ EXERCISES = (
     Knob(
         "varied_lengths",
         "bool",
-        "exercise: sequences between a quarter of seq_len and all of it, as text has them",
+        "fault: sequence lengths vary between a quarter of seq_len and seq_len, as in text",
         default=False,
         examples=(False, True),
     ),
