@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 
-EXERCISES = (
+FAULTS = (
     "storage_latency_ms",
     "slow_sample_ratio",
     "storage_reads",
@@ -29,7 +29,7 @@ def changes_to_try(knobs: Knobs, fix: tuple[str, ...] = ()) -> list[Knobs]:
     """
     found: list[Knobs] = []
     for name, value in knobs.items():
-        left_out = (*EXERCISES, *MEANING, *NOTHING_HERE, *LOAD)
+        left_out = (*FAULTS, *MEANING, *NOTHING_HERE, *LOAD)
         if (name in left_out and name not in fix) or CATALOGUE[name].serving:
             continue
         if CATALOGUE[name].apply == "cold" or (fix and CATALOGUE[name].changes_training and name not in fix):

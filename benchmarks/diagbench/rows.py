@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from benchmarks.diagbench.knobs import EXERCISES
+from benchmarks.diagbench.knobs import FAULTS
 from gpuconsole.model.experiments.trial import Speedup
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -14,7 +14,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 WORTH = 1.05
 """A knob that promises or gains less is no cause."""
 UNTOLD = 1.5
-UNDOES = {*EXERCISES, "transform_cost"}
+UNDOES = {*FAULTS, "transform_cost"}
 """Knobs that no user's job has."""
 
 

@@ -23,12 +23,12 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.trial import USUAL, TrialLimits
 from gpuconsole.experiments.until_diagnosed import until_diagnosed
 from gpuconsole.model.finding import Finding, Interval, Suggestion
-from gpuconsole.model.knobs.faults import FAULTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
+from gpuconsole.model.knobs.faults import FAULTS
 from gpuconsole.model.run import Run
 from gpuconsole.session.api import SessionError, View
 
-INJECTED = {knob.name for knob in EXERCISES} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
+INJECTED = {knob.name for knob in FAULTS} | {"sync_each_batch", "gradient_percentiles", "gc_collect_every", "eval_batch_size"}
 QUICK_STEP_S = 0.15
 """Null trials of slower steps would take most of a minute each."""
 TOP = TrialLimits(cap_s=16.0, loader_cap_s=20.0, serving_cap_s=40.0)
