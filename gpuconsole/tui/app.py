@@ -20,7 +20,7 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.report import facts
-from gpuconsole.report.run.trial import verdict_line
+from gpuconsole.report.experiments.trial import verdict_line
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import driver_class

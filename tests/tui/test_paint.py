@@ -12,13 +12,14 @@ from gpuconsole.model.finding import Evidence, Finding
 from gpuconsole.model.machine.device import Device
 from gpuconsole.report import charts, facts
 from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
+from gpuconsole.report.experiments.tuning import paint_tuning
 from gpuconsole.report.machine.devices import paint_devices
-from gpuconsole.report.run.details import paint_details
+from gpuconsole.report.machine.tiles import tiles
+from gpuconsole.report.run.account import columns_of, paint_phases
 from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.findings import paint_details
 from gpuconsole.report.run.models import paint_models
-from gpuconsole.report.run.phases import columns_of, paint_phases
 from gpuconsole.report.run.runs import entries, paint_runs
-from gpuconsole.report.run.tuning import paint_tuning
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 from gpuconsole.tui.theme import STYLES
@@ -29,7 +30,6 @@ from gpuconsole.tui.widgets.knobs import Shown, paint_knobs
 from gpuconsole.tui.widgets.layout import plan
 from gpuconsole.tui.widgets.scenarios import matching, paint_picker
 from gpuconsole.tui.widgets.tile import paint_tiles
-from gpuconsole.tui.widgets.tiles import tiles
 from tests.tui.fake_models import several_view
 from tests.tui.fake_session import H200, KNOBS, SCENARIOS, FakeSession, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
 

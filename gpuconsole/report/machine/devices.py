@@ -13,11 +13,11 @@ from gpuconsole.report import units as format
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, wrap
 from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
 from gpuconsole.report.machine.processes import age
+from gpuconsole.report.machine.tiles import History
 from gpuconsole.report.names import plain
 from gpuconsole.report.page import heading
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
-from gpuconsole.tui.widgets.tile import History
 
 OWN = ("console", "sampler")
 """What is no device but reports on itself."""

@@ -8,7 +8,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.report import facts
 from gpuconsole.report import units as format
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
-from gpuconsole.report.run.trial import paint_done, paint_running
+from gpuconsole.report.experiments.trial import paint_done, paint_running
 from gpuconsole.session.api import View
 
 

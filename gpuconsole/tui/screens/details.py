@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.report.cells import Row
-from gpuconsole.report.run.details import paint_details
+from gpuconsole.report.run.findings import paint_details
 from gpuconsole.session.api import View
 from gpuconsole.tui.screens.base import PageScreen
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from textual.binding import Binding
 
 from gpuconsole.report.cells import Row
-from gpuconsole.report.run.tuning import paint_tuning
+from gpuconsole.report.experiments.tuning import paint_tuning
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import PageScreen
 

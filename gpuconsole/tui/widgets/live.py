@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.fleet import paint_fleet
+from gpuconsole.report.machine.tiles import tiles
+from gpuconsole.report.run.account import paint_phases
 from gpuconsole.report.run.diagnosis import paint_diagnosis
-from gpuconsole.report.run.phases import paint_phases
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.layout import Plan, plan
 from gpuconsole.tui.widgets.tile import paint_tiles
-from gpuconsole.tui.widgets.tiles import tiles
 from gpuconsole.tui.widgets.zone import Zone
 
 SECONDS_PER_COLUMN = 2.0

@@ -1,33 +1,10 @@
-"""One live tile: a title, a figure, and its recent past, or why there is none."""
+"""The layout of live tiles: a title, a figure, and a sparkline of the last minutes, or the reason why there is no value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from gpuconsole.report.cells import Row, Segment, beside, cell_width, cut, fill, inner_width, line, panel, spread, wrap
+from gpuconsole.report.machine.tiles import History, Tile, Trace
 from gpuconsole.report.spark import spark
-
-History = Callable[[str, int], list[float | None]]
-"""Recent means of a series in so many columns."""
-
-
-class Trace(NamedTuple):
-    """A series to draw. `high` is the top of its scale, None: its own maximum. `label` stands before its last row."""
-
-    key: str
-    label: str = ""
-    high: float | None = None
-
-
-class Tile(NamedTuple):
-    """`figure` is shown in full whenever it fits, `short` where room is scarce. `reason`: why there is nothing to draw."""
-
-    title: str
-    figure: str
-    traces: tuple[Trace, ...]
-    short: str = ""
-    reason: str = ""
 
 
 def paint_tile(tile: Tile, history: History, width: int, height: int) -> list[Row]:

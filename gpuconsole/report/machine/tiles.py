@@ -1,12 +1,36 @@
-"""Which tiles a device has: eight of a GPU, and their honest counterparts on a CPU."""
+"""The content of the live tiles: eight for a GPU, and their counterparts for a CPU."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import facts
 from gpuconsole.report import units as format
 from gpuconsole.session.api import View
-from gpuconsole.tui.widgets.tile import Tile, Trace
+
+History = Callable[[str, int], list[float | None]]
+"""Recent means of a series in so many columns."""
+
+
+class Trace(NamedTuple):
+    """A series to draw. `high` is the top of its scale, None: its own maximum. `label` stands before its last row."""
+
+    key: str
+    label: str = ""
+    high: float | None = None
+
+
+class Tile(NamedTuple):
+    """`figure` is shown in full whenever it fits, `short` where room is scarce. `reason`: why there is nothing to draw."""
+
+    title: str
+    figure: str
+    traces: tuple[Trace, ...]
+    short: str = ""
+    reason: str = ""
+
 
 FIRST = (0, 2, 6, 7)
 """The four that matter most, shown where there is no room for eight."""

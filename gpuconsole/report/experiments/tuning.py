@@ -7,9 +7,9 @@ from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.report import units as format
 from gpuconsole.report.cells import Row, blank, line, spread
+from gpuconsole.report.experiments.trial import WORDS, paint_running
 from gpuconsole.report.facts import shorter
 from gpuconsole.report.page import heading, paragraph
-from gpuconsole.report.run.trial import WORDS, paint_running
 from gpuconsole.session.api import View
 
 FIGURES = "     predicted          measured                 verdict"
