@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import platformdirs
 
 from gpuconsole.model.knobs.catalogue import nearest
 from gpuconsole.model.scenario import Scenario, ScenarioError, ScenarioFile, Workload, check_scenario, check_workload
@@ -31,7 +31,8 @@ def shipped_folder() -> Path:
 
 
 def user_folder() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gpuconsole" / "scenarios"
+    """The folder of the user's own scenarios (on Linux `~/.config/gpuconsole/scenarios`, or below `$XDG_CONFIG_HOME`)."""
+    return platformdirs.user_config_path("gpuconsole") / "scenarios"
 
 
 def read_scenario(path: Path) -> Scenario:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import tempfile
 from pathlib import Path
 
 import msgspec
+import platformdirs
 
 from gpuconsole.model.experiments.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
@@ -25,7 +25,8 @@ class BaselineError(RuntimeError):
 
 
 def baselines_folder() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuconsole" / "baselines"
+    """The folder of the user's baselines (on Linux `~/.local/share/gpuconsole/baselines`, or below `$XDG_DATA_HOME`)."""
+    return platformdirs.user_data_path("gpuconsole") / "baselines"
 
 
 def check_folder(folder: Path) -> None:

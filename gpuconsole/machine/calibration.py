@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
+import platformdirs
 
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.machine.calibration import CalibrationRecord, Machine
@@ -22,8 +22,8 @@ class _File(msgspec.Struct):
 
 
 def cache_path() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(folder) / "gpuconsole" / "calibration.json"
+    """The file of all calibrations (on Linux `~/.cache/gpuconsole/calibration.json`, or below `$XDG_CACHE_HOME`)."""
+    return platformdirs.user_cache_path("gpuconsole") / "calibration.json"
 
 
 def machine_of(environment: Environment) -> Machine:
