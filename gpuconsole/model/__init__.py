@@ -1,1 +1,1 @@
-"""Plain data that every other room works on: standard library and msgspec only, no I/O, no clock."""
+"""Plain data that all other packages use. The model imports the standard library and msgspec only; the model reads no clock."""

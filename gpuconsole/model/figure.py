@@ -1,4 +1,4 @@
-"""What an analytical model says, beside what was measured."""
+"""The prediction of an analytical model next to the measurement."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One quantity: as a formula predicts it, and as it was measured. Either may be missing, with the reason in `note`.
+    """One quantity with its predicted and its measured value. Either value may be missing; `note` then holds the reason.
 
-    `formula` is the model in one line with its source; `source` says where the measurement comes from.
+    `formula` is the model in one line with its source. `source` names the source of the measurement.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def error_ratio(self) -> float | None:
-        """How far the prediction lies from the measurement, as a share of it; None where one of them is missing."""
+        """The error of the prediction over the measurement, 0..1; None where one of the two values is missing."""
         if self.predicted is None or not self.measured:
             return None
         return self.predicted / self.measured - 1

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Writing a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def write_whole(path: Path, data: bytes) -> None:
     """Write `data` to a temporary file beside `path`, sync it and rename it over `path`. Raises OSError.
 
-    A link is followed; a device or pipe is written to, not replaced.
+    The function follows a link. It writes into a device or a pipe and does not replace the device or the pipe.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -33,7 +33,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError now if `path` could not be written later: a run's result must not be lost at its end."""
+    """Raise OSError if `path` cannot be written. Called before a run starts, so that the run does not lose its result at its end."""
     path = path.resolve()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")

@@ -1,4 +1,4 @@
-"""What a profiler window showed: where a few steps' device time went, kernel class by kernel class."""
+"""The report of a profiler window: device time of a few steps, by class of kernel."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ OpClassName = Literal[
     "other",
 ]
 OP_CLASSES: tuple[OpClassName, ...] = get_args(OpClassName)
-"""`fused`: code that torch.compile generated for a CPU, which the profiler sees as one piece. `other`: dispatch, views, allocation, and what no class knows."""
+"""`fused`: code that torch.compile generated for a CPU; the profiler reports it as one operator. `other`: dispatch, views, allocation and unknown kernels."""
 
 STEPS = 3
-"""Enough to see every kernel several times; ten times as many make a trace that a browser is slow to open."""
+"""Enough steps to record every kernel several times. A trace of ten times as many steps opens slowly in a browser."""
 MOST_STEPS = 50
 
-FLOPS_NOTE = "FLOPs from shapes: matrix products 2mnk, convolutions and attention likewise (a causal mask counted as half), everything else one per element"
-BYTES_NOTE = "bytes estimated from shapes: every input read once and every output written once"
+FLOPS_NOTE = "FLOPs from shapes: 2mnk for matrix products, the same way for convolutions and attention (a causal mask counts half), one per element otherwise"
+BYTES_NOTE = "bytes from shapes: each input is read once and each output is written once"
 
 
 class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
     """One class of kernels over the window.
 
-    `share_ratio` is of all kernels' time; the classes' shares sum to 1. `flops` and `bytes` (see FLOPS_NOTE, BYTES_NOTE) are of the calls whose
-    shapes are known, which took `counted_s`; None where they are of none.
+    `share_ratio` is the share of the time of all kernels; the shares of all classes sum to 1. `flops` and `bytes` (see FLOPS_NOTE and
+    BYTES_NOTE) count only calls with known shapes, which took `counted_s` seconds; None where no call has known shapes.
     """
 
     name: OpClassName
@@ -61,7 +61,7 @@ class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopOp(msgspec.Struct, frozen=True):
-    """One kernel (on a CPU: one operator), by its own time over the window."""
+    """One kernel (on a CPU: one operator) with its own time in the window."""
 
     name: str
     op_class: OpClassName
@@ -71,7 +71,7 @@ class TopOp(msgspec.Struct, frozen=True):
 
 
 class CopyKind(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory copies of one kind: H2D, D2H or D2D; `memory` is pinned or pageable where the host is a side."""
+    """Memory copies of one kind: H2D, D2H or D2D. `memory` is pinned or pageable for copies from or to the host."""
 
     kind: str
     memory: str = ""
@@ -81,7 +81,7 @@ class CopyKind(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """The device did nothing for `duration_s`, from `at_s` after the window's begin, between these two kernels."""
+    """The device was idle for `duration_s` seconds between two kernels, starting `at_s` seconds after the start of the window."""
 
     at_s: float
     duration_s: float
@@ -92,7 +92,7 @@ class Gap(msgspec.Struct, frozen=True):
 class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A profiler window over `steps` ordinary steps, which took `wall_s` under the profiler.
 
-    `kernels` counts kernels and copies on a GPU, and on a CPU the operators that compute or copy. What is n/a has its reason in the note beside it.
+    `kernels` counts kernels and copies on a GPU, and operators that compute or copy on a CPU. Each missing figure has its reason in the note field.
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""Prompts that somebody has recorded: a file with a JSON object per line, as `vllm bench serve --dataset-name custom` reads it."""
+"""Recorded prompts: a file with one JSON object per line, in the format of `vllm bench serve --dataset-name custom`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True):
-    """`output_tokens`: as many as were asked for then; None: as the knob says. `shared`: characters that another prompt begins with too."""
+    """`output_tokens`: number of output tokens to request; None: the knob decides. `shared`: number of leading characters that another prompt has too."""
 
     text: str
     output_tokens: int | None = None
@@ -30,9 +30,9 @@ class _Line(msgspec.Struct):
 
 
 def parse_recorded(text: str) -> list[RecordedPrompt]:
-    """`{"prompt": ...}` or `{"messages": [...]}` in each line, with `output_tokens` (or `max_tokens`) where it is known.
+    """Parse lines of `{"prompt": ...}` or `{"messages": [...]}`, each with an optional `output_tokens` (or `max_tokens`).
 
-    Messages become one text. Raises ValueError, in one line, which names the line of the file.
+    Messages are joined to one text. Raises ValueError with a one-line message that names the line of the file.
     """
     found: list[tuple[str, int | None]] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -56,13 +56,13 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
 
 
 def shared_ratio(texts: Sequence[str]) -> float:
-    """Share of the prompts' text that a perfect prefix cache would have from another prompt."""
+    """Share of the prompt text that a perfect prefix cache would hold from another prompt, 0..1."""
     shared = shared_beginnings(texts)
     return sum(shared[text] for text in texts) / sum(map(len, texts))
 
 
 def shared_beginnings(texts: Sequence[str]) -> dict[str, int]:
-    """Of each text, the longest beginning in characters that it shares with another: sorted, that other one is next to it."""
+    """For each text, the length in characters of the longest prefix that another text shares. After sorting, that other text is adjacent."""
     ordered = sorted(texts)
     shared = dict.fromkeys(ordered, 0)
     for one, other in itertools.pairwise(ordered):

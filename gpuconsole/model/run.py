@@ -1,4 +1,4 @@
-"""Runs: a scenario with knob values, executing or done, and what was measured of it."""
+"""Runs: a scenario with knob values, running or finished, with its measurements."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.profile import ProfileReport
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
-"""The exclusive parts of a step; they sum to its wall time."""
+"""The exclusive parts of a step; their times sum to the wall time of the step."""
 
 COUNTS, SETTLING, PROBE = 0, 1, 2
-"""Kinds of a step: it counts, it follows a change or a pause, it belongs to a probe."""
+"""Kinds of steps: COUNTS: a normal step. SETTLING: a step after a change or a pause. PROBE: a step of a probe."""
 
 RunState = Literal["starting", "running", "finished", "stopped", "failed"]
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One training step as the worker measured it. All times in seconds.
+    """One training step, measured by the worker. All times in seconds.
 
-    `phases` follows PHASES. `runq` is the training thread's run-queue delay per phase, read now and then (workloads.account).
+    `phases` has the order of PHASES. `runq` is the run-queue delay of the training thread per phase, on sampled steps only (agent.account).
     `kind`: COUNTS, SETTLING or PROBE.
 
-    Of a serving run: one tick of the load generator's clock, in which `samples` requests were answered and `tokens` generated; no phases.
+    In a serving run: one tick of the load generator's clock with `samples` answered requests and `tokens` generated tokens, without phases.
     """
 
     index: int
@@ -53,10 +53,10 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Summary(msgspec.Struct, omit_defaults=True):
-    """The figures of a run, over its steady steps. None: not measured, with the reason in `Run.unavailable`.
+    """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the reason.
 
-    Of a serving run: latencies as `model.serving.FORMULAS` says, `phases_ratio` of a request (SERVING_PHASES), `steps` ticks of the load
-    generator; `goodput_per_s` are requests within the objective (`--slo`), `failures` the commonest causes with how often.
+    In a serving run the latencies follow `model.serving.FORMULAS`, `phases_ratio` is that of a request (SERVING_PHASES), and `steps` counts
+    ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
     """
 
     tokens_per_s: Distribution | None = None
@@ -92,7 +92,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
 
 
 class SeriesData(msgspec.Struct):
-    """A series as stored in a snapshot: times in seconds since the session began, and values."""
+    """A series in a snapshot: times in seconds since the start of the session, and values."""
 
     t: list[float]
     v: list[float]
@@ -100,7 +100,7 @@ class SeriesData(msgspec.Struct):
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
-    """One process of a run that has several, over its steady steps. `leads`: its steps stand for the run's."""
+    """One process of a run with several processes, over its steady steps. `leads`: the steps of this process represent the run."""
 
     rank: int
     host: str
@@ -113,16 +113,16 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
     @property
     def busy_s(self) -> float | None:
-        """Mean time of a step without communication, in which it waits for the others too."""
+        """Mean time of a step in seconds without communication. Communication includes the wait for other processes."""
         return self.step_time_s.mean * (1 - self.phases_ratio.get("comm", 0.0)) if self.step_time_s else None
 
 
 class Run(msgspec.Struct, omit_defaults=True):
-    """One scenario with one set of knob values. `signals` is what the rules saw, so they can be run again.
+    """One scenario with one set of knob values. `signals` are the inputs of the rules, so that the rules can run again.
 
-    `facts`: what the workload told of itself (parameters, FLOPs of a sample), from which the models are computed.
-    `figures`: the analytical models beside the measurement. `ranks`: every process, where there are several.
-    `baseline`: held against runs that were kept on this machine. `profile`: the last profiler window.
+    `facts`: what the workload reported (parameters, FLOPs of a sample); the models use them. `figures`: predictions of the analytical
+    models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
+    this machine. `profile`: the last profiler window.
     """
 
     id: str
@@ -149,14 +149,14 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     @property
     def serves(self) -> bool:
-        """Whether this is a model server under load, rather than training steps."""
+        """Whether the run is a model server under load. Otherwise the run trains."""
         return self.workload.startswith("inference.")
 
     @property
     def slowest(self) -> tuple[int, float] | None:
-        """The process that the others wait for most, and its time over theirs; None before that is measured.
+        """The slowest process and its time over the time of the others; None before a measurement.
 
-        In a pass by itself (probe P8) or outside of communication (step account), whichever shows more.
+        The time is that of a pass alone (probe P8) or of a step without communication (step account); the larger ratio counts.
         """
         ways = (("comm.straggler_ratio", "comm.slowest_rank"), ("ranks.busy_ratio", "ranks.busiest"))
         known = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]
@@ -165,7 +165,7 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     @property
     def throughput(self) -> tuple[Distribution | None, str]:
-        """The run's headline rate and its unit."""
+        """The main rate of the run and its unit."""
         if self.summary.tokens_per_s is not None:
             return self.summary.tokens_per_s, "tokens/s"
         return self.summary.samples_per_s, "samples/s"

@@ -1,4 +1,4 @@
-"""Scenarios and workload descriptions: what the TOML files say, checked."""
+"""Scenarios and workload descriptions: the contents of the TOML files, checked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs
 
 
 class ScenarioError(ValueError):
-    """A mistake in a scenario or its use; the message is one line that names the file, the key and what is allowed."""
+    """A mistake in a scenario or in its use. The message is one line that names the file, the key and the allowed values."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What a workload's TOML file says of it: `name` is `training.gpt`, `unit` what its throughput counts.
+    """The TOML file of a workload. `name` is for example `training.gpt`; `unit` is what the throughput counts.
 
-    `groups` are groups of knobs (see GROUPS) that it has beside `knobs`; once checked, `knobs` holds all of them.
+    `groups` are groups of knobs (see GROUPS) in addition to `knobs`. After the check `knobs` holds all knobs.
     """
 
     name: str
@@ -25,12 +25,12 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def serves(self) -> bool:
-        """Whether it is a model server under load, rather than training steps."""
+        """Whether the workload is a model server under load. Otherwise the workload trains."""
         return self.name.startswith("inference.")
 
 
 class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reader should see: in words, the rule that should fire, the knobs that should help."""
+    """What the scenario teaches: a sentence, the rule that should fire, and the knobs that should help."""
 
     see: str = ""
     rule: str = ""
@@ -38,7 +38,7 @@ class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A scenario file's keys, word for word."""
+    """The keys of a scenario file."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A checked scenario. `knobs_for` gives its values at one scale."""
+    """A checked scenario. `knobs_for` returns the knob values at one scale."""
 
     name: str
     title: str
@@ -70,7 +70,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str) -> Scenario:
-    """The scenario behind `file`; raises ScenarioError."""
+    """The scenario in `file`, checked; raises ScenarioError."""
     workload = workloads.get(file.workload)
     if workload is None:
         raise ScenarioError(
@@ -90,7 +90,7 @@ def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str
 
 
 def check_workload(workload: Workload, path: str) -> Workload:
-    """`workload` with the knobs of its groups, if all are in the catalogue; raises ScenarioError."""
+    """`workload` with the knobs of its groups added. Raises ScenarioError for an unknown knob or group."""
     for group in workload.groups:
         if group not in GROUPS:
             raise ScenarioError(f"{path}: groups: {group!r} is not a group of knobs{nearest(group, GROUPS)}")

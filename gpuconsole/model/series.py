@@ -1,8 +1,8 @@
-"""Bounded time series: recent samples whole, old ones as means over ever longer spans.
+"""Bounded time series: recent samples in full, older samples as means over growing time spans.
 
-Memory is bounded by construction: `RAW` recent samples and `BUCKETS` means, some 10 KB. When the raw part is full, its older half is folded
-into buckets; when the buckets are full, neighbours are merged in pairs, so the buckets cover twice the time each. A day at 1 Hz
-therefore costs the same memory as a week.
+A series holds `RAW` recent samples and `BUCKETS` means, about 10 KB. When the raw part is full, the series folds the older half
+into buckets. When the buckets are full, the series merges neighbouring buckets in pairs, so that each bucket covers twice the time.
+A week at 1 Hz therefore needs the same memory as a day.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from array import array
 
 RAW = 256
 BUCKETS = 384
-FOLD = 8  # samples in a bucket when it is first made
+FOLD = 8  # samples in a new bucket
 
 
 class Series:
-    """One metric of one device over time. Times are seconds on the runtime's clock and must not fall."""
+    """One metric of one device over time. Times are seconds on the session's clock; they must not decrease."""
 
     __slots__ = ("_bucket_n", "_bucket_t", "_bucket_v", "_fold", "_t", "_v", "source")
 
     def __init__(self, source: str = "") -> None:
         self._t = array("d")
         self._v = array("d")
-        self._bucket_t = array("d")  # of the first sample in it
+        self._bucket_t = array("d")  # time of the first sample of each bucket
         self._bucket_v = array("d")
         self._bucket_n = array("L")
         self._fold = FOLD
@@ -35,7 +35,7 @@ class Series:
             self._fold_older_half()
 
     def __len__(self) -> int:
-        """Samples ever added."""
+        """Number of samples added so far."""
         return len(self._t) + sum(self._bucket_n)
 
     @property
@@ -43,7 +43,7 @@ class Series:
         return self._v[-1] if self._v else None
 
     def since(self, t: float) -> tuple[list[float], list[float]]:
-        """Times and values at or after `t`; those of old samples are of their buckets."""
+        """Times and values at or after `t`. Old samples are represented by the means of their buckets."""
         times, values = self._tail(self._t, self._v, t)
         if self._bucket_t and self._bucket_t[-1] >= t:
             older_t, older_v = self._tail(self._bucket_t, self._bucket_v, t)

@@ -1,4 +1,4 @@
-"""Requests to a model server, as the client that sent them measured them, and what the server tells of itself."""
+"""Requests to a model server, measured by the client, and the state that the server reports."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Mapping
 import msgspec
 
 SERVING_PHASES = ("client_queue", "queue", "prefill", "decode", "transport")
-"""The exclusive parts of a request's time, as seen by the client; they sum to 1.
+"""The exclusive parts of a request's time from the client's view; their shares sum to 1.
 
-`client_queue`: in the client, before it was sent. `queue`, `prefill`, `decode`: by the server's own account. `transport`: the rest of E2E.
+`client_queue`: in the client before sending. `queue`, `prefill`, `decode`: as the server reports. `transport`: the rest of E2E.
 """
 
 FORMULAS = {
-    "ttft_s": "TTFT: request sent to first token",
-    "itl_s": "ITL: gap between tokens; a chunk of k tokens is k gaps of gap/k",
-    "chunk_gap_s": "chunk gap: between two chunks, however many tokens they hold (vLLM bench calls this ITL)",
+    "ttft_s": "TTFT: from sending the request to the first token",
+    "itl_s": "ITL: gap between tokens; a chunk of k tokens counts as k gaps of gap/k",
+    "chunk_gap_s": "chunk gap: time between two chunks of any number of tokens (vLLM bench calls this ITL)",
     "tpot_s": "TPOT: (E2E - TTFT) / (output tokens - 1), per request",
-    "e2e_s": "E2E: request sent to last token",
-    "client_queue_s": "client queue: due to sent, in the client",
+    "e2e_s": "E2E: from sending the request to the last token",
+    "client_queue_s": "client queue: from the due time to sending, in the client",
 }
-"""What each latency is, since the clients of the field use the same words for different things."""
+"""The formula of each latency. Other clients use the same words for different quantities."""
 
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def served_precision(knobs: Mapping[str, object]) -> str:
-    """The precision that a server with these knobs computes in, as peaks are named: models are published in bf16 where nothing is said."""
+    """The precision in which a server with these knobs computes, in the names of `Peaks`. Without `dtype`: bf16, the usual precision of models."""
     return PRECISIONS.get(str(knobs.get("dtype")), "bf16")
 
 
 LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens")
-"""Limits of a scheduler, which can be lowered while it runs: up to what the server was started with, which its facts tell."""
+"""Limits of the scheduler that can change while the server runs, up to the value at the start of the server (see `live_limit`)."""
 
 
 def live_limit(name: str) -> str:
-    """The fact that tells up to which value the server of a run takes knob `name` without a restart."""
+    """The name of the fact with the largest value of knob `name` that the server accepts without a restart."""
     return f"live_limit.{name}"
 
 
 def within_live_limit(name: str, value: object, facts: Mapping[str, float]) -> bool:
-    """Whether the server of which these are the facts takes `value` without a restart."""
+    """Whether the server with these `facts` accepts `value` for knob `name` without a restart."""
     limit = facts.get(live_limit(name))
     return limit is not None and isinstance(value, int) and value <= limit
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One request. Times in seconds; `t` is its end on CLOCK_MONOTONIC.
+    """One request. Times in seconds; `t` is the end of the request on CLOCK_MONOTONIC.
 
-    `gaps` lie between its chunks, `counts` are the tokens that each of those chunks brought (the first chunk has no gap, and stands
-    in neither). `error`: why it failed; then `ttft_s` and `e2e_s` may be missing. `kind`: 0 counts, 1 settling, 2 belongs to a probe.
+    `gaps` are the times between chunks; `counts` are the tokens in each chunk after the first. The first chunk has no gap and is in neither
+    tuple. `error`: the cause of a failure; `ttft_s` and `e2e_s` may then be missing. `kind`: 0 counts, 1 settling, 2 belongs to a probe.
     """
 
     t: float
@@ -74,7 +74,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What a request must keep to count as good (`--slo`): upper bounds in seconds, None where there is none."""
+    """The objective of a request (`--slo`): upper bounds in seconds; None: no bound."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -86,7 +86,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 def parse_objective(text: str) -> Objective:
-    """`ttft=0.5,tpot=0.05`, in seconds. Raises ValueError with a line for the user."""
+    """Parse an objective such as `ttft=0.5,tpot=0.05`, in seconds. Raises ValueError with one line for the user."""
     bounds: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

@@ -15,11 +15,11 @@ SCHEMA = "gpuconsole.snapshot/1"
 
 
 class SnapshotError(ValueError):
-    """A file that is no snapshot we can read; the message is one line."""
+    """A file that is not a readable snapshot. The message is one line."""
 
 
 class Environment(msgspec.Struct, omit_defaults=True):
-    """Where a session ran. No environment variables, no command lines. `price_per_hour` is what the user says it costs, in any currency."""
+    """The machine and software of a session, without environment variables and command lines. `price_per_hour` comes from the user, in any currency."""
 
     host: str = ""
     os: str = ""
@@ -36,7 +36,7 @@ class Environment(msgspec.Struct, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """A session: runs and trials in order, with the environment they ran in."""
+    """A session: runs and trials in order, with their environment."""
 
     schema: str = SCHEMA
     created: str
@@ -54,7 +54,7 @@ def encode(snapshot: Snapshot) -> bytes:
 
 
 def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
-    """A snapshot and the JSON it came from, unknown fields included; raises SnapshotError."""
+    """A snapshot and its JSON with all unknown fields; raises SnapshotError."""
     try:
         raw = msgspec.json.decode(data)
     except msgspec.DecodeError as error:

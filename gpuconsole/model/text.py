@@ -1,4 +1,4 @@
-"""Text from outside, made safe to show."""
+"""Untrusted text, made safe for the screen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 
 
 def visible(text: str) -> str:
-    """`text` with control, format and bidirectional characters as escapes (`\\x1b`, `\\u202e`); newlines and tabs as spaces."""
+    """`text` with control, format and bidirectional characters replaced by escapes (`\\x1b`, `\\u202e`); newlines and tabs as spaces."""
     return "".join(_visible(character) for character in text)
 
 

@@ -1,4 +1,4 @@
-"""What a machine reaches, measured: the second yardstick beside datasheets."""
+"""Measured peak rates of a machine: the second reference next to datasheets."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ UNITS = {"_flops_per_s": "FLOP/s", "_bytes_per_s": "bytes/s", "_latency_s": "s"}
 
 
 def unit_of(name: str) -> str:
-    """The unit that the end of a figure's name says."""
+    """The unit that the suffix of a figure's name stands for."""
     return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
 
 
 class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One figure: the best of `n` repeats, which is what the machine does when nobody disturbs it; or why there is none.
+    """One figure: the best of `n` repeats, which is the rate of an undisturbed machine; or the reason why there is no figure.
 
-    `spread_ratio` is the interquartile range over the median, None below two repeats; `detail` says what was measured
-    (size, threads); `reason` stands where `value` is None.
+    `spread_ratio` is the interquartile range over the median, None for fewer than two repeats. `detail` describes the measurement
+    (size, threads). `reason` is set where `value` is None.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a calibration holds for: figures of another machine, driver or torch are no yardstick. `devices`: name and uuid of each."""
+    """The machine and software that a calibration is valid for. `devices`: name and UUID of each device."""
 
     host: str
     cpu: str
@@ -41,10 +41,10 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All figures of one device, with when they were taken and what else ran.
+    """All figures of one device, with the time and the load of the machine.
 
-    `created`: UTC, ISO 8601. `load_1min`: the system's load average at the start. `others_cores`: CPU cores that other
-    processes used meanwhile, of those allowed to us.
+    `created`: UTC, ISO 8601. `load_1min`: the system's load average at the start. `others_cores`: number of the cores allowed to this
+    process that other processes used during the calibration.
     """
 
     machine: Machine
@@ -56,5 +56,5 @@ class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def figures(self) -> dict[str, float]:
-        """By name, those that have a value."""
+        """The measured values by name, without the missing ones."""
         return {one.name: one.value for one in self.reached if one.value is not None}

@@ -1,4 +1,4 @@
-"""What computes: a GPU or a MIG slice of one, or the host CPU where there is none; and what links devices."""
+"""Devices: GPUs, MIG slices and the host CPU; and the links between devices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Dense datasheet peaks, FLOP/s by precision and bytes/s. None: not known, and then not guessed.
+    """Dense datasheet peaks in FLOP/s by precision, and in bytes/s. None: not known. Nothing is guessed.
 
-    Tensor-core figures of 16 and 8 bits accumulate in fp32 where a device has two rates. `memory_bytes` is the datasheet's
-    size as it rounds it; NVLink counts both directions together, as datasheets do.
+    Where a device has two rates for 16 and 8 bits, the figures are those with accumulation in fp32. `memory_bytes` is the rounded
+    size of the datasheet. NVLink bandwidth is the sum of both directions, as in datasheets.
     """
 
     fp32_flops_per_s: float | None = None
@@ -26,10 +26,10 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Published(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A training throughput that somebody published: tokens/s of each device, with what was trained.
+    """A published training throughput: tokens/s per device, with the trained model.
 
-    `parameters` as the publisher names the model; `n_layer` and `d_model` 0 where its shape is not told. `mfu_ratio` is
-    the publisher's own, None where there is none. `devices`: how many took part, 0 where it is not told.
+    `parameters`: as the publisher states. `n_layer` and `d_model`: 0 where the publisher does not state them. `mfu_ratio`: the
+    publisher's own MFU, None where there is none. `devices`: number of devices, 0 where the publisher does not state it.
     """
 
     device: str
@@ -47,9 +47,9 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`id` is `gpu:0`, `gpu:1`, ... or `cpu`; a MIG slice is `gpu:0/mig:1`. A fact that is withheld stays empty.
+    """`id` is `gpu:0`, `gpu:1`, ... or `cpu`; a MIG slice is `gpu:0/mig:1`. A field is empty where the driver does not report the value.
 
-    `facts` are further fixed properties by name, in words: architecture, compute capability, PCI address, NUMA node,
+    `facts` are further fixed properties by name: architecture, compute capability, PCI address, NUMA node,
     CPU affinity, persistence mode, ...
     """
 
@@ -64,7 +64,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_gpu(self) -> bool:
-        """A GPU, or a MIG slice of one."""
+        """Whether the device is a GPU or a MIG slice."""
         return self.id.startswith("gpu")
 
     @property

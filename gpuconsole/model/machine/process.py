@@ -1,4 +1,4 @@
-"""A process on a device, as far as the driver and the operating system let us see it."""
+"""A process that uses a device, with the details that the driver and the operating system report."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Process(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`started` (Unix seconds, 0: unknown) tells a process from a later one with the same `pid`.
+    """`started` (Unix seconds, 0: unknown) distinguishes a process from a later process with the same `pid`.
 
-    `kind` is `compute` or `graphics`. None, and an empty text, mean that it cannot be seen from here; `name` and
-    `command` are as the process gave them, so they are outside text. `container` is a short id.
+    `kind` is `compute` or `graphics`. None and an empty text mean that this process has no permission to read the value. `name` and
+    `command` come from the process: treat them as untrusted text. `container` is a short id.
     """
 
     pid: int

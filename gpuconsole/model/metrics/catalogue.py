@@ -1,7 +1,7 @@
 """The metric catalogue: every quantity that a source may report, declared once.
 
-A metric's name ends in its unit where it has one (`_ratio` is 0..1). A source that cannot report a metric says why; a metric
-that is not declared here cannot be sent.
+The name of a metric ends in its unit (`_ratio` is 0..1). A source that cannot report a metric gives the reason. A source cannot send
+a metric that is not declared here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from gpuconsole.model.metrics.metric import Kind, Metric, declare
 __all__ = ["CATALOGUE", "Kind", "Metric", "series_key"]
 
 _HOST = (
-    declare("host.cores_busy", "cores", "psutil", "CPU cores busy, all processes"),
-    declare("host.core_busy_ratio", "ratio", "psutil", "Busy share of one CPU core"),
+    declare("host.cores_busy", "cores", "psutil", "Busy CPU cores, all processes"),
+    declare("host.core_busy_ratio", "ratio", "psutil", "Share of time in which this CPU core was busy"),
     declare("host.run_queue_delay_ratio", "ratio", "/proc/pressure/cpu", "Share of time in which some task waited for a core"),
     declare("host.io_pressure_ratio", "ratio", "/proc/pressure/io", "Share of time in which some task waited for I/O"),
     declare("host.memory_pressure_ratio", "ratio", "/proc/pressure/memory", "Share of time in which some task waited for memory"),
@@ -29,61 +29,72 @@ _WORKLOAD = (
     declare("workload.tokens_per_s", "tokens/s", "step account", "Tokens trained per second of step time"),
     declare("workload.samples_per_s", "samples/s", "step account", "Samples trained per second of step time"),
     declare("workload.step_time_s", "s", "step account", "Wall time of a step", "distribution"),
-    declare("workload.loss", "", "workload", "Training loss as the workload last reported it"),
+    declare("workload.loss", "", "workload", "The last training loss that the workload reported"),
     declare("workload.flops_per_s", "FLOP/s", "step account", "Model FLOPs per second of step time"),
-    declare("workload.mfu_ratio", "ratio", "step account", "Model FLOP/s over the peak in use (its source is named beside it)"),
-    declare("workload.memory_bytes", "bytes", "worker", "Peak device memory of the worker; on a CPU its resident set"),
-    declare("workload.tokens_per_j", "tokens/J", "derived", "Tokens per joule that the device drew: tokens/s over its power"),
-    declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule that the device drew: samples/s over its power"),
-    declare("workload.flops_per_j", "FLOP/s/W", "derived", "Model FLOP/s per watt that the device drew"),
+    declare("workload.mfu_ratio", "ratio", "step account", "Model FLOP/s over the peak that the run is compared with"),
+    declare("workload.memory_bytes", "bytes", "worker", "Peak device memory of the worker; on a CPU the resident set size of the worker"),
+    declare("workload.tokens_per_j", "tokens/J", "derived", "Tokens per joule: tokens/s over the power of the device"),
+    declare("workload.samples_per_j", "samples/J", "derived", "Samples per joule: samples/s over the power of the device"),
+    declare("workload.flops_per_j", "FLOP/s/W", "derived", "Model FLOP/s per watt of device power"),
     declare(
         "workload.cost_per_million_tokens",
         "per Mtoken",
         "derived",
-        "Price per hour (--price) over tokens per hour, in millions; its currency",
+        "Price per hour (--price) over millions of tokens per hour, in the currency of the price",
     ),
 )
 
 _SERVING = (
     declare("workload.requests_per_s", "requests/s", "load generator", "Requests answered per second"),
     declare(
-        "workload.ttft_s", "s", "load generator", "Time to first token: request sent to first token, median of a second", "distribution"
+        "workload.ttft_s",
+        "s",
+        "load generator",
+        "Time to first token: from sending the request to the first token; median over one second",
+        "distribution",
     ),
     declare(
         "workload.tpot_s",
         "s",
         "load generator",
-        "Time per output token: (E2E - TTFT) / (output tokens - 1), median of a second",
+        "Time per output token: (E2E - TTFT) / (output tokens - 1); median over one second",
         "distribution",
     ),
     declare(
         "workload.itl_s",
         "s",
         "load generator",
-        "Inter-token latency: a chunk of k tokens is k gaps of gap/k, median of a second",
+        "Inter-token latency: a chunk of k tokens counts as k gaps of gap/k; median over one second",
         "distribution",
     ),
-    declare("workload.e2e_s", "s", "load generator", "Request sent to last token, median of a second", "distribution"),
-    declare("workload.active_requests", "requests", "load generator", "Requests that are on their way"),
+    declare("workload.e2e_s", "s", "load generator", "From sending the request to the last token; median over one second", "distribution"),
+    declare("workload.active_requests", "requests", "load generator", "Requests that the client has sent and that are not finished"),
     declare("workload.failed_requests_per_s", "requests/s", "load generator", "Requests that failed, per second"),
-    declare("server.requests_running", "requests", "server /metrics", "Sequences that take part in the server's iterations"),
-    declare("server.requests_waiting", "requests", "server /metrics", "Sequences that wait in the server, for a seat or for KV cache"),
-    declare("server.kv_cache_usage_ratio", "ratio", "server /metrics", "Share of the KV cache that is held by sequences"),
-    declare("server.preemptions_per_s", "/s", "server /metrics", "Sequences that lost their KV cache and are computed anew"),
+    declare("server.requests_running", "requests", "server /metrics", "Sequences in the server's current iteration"),
+    declare(
+        "server.requests_waiting", "requests", "server /metrics", "Sequences that wait in the server for a sequence slot or for KV cache"
+    ),
+    declare("server.kv_cache_usage_ratio", "ratio", "server /metrics", "Share of the KV cache that sequences use"),
+    declare(
+        "server.preemptions_per_s",
+        "/s",
+        "server /metrics",
+        "Preempted sequences: the server frees their KV cache and computes it again later",
+    ),
     declare("server.prompt_tokens_per_s", "tokens/s", "server /metrics", "Prompt tokens computed"),
-    declare("server.generation_tokens_per_s", "tokens/s", "server /metrics", "Tokens generated, of all clients"),
-    declare("server.prefix_hit_ratio", "ratio", "server /metrics", "Prompt tokens found in the prefix cache over those looked up"),
+    declare("server.generation_tokens_per_s", "tokens/s", "server /metrics", "Tokens generated for all clients"),
     declare(
-        "server.flops_per_s", "FLOP/s", "server /metrics", "Model FLOPs per second and GPU by vLLM's own estimate (--enable-mfu-metrics)"
+        "server.prefix_hit_ratio", "ratio", "server /metrics", "Prompt tokens found in the prefix cache over all prompt tokens looked up"
     ),
+    declare("server.flops_per_s", "FLOP/s", "server /metrics", "Model FLOP/s per GPU, estimated by vLLM (--enable-mfu-metrics)"),
     declare(
-        "server.read_bytes_per_s", "bytes/s", "server /metrics", "Bytes that the model must read per second and GPU, by vLLM's own estimate"
+        "server.read_bytes_per_s", "bytes/s", "server /metrics", "Bytes per second that the model must read per GPU, estimated by vLLM"
     ),
-    declare("server.frontend_cpu_ratio", "ratio", "/proc", "Cores that the process uses which takes requests and sends tokens (vLLM)"),
+    declare("server.frontend_cpu_ratio", "ratio", "/proc", "CPU cores used by the process that accepts requests and sends tokens (vLLM)"),
 )
 
 _CONSOLE = (
-    declare("console.cpu_ratio", "ratio", "psutil", "CPU time of the console and its sampler over wall time, of one core"),
+    declare("console.cpu_ratio", "ratio", "psutil", "CPU time of the console and its sampler over wall time, as a share of one core"),
     declare("console.memory_bytes", "bytes", "psutil", "Resident memory of the console process"),
 )
 

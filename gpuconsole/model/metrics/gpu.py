@@ -1,8 +1,9 @@
-"""The metrics of a GPU. A metric of one NVLink lives on a device of its own name: `gpu:0/link:3`.
+"""The metrics of a GPU. A metric of one NVLink belongs to a device with its own name: `gpu:0/link:3`.
 
-`needs` is the least that the hardware must be. What a driver, a container or MIG withholds all the same reads `n/a` with its reason.
-Sources: `nvml.gpm` are the hardware counters of Hopper and newer, averaged over the time between two samples; `nvml.field` are NVML's
-field values; `nvml` is a call of its own; `derived` is computed here from the others. A sample says where a value came from another source.
+`needs` is the oldest hardware that has the metric. A metric that a driver, a container or MIG withholds reads `n/a` with the reason.
+Sources: `nvml.gpm` are the hardware counters of Hopper and newer, averaged over the time between two samples. `nvml.field` are NVML's
+field values. `nvml` is a separate NVML call. `derived` is computed from other metrics. A sample names the source of each value that
+did not come from the usual source.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ACTIVITY = (
     _gpm("graphics_active_ratio", "ratio", "Share of time in which any graphics or compute engine was active"),
     _gpm("dram_active_ratio", "ratio", "HBM bandwidth in use over its maximum"),
     declare("gpu.hbm_bytes_per_s", "bytes/s", "derived", "HBM bandwidth in use: dram_active_ratio times the datasheet peak", needs=HOPPER),
-    _nvml("utilization_ratio", "ratio", "Share of time in which any kernel ran, however small; not a measure of load"),
+    _nvml("utilization_ratio", "ratio", "Share of time in which at least one kernel ran, of any size; not a measure of load"),
     _nvml("memory_utilization_ratio", "ratio", "Share of time in which device memory was read or written; not bandwidth"),
     _nvml("encoder_utilization_ratio", "ratio", "Share of time in which the video encoder was busy"),
     _nvml("decoder_utilization_ratio", "ratio", "Share of time in which the video decoder was busy"),
@@ -52,9 +53,9 @@ ACTIVITY = (
 MEMORY = (
     _nvml("hbm_used_bytes", "bytes", "Device memory in use by all processes"),
     _nvml("hbm_free_bytes", "bytes", "Device memory that can still be allocated"),
-    _nvml("hbm_reserved_bytes", "bytes", "Device memory that the driver keeps for itself (0 where it does not tell it apart)"),
+    _nvml("hbm_reserved_bytes", "bytes", "Device memory that the driver reserves (0 where the driver does not report it separately)"),
     _nvml("hbm_total_bytes", "bytes", "Device memory"),
-    _nvml("bar1_used_bytes", "bytes", "BAR1 window in use: memory mapped for the CPU and for peers"),
+    _nvml("bar1_used_bytes", "bytes", "BAR1 memory in use: device memory mapped for the CPU and for other GPUs"),
     _nvml("bar1_total_bytes", "bytes", "BAR1 window"),
 )
 
@@ -62,36 +63,36 @@ POWER = (
     _nvml("power_w", "W", "Board power draw (a one-second average on Ampere and newer)"),
     _field("power_instant_w", "W", "Board power draw at the moment of reading", AMPERE),
     _nvml("power_limit_w", "W", "Power limit in force"),
-    _nvml("power_limit_max_w", "W", "The highest power limit that may be set"),
+    _nvml("power_limit_max_w", "W", "The highest power limit that can be set"),
     _nvml("energy_j", "J", "Energy since the driver was loaded", VOLTA, counter=True),
     _nvml("temperature_c", "°C", "GPU core temperature"),
-    _nvml("temperature_slowdown_c", "°C", "Core temperature at which the hardware slows down"),
+    _nvml("temperature_slowdown_c", "°C", "Core temperature at which the hardware lowers its clocks"),
     _field("memory_temperature_c", "°C", "HBM temperature", AMPERE),
-    _nvml("fan_ratio", "ratio", "Fan speed as asked for, over its maximum"),
+    _nvml("fan_ratio", "ratio", "Requested fan speed over the maximum"),
     _nvml("sm_clock_hz", "Hz", "SM clock"),
     _nvml("sm_clock_max_hz", "Hz", "The highest SM clock"),
     _nvml("memory_clock_hz", "Hz", "Memory clock"),
     _nvml("memory_clock_max_hz", "Hz", "The highest memory clock"),
 )
 
-# What holds the clocks down: now (0 or 1), and as a share of the time since the last reading.
+# The reasons that limit the clocks: now (0 or 1), and as a share of the time since the last reading.
 CLOCKS = (
-    _nvml("clocks_idle", "0/1", "Clocks are low because nothing runs"),
-    _nvml("clocks_app_setting", "0/1", "Clocks are held by a setting of application clocks"),
-    _nvml("clocks_power_cap", "0/1", "Clocks are held down by the power limit"),
-    _nvml("clocks_hw_slowdown", "0/1", "Clocks are cut to half or less by the hardware: heat, power brake or supply"),
-    _nvml("clocks_sync_boost", "0/1", "Clocks are held to those of the sync boost group"),
-    _nvml("clocks_sw_thermal", "0/1", "Clocks are held down by the driver because the GPU or its memory is hot"),
-    _nvml("clocks_hw_thermal", "0/1", "Clocks are cut by the hardware because of heat"),
-    _nvml("clocks_power_brake", "0/1", "Clocks are cut by an outside signal, from the power supply for instance"),
-    _field("power_cap_time_ratio", "ratio", "Share of time in which the power limit held clocks down", VOLTA),
-    _field("thermal_time_ratio", "ratio", "Share of time in which heat held clocks down", VOLTA),
-    _field("sync_boost_time_ratio", "ratio", "Share of time in which sync boost held clocks down", VOLTA),
-    _field("board_limit_time_ratio", "ratio", "Share of time in which the board's own limit held clocks down", VOLTA),
-    _field("reliability_time_ratio", "ratio", "Share of time in which the reliability voltage held clocks down", VOLTA),
-    _field("sw_thermal_time_ratio", "ratio", "Share of time in which the driver held clocks down because of heat", VOLTA),
-    _field("hw_thermal_time_ratio", "ratio", "Share of time in which the hardware cut clocks because of heat", VOLTA),
-    _field("power_brake_time_ratio", "ratio", "Share of time in which an outside signal cut clocks", VOLTA),
+    _nvml("clocks_idle", "0/1", "Clocks are low because the GPU is idle"),
+    _nvml("clocks_app_setting", "0/1", "The application clock setting limits the clocks"),
+    _nvml("clocks_power_cap", "0/1", "The power limit lowers the clocks"),
+    _nvml("clocks_hw_slowdown", "0/1", "The hardware cuts the clocks to half or less: heat, power brake or power supply"),
+    _nvml("clocks_sync_boost", "0/1", "The sync boost group limits the clocks"),
+    _nvml("clocks_sw_thermal", "0/1", "The driver lowers the clocks because the GPU or its memory is hot"),
+    _nvml("clocks_hw_thermal", "0/1", "The hardware cuts the clocks because of heat"),
+    _nvml("clocks_power_brake", "0/1", "An external signal cuts the clocks, for example from the power supply"),
+    _field("power_cap_time_ratio", "ratio", "Share of time in which the power limit lowered the clocks", VOLTA),
+    _field("thermal_time_ratio", "ratio", "Share of time in which heat lowered the clocks", VOLTA),
+    _field("sync_boost_time_ratio", "ratio", "Share of time in which sync boost lowered the clocks", VOLTA),
+    _field("board_limit_time_ratio", "ratio", "Share of time in which the board's own limit lowered the clocks", VOLTA),
+    _field("reliability_time_ratio", "ratio", "Share of time in which the reliability voltage lowered the clocks", VOLTA),
+    _field("sw_thermal_time_ratio", "ratio", "Share of time in which the driver lowered the clocks because of heat", VOLTA),
+    _field("hw_thermal_time_ratio", "ratio", "Share of time in which the hardware cut the clocks because of heat", VOLTA),
+    _field("power_brake_time_ratio", "ratio", "Share of time in which an external signal cut the clocks", VOLTA),
 )
 
 LINKS = (
@@ -99,19 +100,19 @@ LINKS = (
         "gpu.pcie_rx_bytes_per_s",
         "bytes/s",
         "nvml.gpm",
-        "PCIe traffic into the GPU, packet headers included (without GPM: a byte counter, else the driver's look at the last 20 ms)",
+        "PCIe traffic into the GPU with packet headers (without GPM: a byte counter, or the driver's average over 20 ms)",
     ),
     declare(
         "gpu.pcie_tx_bytes_per_s",
         "bytes/s",
         "nvml.gpm",
-        "PCIe traffic out of the GPU, packet headers included (without GPM: a byte counter, else the driver's look at the last 20 ms)",
+        "PCIe traffic out of the GPU with packet headers (without GPM: a byte counter, or the driver's average over 20 ms)",
     ),
-    _nvml("pcie_link_generation", "", "PCIe generation that the link runs at now: an idle GPU lowers it to save power"),
-    _nvml("pcie_link_generation_max", "", "The highest PCIe generation of GPU and slot together"),
-    _nvml("pcie_link_width", "lanes", "PCIe lanes in use now"),
-    _nvml("pcie_link_width_max", "lanes", "The most PCIe lanes of GPU and slot together"),
-    _nvml("pcie_replays", "", "PCIe packets sent again since the driver was loaded: a bad link", counter=True),
+    _nvml("pcie_link_generation", "", "Current PCIe generation of the link; an idle GPU lowers it to save power"),
+    _nvml("pcie_link_generation_max", "", "The highest PCIe generation that GPU and slot support"),
+    _nvml("pcie_link_width", "lanes", "PCIe lanes in use"),
+    _nvml("pcie_link_width_max", "lanes", "The maximum number of PCIe lanes of GPU and slot"),
+    _nvml("pcie_replays", "", "PCIe packets sent again since the driver was loaded; many replays mean a bad link", counter=True),
     declare(
         "gpu.nvlink_rx_bytes_per_s",
         "bytes/s",
@@ -126,34 +127,34 @@ LINKS = (
         "NVLink traffic out of the GPU, all links (without GPM: a byte counter)",
         needs=VOLTA,
     ),
-    _nvml("nvlinks_active", "links", "NVLinks that are up", VOLTA),
-    _gpm("c2c_rx_bytes_per_s", "bytes/s", "Chip-to-chip traffic into the GPU (Grace and GPU in one package)"),
+    _nvml("nvlinks_active", "links", "Active NVLinks", VOLTA),
+    _gpm("c2c_rx_bytes_per_s", "bytes/s", "Chip-to-chip traffic into the GPU (Grace CPU and GPU in one package)"),
     _gpm("c2c_tx_bytes_per_s", "bytes/s", "Chip-to-chip traffic out of the GPU"),
 )
 
 ONE_NVLINK = (
     _gpm("link_rx_bytes_per_s", "bytes/s", "NVLink traffic into the GPU over this link"),
     _gpm("link_tx_bytes_per_s", "bytes/s", "NVLink traffic out of the GPU over this link"),
-    _nvml("link_up", "0/1", "Whether this NVLink is up", VOLTA),
+    _nvml("link_up", "0/1", "Whether this NVLink is active", VOLTA),
     _field("link_replays", "", "Packets that this NVLink sent again", VOLTA, counter=True),
     _field("link_recoveries", "", "Times that this NVLink had to recover", VOLTA, counter=True),
-    _field("link_crc_errors", "", "Packets that this NVLink received damaged", VOLTA, counter=True),
+    _field("link_crc_errors", "", "Damaged packets that this NVLink received", VOLTA, counter=True),
 )
 
 HEALTH = (
     _field("ecc_corrected", "", "Single-bit memory errors since the driver was loaded: corrected", VOLTA, counter=True),
     _field("ecc_uncorrected", "", "Double-bit memory errors since the driver was loaded: data was lost", VOLTA, counter=True),
-    _field("ecc_corrected_lifetime", "", "Single-bit memory errors over the GPU's life", VOLTA, counter=True),
-    _field("ecc_uncorrected_lifetime", "", "Double-bit memory errors over the GPU's life", VOLTA, counter=True),
+    _field("ecc_corrected_lifetime", "", "Single-bit memory errors over the lifetime of the GPU", VOLTA, counter=True),
+    _field("ecc_uncorrected_lifetime", "", "Double-bit memory errors over the lifetime of the GPU", VOLTA, counter=True),
     _field("rows_remapped_corrected", "", "Memory rows replaced after corrected errors", AMPERE),
     _field("rows_remapped_uncorrected", "", "Memory rows replaced after uncorrected errors", AMPERE),
-    _field("row_remap_pending", "0/1", "A row waits for the next reset to be replaced", AMPERE),
-    _field("row_remap_failed", "0/1", "A row could not be replaced: the GPU wants service", AMPERE),
-    _nvml("xid_errors", "", "Errors (XID) that the driver has reported since watching began", counter=True),
-    _nvml("processes", "", "Processes that hold this GPU, as far as they can be seen from here"),
+    _field("row_remap_pending", "0/1", "The GPU will replace a memory row at the next reset", AMPERE),
+    _field("row_remap_failed", "0/1", "The GPU could not replace a memory row: the GPU needs service", AMPERE),
+    _nvml("xid_errors", "", "Errors (XID) that the driver has reported since the console started", counter=True),
+    _nvml("processes", "", "Visible processes that use this GPU"),
 )
 
-# What hardly ever changes has no history: with 64 GPUs of 18 links each it would be 100 MB of straight lines.
+# Metrics that hardly ever change keep no history: with 64 GPUs of 18 links each the history would need 100 MB.
 _STEADY = (
     "_total_bytes",
     "_reserved_bytes",

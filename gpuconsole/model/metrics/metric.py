@@ -1,4 +1,4 @@
-"""What a metric is."""
+"""The declaration of a metric."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Kind = Literal["gauge", "counter", "distribution"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One named quantity. `source` names the reader that produces it on its usual device; `needs` is the least hardware.
+    """One named quantity. `source` names the usual reader; `needs` is the oldest hardware that has the metric.
 
-    `history`: whether its past is kept; of what hardly ever changes only the present is.
+    `history`: whether the session keeps past values. Metrics that hardly ever change keep only the newest value.
     """
 
     name: str
