@@ -18,7 +18,7 @@ import sys
 from benchmarks.machine import keep
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.experiments.blocks import BlockPlan, rate
-from gpuconsole.experiments.sweep_points import interval
+from gpuconsole.experiments.sweep import interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.processes.pool import nobody

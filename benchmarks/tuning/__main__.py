@@ -33,8 +33,7 @@ from benchmarks.tuning.searches import GOOD, best_rate, held, median_curve, rand
 from benchmarks.tuning.spaces import SPACES, Space
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.engine import Engine
-from gpuconsole.experiments.sweep import Sweeper
-from gpuconsole.experiments.sweep_points import points
+from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.experiments.tune import Tuner
 from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.sweep import Sweep, SweepPoint

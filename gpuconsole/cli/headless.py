@@ -13,8 +13,8 @@ from pathlib import Path
 from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.profile import nsys_line, profile_once
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.diagnosis.standing import in_doubt
 from gpuconsole.engine.engine import Engine
-from gpuconsole.experiments.until_diagnosed import in_doubt
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode

@@ -19,8 +19,7 @@ from gpuconsole.engine.profile import take_window
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.engine.watch_baseline import Comparing, Keeps
 from gpuconsole.experiments.trial import START_S, USUAL, OneWorker, Sides, TrialFailed, TrialLimits, TwoWorkers, run_trial, with_quality
-from gpuconsole.experiments.tune import TUNE_S
-from gpuconsole.experiments.tuning_session import TuningSession
+from gpuconsole.experiments.tune import TUNE_S, TuningSession
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device, fingerprint, watch_self
 from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial

@@ -11,7 +11,8 @@ from gpuconsole import __version__
 from gpuconsole.engine.background import Background
 from gpuconsole.experiments.against_baseline import compare, nearest_baseline, unlike
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, keep_run, read_all
-from gpuconsole.experiments.regression import MIN_BLOCKS, block_rates
+from gpuconsole.experiments.blocks import block_rates
+from gpuconsole.experiments.statistics import MIN_BLOCKS
 from gpuconsole.machine.other_load import OthersLoad
 from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
 from gpuconsole.model.knobs.catalogue import Knobs

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from gpuconsole.experiments.regression import MIN_BLOCKS, RUNS_FOR_SPREAD, change, verdict
-from gpuconsole.experiments.statistics import RUN_TO_RUN
+from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, rate_change, rate_verdict
 from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.knobs.knob import Knobs, Value, show
 from gpuconsole.model.text import visible
@@ -24,9 +23,9 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> Baselin
     """`now` beside the runs kept under its key."""
     free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
     rates = now.contention_free if free else now.rates
-    found = change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
+    found = rate_change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
     excused, contention = _contention(now, baseline.runs, free)
-    decided: BaselineVerdict = verdict(found, excused) if found else "undecided"
+    decided: BaselineVerdict = rate_verdict(found, excused) if found else "undecided"
     return BaselineComparison(
         key=baseline.key.name,
         words=visible(_words(now, baseline, found, decided, contention, free, live)),

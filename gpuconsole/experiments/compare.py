@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuconsole.experiments.regression import MIN_BLOCKS, SAME_WITHIN, change
-from gpuconsole.experiments.statistics import MINIMUM_EFFECT
+from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN, rate_change
 from gpuconsole.model.experiments.baseline import RateChange
 from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
 from gpuconsole.model.knobs.knob import show
@@ -52,7 +51,7 @@ FEW_POINTS = f"fewer than {MIN_BLOCKS} points while steady"
 
 
 def compare(before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str]) -> Comparison:
-    """`after` against `before`. Series count from where each run was steady; whole runs are taken to differ by 2 % (see `regression`)."""
+    """`after` against `before`. Series count from where each run was steady; whole runs are taken to differ by 2 % (see `statistics`)."""
     old, new = dict(_series(before)), dict(_series(after))
     metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
     singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
@@ -117,7 +116,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
 def _of_series(key: str, before: Sequence[float], after: Sequence[float]) -> MetricChange | None:
     name = key.partition(" ")[0]
     means = sum(before) / len(before), sum(after) / len(after)
-    found = change(after, [before]) if min(*before, *after) > 0 else None
+    found = rate_change(after, [before]) if min(*before, *after) > 0 else None
     few = min(len(before), len(after)) < MIN_BLOCKS
     why_not = "" if found else FEW_POINTS if few else "it is 0 at times"
     if found is None and means == (0.0, 0.0):

@@ -1,28 +1,54 @@
-"""When is a difference proven? An interval that may be looked at after every pair of blocks."""
+"""Statistics of measured rates: trials (pairs of blocks), sweeps (repeats of several points), and whole runs (blocks of one run).
+
+All functions are pure: numbers in, numbers out.
+
+Trials and sweeps are evaluated after every new measurement, and they stop as soon as the result is clear. An ordinary 95 % interval does not
+hold then: with enough evaluations it excludes the truth sooner or later. So both use confidence sequences, which hold at every moment.
+
+A run and its baseline were measured at different times. Their noise has two parts: between the blocks of a run, which follow each other and
+are correlated, and between whole runs, which can be estimated from several kept runs only.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import NormalDist
+from typing import NamedTuple
 
+from gpuconsole.model.experiments.baseline import BaselineVerdict, RateChange
 from gpuconsole.model.experiments.trial import Method, Speedup, Verdict
 
 ALPHA = 0.05
+"""Probability that an interval misses the truth."""
 RHO_SQUARED = 0.88
-"""Tightest near ten pairs: (-2 ln a + ln(-2 ln a) + 1) / 10 (Waudby-Smith et al., Time-uniform central limit theory)."""
+"""Makes a confidence sequence tightest near ten pairs: (-2 ln a + ln(-2 ln a) + 1) / 10 (Waudby-Smith et al. 2021, "Time-uniform central
+limit theory and asymptotic confidence sequences", section 2)."""
 MIN_PAIRS = 4
+"""Pairs of blocks, or repeats of a sweep point, without which nothing is decided."""
 MINIMUM_EFFECT = math.log(1.02)
-"""Less than 2 % is called no gain: an A/A run on a shared machine once excluded 1 by less than that."""
+"""A difference below 2 % counts as no difference: an A/A run on a shared machine once excluded 0 by less than that."""
 NORMAL_975 = 1.96
+"""The 97.5 % quantile of the normal distribution."""
 RUN_TO_RUN = 0.02
-"""What whole runs of one and the same thing are taken to differ by (standard deviation), where there are not three to tell: as much as the
-least difference that counts. Six runs beside equal load on a shared two-core VM differed by 2.7 %."""
+"""Assumed standard deviation between whole runs of the same thing, until three runs are known: as large as MINIMUM_EFFECT. Six runs beside
+equal load on a shared two-core VM differed by 2.7 %."""
 BETWEEN: dict[Method, float] = {"live ABBA": 0.0, "two workers ABBA": math.sqrt(2) * RUN_TO_RUN}
-"""What the two sides of a trial differ by anyway (standard deviation of the log ratio): those that are processes of their own by what two
-processes do, in every pair alike."""
+"""Standard deviation of the log ratio between the two sides of a trial that have the same settings. Two processes differ by RUN_TO_RUN each,
+and this difference is the same in every pair."""
 LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + MINIMUM_EFFECT)
-"""Less than 8 % no trial with a process a side can prove."""
+"""The smallest gain that a trial with one process per side can prove: 8 %."""
+MIN_BLOCKS = 4
+"""Blocks of a run without which the run is not compared with another."""
+RUNS_FOR_SPREAD = 3
+"""From this number of kept runs on, the noise is estimated from the spread between them."""
+USUAL_RUNS = 4
+"""Degrees of freedom with which RUN_TO_RUN counts beside that spread: as many as five runs have."""
+SAME_WITHIN = math.log(1.05)
+"""An interval within 5 % is `same`: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
+MOST_CORRELATED = 0.9
 _T_975 = {
     1: 12.706,
     2: 4.303,
@@ -40,11 +66,58 @@ _T_975 = {
 }
 
 
-def confidence_sequence(values: list[float]) -> tuple[float, float, float]:
-    """Mean of `values` with an asymptotic 95 % confidence sequence: valid however often one looks, and whenever one stops.
+# --- quantiles and confidence sequences ----------------------------------------------------------------------
 
-    mean +- s sqrt( 2 (n r^2 + 1) / (n^2 r^2) ln( sqrt(n r^2 + 1) / a ) ), widened by Student's t over the normal
-    quantile, because the deviation is estimated from few pairs. Needs two values or more; raises ValueError.
+
+def student(degrees: float) -> float:
+    """The 97.5 % quantile of Student's t, for the next smaller `degrees` in a table.
+
+    `gpuconsole verify` computes the intervals of a certificate again and expects the same digits: so this table must not change.
+    """
+    return NORMAL_975 if degrees >= 60 else _T_975[max(known for known in _T_975 if known <= max(1, degrees))]
+
+
+def student_quantile(degrees: int, alpha: float) -> float:
+    """t with P(|T| > t) = `alpha`, for a whole number of `degrees` of freedom >= 1; 0 < `alpha` < 1.
+
+    The distribution function is the finite series of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4; it is inverted by bisection.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _student_within(middle, degrees) < 1 - alpha:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _student_within(angle: float, degrees: int) -> float:
+    """P(|T| < t), where `angle` is atan(t / sqrt(degrees))."""
+    term, total = (math.cos(angle), math.cos(angle)) if degrees % 2 else (1.0, 1.0)
+    for n in range(3 if degrees % 2 else 2, degrees - 1, 2):
+        term *= math.cos(angle) ** 2 * (n - 1) / n
+        total += term
+    if degrees % 2 == 0:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if degrees > 1 else 0.0))
+
+
+def always_valid(n: float, alpha: float = ALPHA) -> float:
+    """Half-width, in standard errors, of the confidence sequence at level 1 - `alpha` after `n` values.
+
+    sqrt( 2 (n r^2 + 1) / (n r^2) ln( sqrt(n r^2 + 1) / alpha ) ) (Waudby-Smith et al. 2021, section 2). It takes the place of the normal
+    quantile where the result is evaluated after every value.
+    """
+    scaled = n * RHO_SQUARED + 1
+    return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / alpha))
+
+
+def confidence_sequence(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of `values` with a 95 % confidence sequence: mean, low, high.
+
+    The interval is valid after every value and at every moment of stopping. The deviation is estimated from few pairs, so the interval is
+    widened by Student's t over the normal quantile. Raises ValueError for fewer than two values.
     """
     n = len(values)
     if n < 2:
@@ -54,19 +127,27 @@ def confidence_sequence(values: list[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def student(degrees: float) -> float:
-    """t(0.975): how many standard errors a 95 % interval reaches to either side; of the next smaller `degrees` in the table."""
-    return NORMAL_975 if degrees >= 60 else _T_975[max(known for known in _T_975 if known <= max(1, degrees))]
+def simultaneous_interval(values: Sequence[float], intervals: int) -> tuple[float, float] | None:
+    """A confidence sequence for the mean of `values`, one of several `intervals` that are to hold together; None for fewer than two values.
+
+    Each interval has the level 1 - ALPHA / `intervals` (Bonferroni's inequality; Dunn 1961). So with 95 % probability all intervals hold, after
+    every value, and a comparison between any two of them holds too. The interval is widened for few values like `confidence_sequence`.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    alpha = ALPHA / max(1, intervals)
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    few = student_quantile(n - 1, alpha) / NormalDist().inv_cdf(1 - alpha / 2)
+    half = deviation / math.sqrt(n) * always_valid(n, alpha) * few
+    return mean - half, mean + half
 
 
-def always_valid(n: float) -> float:
-    """What takes the place of the normal quantile where one looks after every block, and `n` are in: of the sequence above."""
-    scaled = n * RHO_SQUARED + 1
-    return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / ALPHA))
+# --- trials: pairs of blocks ---------------------------------------------------------------------------------
 
 
-def speedup(log_ratios: list[float], between: float = 0.0) -> Speedup | None:
-    """The effect as a ratio of throughputs with its interval; None before there are enough pairs. `between`: see BETWEEN."""
+def speedup(log_ratios: Sequence[float], between: float = 0.0) -> Speedup | None:
+    """The effect as a ratio of throughputs with its interval; None for fewer than two pairs. `between`: see BETWEEN."""
     if len(log_ratios) < 2:
         return None
     mean, low, high = _widened(confidence_sequence(log_ratios), between)
@@ -74,10 +155,10 @@ def speedup(log_ratios: list[float], between: float = 0.0) -> Speedup | None:
 
 
 def resolution(null_log_ratios: Sequence[float], pairs: int, between: float = 0.0) -> float | None:
-    """The smallest effect, as a ratio, that `pairs` pairs can tell from none; None before there are two null pairs.
+    """The smallest effect, as a ratio, that `pairs` pairs can tell from no effect; None for fewer than two null pairs.
 
-    In the order A B, B A, A B every second block follows one of its own side. Their log ratios have the mean 0 and, the blocks being neighbours
-    like those of a pair, the spread of one: an A/A test that costs nothing.
+    In the order A B, B A, A B every second block follows a block of its own side. The log ratios of these neighbours have the mean 0 and the
+    spread of an ordinary pair: an A/A test at no cost.
     """
     if len(null_log_ratios) < 2 or pairs < 1:
         return None
@@ -90,14 +171,14 @@ def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
 
 
 def _widened(interval: tuple[float, float, float], between: float) -> tuple[float, float, float]:
-    """No number of pairs takes off what the two sides differ by anyway."""
+    """`interval` with the difference between the two sides in it, which more pairs do not reduce."""
     mean, low, high = interval
     anyway = NORMAL_975 * between
     return mean, mean - math.hypot(mean - low, anyway), mean + math.hypot(high - mean, anyway)
 
 
-def exhausted(log_ratios: list[float], null_log_ratios: Sequence[float], between: float) -> bool:
-    """Whether most of the interval is what the two sides differ by anyway, so that more pairs would tell little more."""
+def exhausted(log_ratios: Sequence[float], null_log_ratios: Sequence[float], between: float) -> bool:
+    """Whether the difference between the two sides makes up most of the interval, so that more pairs add little."""
     if len(log_ratios) < MIN_PAIRS:
         return False
     mean, _, high = confidence_sequence(log_ratios)
@@ -105,10 +186,10 @@ def exhausted(log_ratios: list[float], null_log_ratios: Sequence[float], between
     return max(high - mean, by_nulls) < NORMAL_975 * between / 2
 
 
-def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = (), between: float = 0.0) -> Verdict | None:
-    """win, no_gain or worse once the interval says so; None while it does not.
+def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), between: float = 0.0) -> Verdict | None:
+    """win, no_gain or worse as soon as the interval shows it; None before that.
 
-    Few pairs that agree by chance have too small a deviation: a win, or a loss, must also be larger than what the null pairs allow.
+    A few pairs that agree by chance have too small a deviation. So a win, or a loss, must also exceed what the null pairs allow.
     """
     if len(log_ratios) < MIN_PAIRS:
         return None
@@ -124,3 +205,80 @@ def verdict(log_ratios: list[float], null_log_ratios: Sequence[float] = (), betw
     if high < MINIMUM_EFFECT:
         return "no_gain"
     return None
+
+
+# --- whole runs: successive blocks ---------------------------------------------------------------------------
+
+
+class Estimate(NamedTuple):
+    """The mean rate of a run, its relative standard error, and the number of independent blocks that the blocks are worth."""
+
+    mean: float
+    error: float
+    worth: float
+
+
+def estimate(rates: Sequence[float]) -> Estimate:
+    """The mean of successive block rates: two or more, each above 0.
+
+    Blocks that follow each other are correlated: n blocks with lag-1 correlation r are worth n (1 - r) / (1 + r) independent blocks
+    (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n (Kendall 1954), which is added.
+    """
+    n, mean = len(rates), statistics.fmean(rates)
+    offsets = [value - mean for value in rates]
+    squares = sum(offset * offset for offset in offsets)
+    if squares <= 0:
+        return Estimate(mean, 0.0, n)
+    seen = sum(one * after for one, after in pairwise(offsets)) / squares
+    correlated = min(MOST_CORRELATED, max(0.0, seen + (1 + 4 * seen) / n))
+    worth = max(2.0, n * (1 - correlated) / (1 + correlated))
+    return Estimate(mean, math.sqrt(squares / (n - 1) / worth) / mean, worth)
+
+
+def rate_change(now: Sequence[float], kept: Sequence[Sequence[float]], live: bool = False) -> RateChange | None:
+    """Throughput `now` compared with the `kept` runs, each as block rates; None while there are too few blocks.
+
+    The noise within runs is Welch's, over blocks. The noise between runs is added: RUN_TO_RUN for one or two kept runs; from three kept runs
+    on their own spread, in which RUN_TO_RUN counts as USUAL_RUNS degrees of freedom, because three runs can agree by chance (a moderated t,
+    Smyth 2004). With `live`, the interval is valid at every moment of a run that goes on.
+    """
+    usable = [rates for rates in kept if len(rates) >= MIN_BLOCKS]
+    if len(now) < MIN_BLOCKS or not usable:
+        return None
+    new, old = estimate(now), [estimate(rates) for rates in usable]
+    log_rates = [math.log(one.mean) for one in old]
+    k = len(old)
+    within = new.error**2 * ((always_valid(new.worth) / NORMAL_975) ** 2 if live else 1.0)
+    if k >= RUNS_FOR_SPREAD:
+        degrees = USUAL_RUNS + k - 1.0
+        between = (USUAL_RUNS * RUN_TO_RUN**2 + (k - 1) * statistics.variance(log_rates)) / degrees
+        variance = max(between, within) + between / k  # the spread between runs contains the noise within them
+    else:
+        parts = [(within, new.worth - 1), *((one.error**2 / k**2, one.worth - 1) for one in old)]
+        parts.append((RUN_TO_RUN**2 * (1 + 1 / k), math.inf))
+        variance, degrees = sum(part for part, _ in parts), _welch(parts)
+    middle, half = math.log(new.mean) - statistics.fmean(log_rates), student(degrees) * math.sqrt(variance)
+    return RateChange(*(math.expm1(max(-20.0, min(20.0, value))) for value in (middle, middle - half, middle + half)))
+
+
+def _welch(parts: Sequence[tuple[float, float]]) -> float:
+    """Degrees of freedom of a sum of variances (Welch-Satterthwaite), each given with its own degrees."""
+    below = sum(part**2 / degrees for part, degrees in parts)
+    return sum(part for part, _ in parts) ** 2 / below if below > 0 else math.inf
+
+
+def rate_verdict(found: RateChange, excused: float = 0.0) -> BaselineVerdict:
+    """`slower` or `faster` where the whole interval lies beyond 2 %, `same` where it lies within 5 %, else `undecided`.
+
+    `excused` is the share of time that contention took from one side more than from the other (above 0: from this run). A difference of that
+    size may come from the contention alone.
+    """
+    low, high = math.log1p(found.low), math.log1p(found.high)
+    explained = math.log1p(-min(0.99, abs(excused)))
+    if high < -MINIMUM_EFFECT + (explained if excused > 0 else 0.0):
+        return "slower"
+    if low > MINIMUM_EFFECT - (explained if excused < 0 else 0.0):
+        return "faster"
+    if not excused and low > -SAME_WITHIN and high < SAME_WITHIN:
+        return "same"
+    return "undecided"

@@ -9,7 +9,7 @@ from benchmarks.tuning.curves import curve
 from benchmarks.tuning.searches import best_rate, held, median_curve, random_order, tpe_order
 from benchmarks.tuning.spaces import SPACES
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.experiments.sweep_points import points
+from gpuconsole.experiments.sweep import points
 from gpuconsole.model.experiments.certificate import Attempt, Certificate
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import check_knobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.experiments.sweep_points import interval, points, rounds, settle
+from gpuconsole.experiments.sweep import interval, points, rounds, settle
 from gpuconsole.model.experiments.sweep import SweepPoint
 from gpuconsole.model.knobs.catalogue import Knobs
 

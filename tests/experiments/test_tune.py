@@ -10,7 +10,8 @@ from typing import cast
 
 import pytest
 
-from gpuconsole.experiments import until_diagnosed as diagnosed
+from gpuconsole.diagnosis import standing
+from gpuconsole.experiments import until_diagnosed as waiting
 from gpuconsole.experiments.tune import Tuner
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
@@ -63,8 +64,8 @@ class Engine:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("LOOK_S", 0.01), ("SETTLED_S", 0.02)):
-        monkeypatch.setattr(diagnosed, name, seconds)
+    monkeypatch.setattr(waiting, "READ_EVERY_S", 0.01)
+    monkeypatch.setattr(standing, "SETTLED_S", 0.02)
 
 
 @pytest.mark.parametrize(

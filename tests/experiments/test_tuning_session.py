@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpuconsole.diagnosis import standing
 from gpuconsole.engine.background import wait_out
 from gpuconsole.experiments import tune as tuner
-from gpuconsole.experiments import until_diagnosed as diagnosed
-from gpuconsole.experiments.tuning_session import TuningSession
+from gpuconsole.experiments import until_diagnosed as waiting
+from gpuconsole.experiments.tune import TuningSession
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -64,8 +65,8 @@ FINE = Finding("host.logging_io", "clear", "Logging holds up the step")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosed, "LOOK_S", 0.01)
-    monkeypatch.setattr(diagnosed, "SETTLED_S", 0.02)
+    monkeypatch.setattr(waiting, "READ_EVERY_S", 0.01)
+    monkeypatch.setattr(standing, "SETTLED_S", 0.02)
     monkeypatch.setattr(tuner, "BUSY_S", 0.01)
 
 

@@ -18,8 +18,7 @@ from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.experiments.sweep import Sweeper
-from gpuconsole.experiments.sweep_points import interval, points
+from gpuconsole.experiments.sweep import Sweeper, interval, points
 from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import find

@@ -3,7 +3,8 @@ import random
 
 import pytest
 
-from gpuconsole.experiments.regression import MOST_BLOCKS, block_rates, change, estimate, verdict
+from gpuconsole.experiments.blocks import MOST_RUN_BLOCKS, block_rates
+from gpuconsole.experiments.statistics import estimate, rate_change, rate_verdict
 from gpuconsole.model.run import PHASES, Step
 
 ZERO = (0.0,) * (len(PHASES) - 1)
@@ -25,9 +26,9 @@ def verdicts(kept: int, rate: float = 100.0, live: bool = False, **noise: float)
     for seed in range(300):
         chance = random.Random(seed)
         before = [run(chance, **noise) for _ in range(kept)]  # type: ignore[arg-type]
-        measured = change(run(chance, rate, **noise), before, live)  # type: ignore[arg-type]
+        measured = rate_change(run(chance, rate, **noise), before, live)  # type: ignore[arg-type]
         assert measured is not None
-        found.append(verdict(measured))
+        found.append(rate_verdict(measured))
     return found
 
 
@@ -59,8 +60,8 @@ def test_looking_at_every_block_does_not_pay() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         kept, now = run(chance), run(chance, n=60)
-        looks = (change(now[:n], [kept], live=True) for n in range(4, 60))
-        alarms += any(verdict(look) in ("slower", "faster") for look in looks if look)
+        looks = (rate_change(now[:n], [kept], live=True) for n in range(4, 60))
+        alarms += any(rate_verdict(look) in ("slower", "faster") for look in looks if look)
     assert alarms <= 15
 
 
@@ -71,32 +72,32 @@ def test_within_five_percent_of_several_quiet_runs_is_the_same() -> None:
 def test_less_than_two_percent_is_no_regression_however_sure() -> None:
     kept = [[100.0 + i % 2 * 0.01 for i in range(20)] for _ in range(20)]
     for rate, expected in ((98.5, "same"), (90.0, "slower"), (115.0, "faster")):
-        measured = change([rate] * 20, kept)
+        measured = rate_change([rate] * 20, kept)
         assert measured is not None
         assert measured.estimate == pytest.approx(rate / 100 - 1, abs=0.001)
-        assert verdict(measured) == expected
+        assert rate_verdict(measured) == expected
 
 
 def test_no_verdict_on_a_few_blocks() -> None:
-    assert change([100.0] * 3, [[100.0] * 20]) is None
-    assert change([100.0] * 20, [[100.0] * 3]) is None
+    assert rate_change([100.0] * 3, [[100.0] * 20]) is None
+    assert rate_change([100.0] * 20, [[100.0] * 3]) is None
 
 
 def test_contention_may_explain_as_much_as_it_took() -> None:
-    slow = change([80.0] * 20, [[100.0] * 20])
+    slow = rate_change([80.0] * 20, [[100.0] * 20])
     assert slow is not None
-    assert verdict(slow) == "slower"
-    assert verdict(slow, excused=0.3) == "undecided"
-    assert verdict(slow, excused=-0.3) == "slower"  # it was the baseline that was disturbed
-    fast = change([120.0] * 20, [[100.0] * 20])
+    assert rate_verdict(slow) == "slower"
+    assert rate_verdict(slow, excused=0.3) == "undecided"
+    assert rate_verdict(slow, excused=-0.3) == "slower"  # it was the baseline that was disturbed
+    fast = rate_change([120.0] * 20, [[100.0] * 20])
     assert fast is not None
-    assert verdict(fast, excused=-0.3) == "undecided"
-    much = change([40.0] * 20, [[100.0] * 20])
+    assert rate_verdict(fast, excused=-0.3) == "undecided"
+    much = rate_change([40.0] * 20, [[100.0] * 20])
     assert much is not None
-    assert verdict(much, excused=0.3) == "slower"
-    alike = change([100.0] * 20, [[100.0] * 20 for _ in range(20)])
+    assert rate_verdict(much, excused=0.3) == "slower"
+    alike = rate_change([100.0] * 20, [[100.0] * 20 for _ in range(20)])
     assert alike is not None
-    assert (verdict(alike), verdict(alike, excused=0.3)) == ("same", "undecided")
+    assert (rate_verdict(alike), rate_verdict(alike, excused=0.3)) == ("same", "undecided")
 
 
 def test_alike_neighbours_count_less() -> None:
@@ -114,7 +115,7 @@ def steps(n: int, wall: float, runq: float = 0.0, every: int = 4) -> list[Step]:
 def test_blocks_are_a_second_long_shorter_in_short_runs_and_few_in_long_ones() -> None:
     assert block_rates(steps(160, 0.125)) == pytest.approx([8000.0] * 20)
     assert len(block_rates(steps(1024, 2**-8))) in (11, 12)
-    assert len(block_rates(steps(5000, 0.1))) <= MOST_BLOCKS
+    assert len(block_rates(steps(5000, 0.1))) <= MOST_RUN_BLOCKS
     assert len(block_rates(steps(100, 2.0))) == 20  # five steps at the least
     assert block_rates([]) == ()
 
