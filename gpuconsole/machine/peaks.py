@@ -1,4 +1,4 @@
-"""Datasheet peaks by device name, from data/devices.toml. A device that is not there has none: nothing is guessed."""
+"""Datasheet peaks by device name, from data/devices.toml. A device that is not in the file has no peaks; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 from gpuconsole.model.machine.device import Peaks
 
 OTHER_PRODUCT = r"(?!\s+(?:Ti|SUPER|D|Laptop|Max-Q|Mobile|NVL|PCIe)\b)"
-"""What may not follow a name: an "RTX 4090 Laptop GPU" is no RTX 4090, and an "H200 NVL" no plain H200."""
+"""Words that must not follow a name: an "RTX 4090 Laptop GPU" is not an RTX 4090, and an "H200 NVL" is not an H200."""
 PARTS = re.compile(r"-\d+[ABCQ]$|\bMIG\b", re.IGNORECASE)
-"""Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice: they do not reach what all of it does."""
+"""Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice. A part does not reach the peaks of the whole GPU."""
 
 
 class _Entry(Peaks, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,19 +23,19 @@ class _Entry(Peaks, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @cache
 def _table() -> list[_Entry]:
-    """The table in its order. Raises msgspec.ValidationError when a key is misspelt, at the first use."""
+    """The table in the order of the file. Raises msgspec.ValidationError at the first use if a key is misspelt."""
     text = files("gpuconsole").joinpath("data", "devices.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["device"], list[_Entry])
 
 
 def is_device(match: str, name: str) -> bool:
-    """Whether NVML's `name` means the device `match`: whole words, so that "H200" is not found in "GH200", nor "L4" in "L40"."""
+    """Whether NVML's `name` is the device `match`. Only whole words match: "H200" does not match "GH200", "L4" does not match "L40"."""
     words = rf"(?<![A-Za-z0-9]){re.escape(match)}(?![A-Za-z0-9]){OTHER_PRODUCT}"
     return re.search(words, name, re.IGNORECASE) is not None and PARTS.search(name) is None
 
 
 def peaks_of(name: str) -> Peaks:
-    """The peaks of the device that NVML calls `name`, or empty Peaks."""
+    """The peaks of the device with NVML's name `name`, or empty Peaks."""
     for entry in _table():
         if any(is_device(match, name) for match in entry.match):
             return Peaks(**{field: getattr(entry, field) for field in Peaks.__struct_fields__})

@@ -1,4 +1,4 @@
-"""Training throughput that others have published for a device, from data/published.toml."""
+"""Published training throughput of devices, from data/published.toml."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Entry(Published, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @cache
 def _table() -> list[_Entry]:
-    """Raises msgspec.ValidationError when a key is misspelt or missing, at the first use."""
+    """All entries. Raises msgspec.ValidationError at the first use if a key is misspelt or missing."""
     text = files("gpuconsole").joinpath("data", "published.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["run"], list[_Entry])
 
 
 def published_of(name: str) -> tuple[Published, ...]:
-    """What is published for the device that NVML calls `name`; empty where nothing is."""
+    """The published entries of the device with NVML's name `name`; empty where there is none."""
     found = [entry for entry in _table() if any(is_device(match, name) for match in entry.match)]
     return tuple(Published(**{field: getattr(entry, field) for field in Published.__struct_fields__}) for entry in found)

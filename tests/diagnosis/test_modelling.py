@@ -83,7 +83,7 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
     assert parameters.split() == ["Parameters", "8", "MB", "8", "MB", "+0.0%"]
     unknown = next(line for line in text.splitlines() if "Reserved beyond the peak" in line)
     assert unknown.split()[4:6] == ["n/a", "n/a"]
-    assert "not measured: a CPU has no allocator that tells" in unknown
+    assert "not measured: a CPU has no allocator statistics" in unknown
 
 
 def test_one_process_has_no_table_of_processes_and_without_facts_there_are_no_models() -> None:

@@ -1,1 +1,1 @@
-"""Analytical models: what a run should cost by arithmetic alone, to be held against what was measured. Pure functions."""
+"""Analytical models: time, memory and FLOPs of a run by arithmetic alone, for comparison with measurements. Pure functions."""

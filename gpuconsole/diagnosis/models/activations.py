@@ -1,10 +1,10 @@
-"""What our GPT's forward pass keeps for its backward pass, term by term as autograd saves it (torch 2.13).
+"""Activations that our GPT keeps for the backward pass, term by term as autograd saves them (torch 2.13).
 
-Counted are the bytes of all storages that saved tensors lie in, each once, parameters and the batch not among them: exactly what
-`torch.autograd.graph.saved_tensors_hooks` sees. A test holds every term against it.
+The count is the bytes of all storages of saved tensors, each storage once, without parameters and the batch: the same tensors that
+`torch.autograd.graph.saved_tensors_hooks` receives. A test compares every term with these hooks.
 
-Under autocast a matrix's input is saved in 16 bits, and so is a copy of its weight; LayerNorm, the residual stream and the loss
-stay fp32. Frozen weights (LoRA) save no input of their own, but the adapter beside them saves the same one.
+Under autocast, autograd saves a matrix's input and a copy of its weight in 16 bits. LayerNorm, the residual stream and the loss
+stay fp32. A frozen weight (LoRA) saves no input, but its adapter saves the same input.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gpuconsole.diagnosis.models.shape import GptShape
 
 FP32, INT64 = 4, 8
 EFFICIENT_ROWS = 32
-"""The memory-efficient attention kernel (CUDA, fp32) pads its log-sum-exp to so many tokens."""
+"""The memory-efficient attention kernel (CUDA, fp32) pads its log-sum-exp to a multiple of this number of tokens."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes. `embedding`, `blocks` and `head` follow one another in the forward pass; `blocks` holds one figure per block.
+    """Bytes, in the order of the forward pass: `embedding`, `blocks` (one figure per block), `head`.
 
-    With checkpointing `blocks` are the inputs only, and `recomputed` is the block that is being computed again, at its fullest.
-    `casts` is the share of `saved` that is 16-bit copies of weights.
+    With checkpointing `blocks` counts only the inputs of the blocks, and `recomputed` is the maximum of one recomputed block.
+    `casts` is the part of `saved` that consists of 16-bit copies of weights.
     """
 
     embedding: float
@@ -34,21 +34,21 @@ class Activations:
 
     @property
     def saved(self) -> float:
-        """What is kept at the end of the forward pass."""
+        """Bytes kept at the end of the forward pass."""
         return self.embedding + sum(self.blocks) + self.head
 
 
 def activations(
     shape: GptShape, precision: str, attention: str = "sdpa", checkpointing: bool = False, is_gpu: bool = False, tensor_parallel: int = 1
 ) -> Activations:
-    """Of one forward pass of one process."""
+    """The activations of one forward pass in one process."""
     narrow = precision in ("bf16", "fp16")
     first, other = (block(shape, narrow, attention, is_gpu, tensor_parallel, index == 0) for index in (0, 1))
     blocks = tuple(first if index == 0 else other for index in range(shape.n_layer))
     lora = shape.lora_rank > 0
     rows, d = shape.rows, shape.d_model
     residual = rows * d * FP32
-    embedding = 0 if lora else shape.tokens * INT64  # the positions looked up; the tokens are the batch
+    embedding = 0 if lora else shape.tokens * INT64  # the position indices; the tokens belong to the batch
     matrix = 2 if narrow else FP32
     head = residual + _norm_statistics(shape) + (0 if lora else rows * d * matrix)
     head_cast = 2 * shape.vocabulary * d if narrow else 0
@@ -66,7 +66,7 @@ def block(shape: GptShape, narrow: bool, attention: str, is_gpu: bool, tensor_pa
     rows, d, matrix = shape.rows, shape.d_model, 2 if narrow else FP32
     lora = shape.lora_rank > 0
     norms = rows * d * FP32 + _norm_statistics(shape)
-    if not (lora and first):  # nothing before the first block is trained, so its first norm has nothing to pass on
+    if not (lora and first):  # nothing before the first block is trained, so its first norm needs no gradient
         norms *= 2
     inputs = 2 * rows * d * matrix  # of qkv and up
     split = 8 * rows * d * matrix  # of gelu and down, 4 d wide each
@@ -77,7 +77,7 @@ def block(shape: GptShape, narrow: bool, attention: str, is_gpu: bool, tensor_pa
 
 
 def attention_bytes(shape: GptShape, narrow: bool, attention: str, is_gpu: bool) -> float:
-    """q, k, v and the output, which is also proj's input; and the log-sum-exp of each row, or all probabilities."""
+    """q, k, v and the output (also the input of proj), plus the log-sum-exp of each row (sdpa) or all probabilities (math)."""
     matrix = 2 if narrow else FP32
     kept = 4 * shape.rows * shape.d_model * matrix
     if attention == "sdpa":
@@ -90,7 +90,7 @@ def attention_bytes(shape: GptShape, narrow: bool, attention: str, is_gpu: bool)
 
 
 def weight_casts(shape: GptShape, tensor_parallel: int, first: bool) -> float:
-    """16-bit copies of a block's weights that the backward pass needs to pass its gradient on."""
+    """16-bit copies of a block's weights that the backward pass needs for the gradient of its input."""
     d, rank = shape.d_model, shape.lora_rank
     if rank == 0:
         return 2 * 12 * d**2 / tensor_parallel

@@ -1,7 +1,7 @@
-"""Bytes that must move between memory and the device, at least: each value read and written once by each that needs it.
+"""Minimum bytes between memory and the device: each operation reads and writes each value once.
 
-What is needed over what the memory does (its datasheet, or a copy measured on this machine) is the least time; over the time
-that was taken it is MBU. Bytes are read plus written, as a measured copy counts them too.
+The minimum time is these bytes over the memory bandwidth (datasheet, or a copy measured on this machine). MBU is the minimum time over
+the measured time. Bytes count reads plus writes, as the measured copy does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ UPDATE_BYTES: dict[str, float] = {
     "adamw_foreach": 28,
     "adamw_fused": 28,
     "sgd": 20,  # reads weight, gradient and momentum, writes weight and momentum
-    "adamw_8bit": 16 + 4 * FP32 / 256,  # moments of 1 byte, and a scale for each 256 of them
+    "adamw_8bit": 16 + 4 * FP32 / 256,  # moments of 1 byte, and one scale for 256 moments
 }
-"""Least bytes per parameter of one update. Unfused implementations move more: each operation reads and writes for itself."""
+"""Minimum bytes per parameter of one update. Unfused implementations move more bytes, because each operation reads and writes separately."""
 
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Per optimizer step of one process. `weights`: read by forward and backward pass; `gradients`: written, and added up."""
+    """Bytes per optimizer step of one process. `weights`: read by forward and backward pass. `gradients`: written and accumulated."""
 
     weights: float
     gradients: float
@@ -36,10 +36,10 @@ class StepBytes:
 def step_bytes(
     parameters: float, trained: float, optim: str, passes: int = 1, precision: str = "fp32", updated: float | None = None
 ) -> StepBytes:
-    """States only; activations come on top (`activation_bytes`). `updated`: parameters that this process updates, if not all trained.
+    """Bytes of the states, without activations (`activation_bytes`). `updated`: number of parameters that this process updates; None: all trained.
 
-    Weights are read once forward and once backward. In 16 bits autocast reads the fp32 weight, writes a copy, and both passes
-    read that; with gradient accumulation, `passes` times. Gradients are written by the first pass, read and written by the others.
+    Forward and backward pass each read the weights once. In 16 bits autocast reads the fp32 weight and writes a copy that both passes
+    read. Gradient accumulation repeats these reads `passes` times. The first pass writes gradients; further passes read and write them.
     """
     narrow = precision in ("bf16", "fp16")
     per_weight = FP32 + 2 + 2 + 2 if narrow else 2 * FP32
@@ -51,7 +51,7 @@ def step_bytes(
 
 
 def activation_bytes(saved: float, passes: int = 1) -> float:
-    """What is kept for the backward pass is written once and read once."""
+    """Activations for the backward pass are written once and read once."""
     return 2 * saved * passes
 
 

@@ -1,7 +1,7 @@
-"""Collectives over a ring, and what they make of a step on several processes.
+"""Time of ring collectives, and the exposed communication of a step with several processes.
 
-`bytes_per_s` is bus bandwidth as nccl-tests defines it: what one link carries each way, so that it can be held against the link
-whatever the number of processes. `size` is the whole tensor's bytes: of an all-gather the result, of a reduce-scatter the input.
+`bytes_per_s` is bus bandwidth as nccl-tests defines it: the rate of one link in one direction, comparable with the link's bandwidth for
+any number of processes. `size` is the bytes of the whole tensor: the result of an all-gather, the input of a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def bus_factor(collective: str, processes: int) -> float:
 
 
 def ring_s(collective: str, size: float, processes: int, bytes_per_s: float, latency_s: float = 0.0) -> float:
-    """Seconds of one collective: 2 (n-1)/n bytes/bandwidth for an all-reduce, half for its halves, and a latency for every hop."""
+    """Seconds of one collective: 2 (n-1)/n bytes/bandwidth for an all-reduce, half of it for all-gather and reduce-scatter, plus a latency per hop."""
     if processes == 1:
         return 0.0
     hops = 2 * (processes - 1) if collective == "all_reduce" else processes - 1
@@ -27,10 +27,10 @@ def ring_s(collective: str, size: float, processes: int, bytes_per_s: float, lat
 
 
 def sharding_s(sharding: str, gradients: float, parameters: float, processes: int, bytes_per_s: float) -> float:
-    """A step's collectives, one after the other. `gradients` and `parameters`: bytes as they travel.
+    """Seconds of a step's collectives, one after the other. `gradients` and `parameters`: bytes that are sent.
 
-    ddp: an all-reduce of the gradients. zero1: that, and every process sends the parameters it has updated to all. zero2: FSDP2
-    gathers parameters once and scatters gradients. zero3: gathers twice.
+    ddp: an all-reduce of the gradients. zero1: an all-reduce, then every process sends its updated parameters to all. zero2: FSDP2
+    gathers parameters once and reduce-scatters gradients. zero3: FSDP2 gathers parameters twice.
     """
     parts = {
         "none": (),
@@ -44,20 +44,20 @@ def sharding_s(sharding: str, gradients: float, parameters: float, processes: in
 
 @dataclass(frozen=True)
 class Exposed:
-    """Seconds of communication that nothing hides: `low` if all that can overlap does, `high` if nothing does."""
+    """Seconds of exposed communication: `low` with full overlap, `high` without overlap."""
 
     low: float
     high: float
 
 
 def exposed_s(communication_s: float, overlapped_s: float, last_share: float = 0.0) -> Exposed:
-    """`overlapped_s`: computation that goes on meanwhile, in DDP the backward pass. `last_share`: of the bytes, those that are only
-    there when it is over, in DDP the last bucket."""
+    """`overlapped_s`: seconds of computation that can overlap, in DDP the backward pass. `last_share`: share of the bytes that are ready only
+    after that computation, in DDP the last bucket."""
     return Exposed(max(communication_s * last_share, communication_s - overlapped_s), communication_s)
 
 
 def last_bucket_share(gradients: float, bucket_cap_mb: float, first_bucket_mb: float = 1.0) -> float:
-    """Share of the gradients in DDP's last bucket. The first is of 1 MiB (torch's default), the others of `bucket_cap_mb`."""
+    """Share of the gradients in DDP's last bucket. The first bucket has 1 MiB (torch's default), all others `bucket_cap_mb`."""
     cap = bucket_cap_mb * 2**20
     rest = gradients - min(gradients, first_bucket_mb * 2**20)
     if rest == 0:
@@ -66,5 +66,5 @@ def last_bucket_share(gradients: float, bucket_cap_mb: float, first_bucket_mb: f
 
 
 def weak_scaling(throughput_one: float, throughput_many: float, processes: int) -> float:
-    """Efficiency for the same work on each: the throughput of all over n times that of one."""
+    """Weak scaling efficiency: the throughput of n processes over n times the throughput of one process."""
     return throughput_many / (processes * throughput_one)

@@ -1,8 +1,8 @@
-"""Floating point operations by closed formulas. A multiply-add counts as two; every function says whether attention is causal.
+"""Floating point operations by closed formulas. A multiply-add counts as two. Each function states whether attention is causal.
 
-`linear` is N: the weights of all matrices that activations are multiplied with, the LM head among them, input and position
-embeddings not (they are looked up). `width` is what all heads of a layer hold together, heads x head size: d_model for most.
-A causal count takes attention's lower triangle only, which is what a fused causal kernel computes; the others take the square.
+`linear` is N: the weights of all matrix products, with the LM head and without input and position embeddings (these are lookups).
+`width` is heads x head size, in most models d_model. A causal count includes only the lower triangle of attention, which is what a
+fused causal kernel computes. The other counts include the full square.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def training_per_token_causal(linear: float, n_layer: int, width: int, tokens: f
 def lora_per_token(d_model: int, n_layer: int, vocabulary: int, rank: int, tokens: float) -> float:
     """4 N_frozen + 6 N_adapters + 12 L d T, not causal, for our GPT with an adapter of r (in + out) beside each matrix of a block.
 
-    Frozen matrices need no gradient of their weights. Before the first block nothing is trained, so its qkv passes no
-    gradient on, and neither does the first half of the adapter beside it.
+    Frozen matrices need no weight gradient. Nothing before the first block is trained, so its qkv and the first half of its adapter
+    need no input gradient.
     """
     frozen = transformer_linear(d_model, n_layer, vocabulary)
     adapters = 16 * rank * d_model * n_layer
-    passed_on_to_nobody = 2 * (3 * d_model**2 + rank * d_model)
-    return 4 * frozen + 6 * adapters - passed_on_to_nobody + 12 * n_layer * d_model * tokens
+    without_input_gradient = 2 * (3 * d_model**2 + rank * d_model)
+    return 4 * frozen + 6 * adapters - without_input_gradient + 12 * n_layer * d_model * tokens
 
 
 def recomputed_per_token(d_model: int, n_layer: int, tokens: float, lora_rank: int = 0) -> float:
-    """What checkpointing every block adds for our GPT, not causal: its forward pass again, but not all of it.
+    """FLOPs that checkpointing of every block adds for our GPT, not causal: most of a second forward pass.
 
-    torch stops a recomputation at the last tensor that the backward pass asks for: the input of the MLP's second matrix. So a
-    third of the textbook's 2 * 12 d^2 per block is saved; with LoRA only the last half adapter, since it asks for what is before that.
+    torch stops the recomputation at the last tensor that the backward pass needs: the input of the MLP's second matrix. This saves a
+    third of the textbook's 2 * 12 d^2 per block. With LoRA it saves only the last half of an adapter.
     """
     matrices = 12 * d_model**2 + 15 * lora_rank * d_model if lora_rank else 8 * d_model**2
     return n_layer * (2 * matrices + 4 * d_model * tokens)

@@ -1,6 +1,6 @@
-"""Bytes by part in each process: parameters, gradients, optimizer states, and what sharding makes of them.
+"""Bytes by part in each process: parameters, gradients and optimizer states, with and without sharding.
 
-Parameters and gradients are fp32: autocast computes in 16 bits and keeps neither in them.
+Parameters and gradients are fp32: autocast computes in 16 bits but stores both in fp32.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ BLOCK = 256
 LEAST_8BIT = 4096
 """Smaller tensors keep their states in fp32 (torchao, bitsandbytes)."""
 FSDP_PASSES_AHEAD = 2
-"""Units that FSDP2 holds whole at once under zero3: the one that computes, and the next, which is being gathered."""
+"""Units that FSDP2 holds gathered at the same time under zero3: the unit in use and the next unit."""
 
 
 @dataclass(frozen=True)
 class States:
-    """What one process keeps from step to step, in bytes. Gradients are at their fullest: after the backward pass."""
+    """Bytes that one process keeps from step to step. Gradients count at their maximum, after the backward pass."""
 
     parameters: float
     gradients: float
@@ -36,11 +36,10 @@ class States:
 def states(
     tensors: Iterable[Tensor], optim: str, sharding: str = "none", world: int = 1, rank: int = 0, tensor_parallel: int = 1
 ) -> States:
-    """Of process `rank` among the `world` that share data-parallel work, each with its part of every matrix (`tensor_parallel`).
+    """States of process `rank` of `world` data-parallel processes, each with its part of every matrix (`tensor_parallel`).
 
-    none, ddp: everything whole. zero1: optimizer states by whole parameters, given out greedily. zero2, zero3: FSDP2 has
-    parameters, gradients and states in shards between steps, both of them; they differ in how long it keeps the whole
-    ones gathered (`gathered_bytes`).
+    none, ddp: no sharding. zero1: optimizer states by whole parameters, assigned greedily. zero2, zero3: FSDP2 shards parameters,
+    gradients and states between steps. zero2 and zero3 differ in how long FSDP2 keeps parameters gathered (`gathered_bytes`).
     """
     local = [split_over(tensor, tensor_parallel) for tensor in tensors]
     if sharding in ("zero2", "zero3"):
@@ -55,17 +54,17 @@ def states(
 
 
 def states_by_count(parameters: float, trained: float, optim: str, sharding: str = "none", world: int = 1) -> States:
-    """The same where only the number of parameters is known: sharded evenly."""
+    """States from the number of parameters alone, sharded evenly."""
     part = 1 / world if sharding in ("zero2", "zero3") else 1.0
     owned = trained / world if sharding in ("zero1", "zero2", "zero3") else trained
     return States(FP32 * parameters * part, FP32 * trained * part, optimizer_bytes(int(owned), optim))
 
 
 def optimizer_bytes(elements: int, optim: str) -> float:
-    """States of one tensor. AdamW: two moments, and its step count; SGD: the momentum buffer that our `sgd` has.
+    """Optimizer state bytes of one tensor. AdamW: two moments and a step count. SGD: the momentum buffer of our `sgd`.
 
-    8 bits: a byte a moment, a scale for each block and a table of 256 values, where the tensor is large enough and divides
-    into blocks; else as AdamW.
+    adamw_8bit: one byte per moment, one scale per block and a table of 256 values, if the tensor is large enough and divides into
+    blocks; otherwise the same as AdamW.
     """
     if elements == 0:
         return 0.0
@@ -85,14 +84,14 @@ def split_over(tensor: Tensor, processes: int) -> Tensor:
 
 
 def shard(tensor: Tensor, world: int, rank: int) -> Tensor:
-    """FSDP2's shard: rows in chunks of ceil(rows / world), the last processes getting what is left, which may be nothing."""
+    """FSDP2's shard: rows in chunks of ceil(rows / world). The last processes get the remaining rows, possibly none."""
     rows = tensor.shape[0]
     chunk = math.ceil(rows / world)
     return replace(tensor, shape=(max(0, min(chunk, rows - rank * chunk)), *tensor.shape[1:]))
 
 
 def greedy_share(tensors: Sequence[Tensor], world: int, rank: int) -> list[Tensor]:
-    """ZeroRedundancyOptimizer's partition: whole parameters, the largest first, each to the process that has least so far."""
+    """ZeroRedundancyOptimizer's partition: whole parameters, the largest first, each to the process with the fewest elements."""
     shares: list[list[Tensor]] = [[] for _ in range(world)]
     sizes = [0] * world
     for tensor in sorted(tensors, key=lambda tensor: tensor.elements, reverse=True):
@@ -103,9 +102,9 @@ def greedy_share(tensors: Sequence[Tensor], world: int, rank: int) -> list[Tenso
 
 
 def gathered_bytes(units: Sequence[float], sharding: str) -> float:
-    """Whole parameters that FSDP2 holds at most beside the shards; `units` are bytes of each block and of what is left.
+    """Maximum bytes of gathered parameters that FSDP2 holds in addition to the shards. `units`: bytes of each block and of the rest.
 
-    zero2 keeps all of them from the forward pass to the backward pass, zero3 the one in use and the next.
+    zero2 keeps all units from the forward pass to the backward pass. zero3 keeps the unit in use and the next unit.
     """
     if sharding == "zero2":
         return float(sum(units))
@@ -113,5 +112,5 @@ def gathered_bytes(units: Sequence[float], sharding: str) -> float:
 
 
 def fragmentation_bytes(reserved: float, allocated: float) -> float:
-    """What the caching allocator holds of the device and no tensor uses."""
+    """Bytes that the caching allocator has reserved and that no tensor uses."""
     return reserved - allocated

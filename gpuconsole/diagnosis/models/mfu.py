@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation, three ways: FLOPs over a peak, throughput over a published one, and the tensor cores' own counter."""
+"""Model FLOPs utilisation (MFU): FLOPs over a peak, and comparison with published throughput."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def mfu(flops_per_s: float, peak_flops_per_s: float) -> float:
 
 
 def mbu(bytes_per_s: float, peak_bytes_per_s: float) -> float:
-    """Bytes that had to move per second over the memory's bandwidth."""
+    """Minimum bytes per second over the memory bandwidth."""
     return bytes_per_s / peak_bytes_per_s
 
 
 def published_flops_per_s(anchor: Published, peak_flops_per_s: float | None) -> float | None:
-    """Useful FLOP/s per device of a published run: its own MFU of the peak, else its tokens/s by 6 N + 12 L d T. None: not known.
+    """Model FLOP/s per device of a published run: MFU times peak, otherwise tokens/s times (6 N + 12 L d T). None: not known.
 
-    The publisher's MFU comes first, since it counts the very model that was trained.
+    The publisher's MFU has priority, because the publisher counts the FLOPs of the trained model.
     """
     if anchor.mfu_ratio is not None and peak_flops_per_s:
         return anchor.mfu_ratio * peak_flops_per_s
@@ -32,7 +32,7 @@ def published_flops_per_s(anchor: Published, peak_flops_per_s: float | None) -> 
 
 
 def published_tokens_per_s(anchor: Published, flops_per_token: float, peak_flops_per_s: float | None) -> float | None:
-    """What a device would reach with a model of `flops_per_token` (not causal) at the published run's FLOP/s."""
+    """Tokens/s of a device with a model of `flops_per_token` (not causal) at the FLOP/s of the published run."""
     reached = published_flops_per_s(anchor, peak_flops_per_s)
     return reached / flops_per_token if reached else None
 

@@ -1,4 +1,4 @@
-"""The roofline: below the ridge memory limits a computation, above it arithmetic does (Williams et al. 2009)."""
+"""The roofline model (Williams et al. 2009): memory limits a computation below the ridge, arithmetic limits it above."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ Side = Literal["memory", "compute"]
 
 
 def ridge(peak_flops_per_s: float, bytes_per_s: float) -> float:
-    """The intensity, in FLOP/byte, from which on the peak can be reached."""
+    """The lowest intensity in FLOP/byte at which the peak is attainable."""
     return peak_flops_per_s / bytes_per_s
 
 
 def attainable(intensity: float, peak_flops_per_s: float, bytes_per_s: float) -> float:
-    """FLOP/s at this intensity, at most."""
+    """Maximum FLOP/s at this intensity."""
     return min(peak_flops_per_s, intensity * bytes_per_s)
 
 

@@ -1,4 +1,4 @@
-"""The shape of our GPT, as its knobs say: what a pass works on, and every parameter tensor."""
+"""The shape of our GPT from its knobs: dimensions of a forward pass, and every parameter tensor."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 HEAD_SIZE = 64
 VOCABULARY = 256
-"""The workload reads bytes."""
+"""The workload's tokens are bytes."""
 FEWEST_POSITIONS = 1024
 SHORTEST = 4
-"""With `varied_lengths` a sequence has at least seq_len over this many tokens."""
+"""With `varied_lengths` a sequence has at least seq_len / SHORTEST tokens."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter. `split` is the dimension that tensor parallelism shares out, None where each process has all of it."""
+    """One parameter tensor. `split` is the dimension that tensor parallelism splits; None: each process has the whole tensor."""
 
     shape: tuple[int, ...]
     trained: bool = True
@@ -46,12 +46,12 @@ class GptShape:
 
     @property
     def rows(self) -> int:
-        """Tokens that go through a block at once."""
+        """Tokens in one forward pass through a block."""
         return self.batch * self.tokens
 
 
 def gpt_shape(knobs: Knobs, vocabulary: int) -> GptShape:
-    """The shape at these knobs. With `varied_lengths` it is that of the longest sequence, which memory must hold."""
+    """The shape at these knobs. With `varied_lengths` the shape of the longest sequence, which decides about memory."""
     tokens, multiple = int(knobs["seq_len"]), int(knobs.get("pad_to_multiple_of", 0))
     return GptShape(
         batch=int(knobs["batch_size"]),
@@ -71,7 +71,7 @@ def lengths(knobs: Knobs) -> tuple[int, int]:
 
 
 def first_positions(seq_len: int) -> int:
-    """Rows of the position embedding that the workload makes when it starts with this seq_len."""
+    """Rows of the position embedding of a workload that starts with this seq_len."""
     return max(FEWEST_POSITIONS, 4 * seq_len)
 
 

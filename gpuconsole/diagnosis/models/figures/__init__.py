@@ -1,1 +1,1 @@
-"""The figures of the analytical models: each prediction beside its measurement."""
+"""The figures of the analytical models: each prediction with its measurement."""

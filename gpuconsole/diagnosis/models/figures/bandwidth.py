@@ -1,4 +1,4 @@
-"""Bytes that must move against what memory and links do: the optimizer's update, the step, collectives, and the roofline."""
+"""Minimum time by bandwidth: the optimizer update, the step, the collectives and the roofline."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
 from gpuconsole.diagnosis.models.memory import FP32
 from gpuconsole.model.figure import Figure
 
-NO_BANDWIDTH = "the memory's bandwidth is not known (gpuconsole calibrate)"
-NO_COUNT = "the number of parameters that a step touches is not known"
-NOT_STEADY = "the run has not been steady yet"
-CACHED = "where everything fits into caches it can be faster than memory"
-NO_TRAFFIC = "not measured: no counter of memory traffic here"
-NO_LINK = "bandwidth between processes is not known (gpuconsole calibrate)"
+NO_BANDWIDTH = "the memory bandwidth is not known (run gpuconsole calibrate)"
+NO_COUNT = "the number of parameters that a step reads and writes is not known"
+NOT_STEADY = "the run is not steady yet"
+CACHED = "data that fits into caches moves faster than memory bandwidth"
+NO_TRAFFIC = "not measured: this device has no counter of memory traffic"
+NO_LINK = "the bandwidth between processes is not known (run gpuconsole calibrate)"
 
 
 def bandwidth_figures(inputs: ModelInputs) -> list[Figure]:
-    """What trains nothing has no optimizer."""
+    """All bandwidth figures. A workload that does not train has no optimizer figures."""
     return [*(_optimizer(inputs) if inputs.trains else []), *_step(inputs), *_collectives(inputs), *_roofline(inputs)]
 
 
@@ -32,17 +32,17 @@ def _updated(inputs: ModelInputs, trained: float) -> float:
 
 
 def needed(inputs: ModelInputs) -> StepBytes | None:
-    """Least bytes of states in one optimizer step of one process; None for an optimizer without a model."""
+    """Minimum bytes of states in one optimizer step of one process; None where the optimizer has no model."""
     trained, read, optim = _touched(inputs), inputs.linear, inputs.text("optim", "adamw_fused")
     if trained is None or read is None or optim not in UPDATE_BYTES:
         return None
     part = 1 / inputs.tensor_parallel
-    # of an embedding a pass reads only what it looks up
+    # a pass reads only the rows of an embedding that are in the batch
     return step_bytes(read * part, trained * part, optim, inputs.passes, inputs.precision, _updated(inputs, trained) * part)
 
 
 def _touched(inputs: ModelInputs) -> float | None:
-    """Trained parameters that a step writes: all, but of a table with sparse gradients only the rows that were looked up."""
+    """Trained parameters that a step writes: all parameters; for a table with sparse gradients only the rows in the batch."""
     if not inputs.knobs.get("sparse") or inputs.trained is None:
         return inputs.trained
     ratio, table = inputs.facts.get("embedding.rows_touched_ratio"), inputs.facts.get("embedding.table_bytes")
@@ -50,12 +50,12 @@ def _touched(inputs: ModelInputs) -> float | None:
 
 
 def _optimizer(inputs: ModelInputs) -> list[Figure]:
-    """Time of the update at full bandwidth beside the time that it took, and the bandwidth that this makes."""
+    """Time of the optimizer update at full bandwidth next to the measured time, and the resulting share of the bandwidth."""
     step, ratio, moved, bandwidth = inputs.value("step_s"), inputs.value("optimizer_ratio"), needed(inputs), inputs.bytes_per_s
     per = UPDATE_BYTES.get(inputs.text("optim", ""), 0)
     time = Figure(
         "bandwidth.optimizer_s",
-        "Time of the optimizer's update",
+        "Time of the optimizer update",
         "s",
         predicted=least_time_s(moved.optimizer, bandwidth[0]) if moved and bandwidth else None,
         measured=step * ratio if step is not None and ratio is not None else None,
@@ -64,7 +64,11 @@ def _optimizer(inputs: ModelInputs) -> list[Figure]:
         note=_missing(inputs, moved) or CACHED,
     )
     mbu = Figure(
-        "mbu.optimizer", "MBU of the optimizer's update", "ratio", formula="its least bytes / its time / bandwidth", note=time.note
+        "mbu.optimizer",
+        "MBU of the optimizer update",
+        "ratio",
+        formula="minimum bytes of the update / its time / bandwidth",
+        note=time.note,
     )
     if time.predicted is not None and time.measured:
         source = f"step account over {bandwidth[1]}" if bandwidth else ""
@@ -81,14 +85,14 @@ def _missing(inputs: ModelInputs, moved: StepBytes | None) -> str:
 
 
 def _bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
-    """Least bytes of one process in a step, and what is in them: states, activations where the model knows them, else what the
-    workload says of a sample."""
+    """Minimum bytes of one process in a step, and what the count contains: states and known activations, or the bytes that the
+    workload reports per sample."""
     moved, own, samples = needed(inputs), inputs.facts.get("bytes_per_sample"), inputs.samples_per_step
     if own is not None and samples:
         return own * samples / inputs.world + (moved.total if moved else 0.0), "bytes that the workload counts for a sample"
     if inputs.matrix_size and samples:
         element = 2 if inputs.precision in ("bf16", "fp16") else FP32
-        return 3 * element * inputs.matrix_size**2 * samples / inputs.world, "three matrices a product"
+        return 3 * element * inputs.matrix_size**2 * samples / inputs.world, "three matrices per product"
     if moved is None:
         return None
     if inputs.shape is None:
@@ -103,7 +107,7 @@ def _bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
 
 
 def _step(inputs: ModelInputs) -> list[Figure]:
-    """What memory alone asks of a step, and the share of its bandwidth that this makes."""
+    """Time of a step if memory were the only limit, and the share of the bandwidth that the step uses."""
     moved, bandwidth, taken = _bytes_of_step(inputs), inputs.bytes_per_s, inputs.value("step_s")
     time = Figure("bandwidth.step_s", "Time of a step if memory were the limit", "s", formula="bytes that must move / bandwidth")
     share = Figure("mbu.step", "MBU of a step", "ratio", formula="bytes that must move / step time / bandwidth")
@@ -121,23 +125,32 @@ def _step(inputs: ModelInputs) -> list[Figure]:
 
 
 def _collectives(inputs: ModelInputs) -> list[Figure]:
-    """Communication of a step: its bytes, its time on a ring, and how much of it nothing hides. Nothing where one process trains."""
+    """Communication of a step: bytes, time on a ring, and exposed time. Empty for a run with one process."""
     sharding, trained = inputs.text("sharding", "none"), inputs.trained
     if inputs.replicas == 1 or sharding == "none" or trained is None:
         return []
     size = Figure(
-        "comm.bytes_per_step", "Gradients to exchange, each process", "bytes", predicted=FP32 * trained, formula="4 B x trained parameters"
+        "comm.bytes_per_step",
+        "Gradients that each process exchanges",
+        "bytes",
+        predicted=FP32 * trained,
+        formula="4 B x trained parameters",
     )
-    ring = Figure("comm.ring_s", "Time of a step's collectives", "s", formula="ring: all-reduce 2 (n-1)/n bytes/bandwidth, its halves half")
+    ring = Figure(
+        "comm.ring_s",
+        "Time of a step's collectives",
+        "s",
+        formula="ring: all-reduce 2 (n-1)/n bytes/bandwidth; all-gather and reduce-scatter half",
+    )
     exposed = Figure(
         "comm.exposed_s",
-        "Communication that nothing hides",
+        "Exposed communication",
         "s",
-        formula="collectives - what overlaps with them, at least DDP's last bucket",
+        formula="collectives - overlapping computation, at least DDP's last bucket",
     )
     hook, link = inputs.text("comm_hook", "none"), _link(inputs)
     if hook not in HOOK_BYTES or link is None:
-        why = f"not predicted: {'what PowerSGD sends depends on its rank' if hook not in HOOK_BYTES else NO_LINK}"
+        why = f"not predicted: {'the bytes of PowerSGD depend on its rank' if hook not in HOOK_BYTES else NO_LINK}"
         ring, exposed = with_note(ring, why), with_note(exposed, why)
     else:
         gradients = (HOOK_BYTES[hook] if sharding in ("ddp", "zero1") else FP32) * trained
@@ -147,7 +160,7 @@ def _collectives(inputs: ModelInputs) -> list[Figure]:
         exposed = _exposed(inputs, exposed, sharding, seconds, gradients)
     return [
         inputs.beside(size, size.name, "probe P7 has not run"),
-        with_note(ring, "not measured: what computation hides takes no time that could be seen"),
+        with_note(ring, "not measured: communication that overlaps with computation adds no measurable time"),
         inputs.beside(exposed, exposed.name, "probe P7 has not run"),
     ]
 
@@ -175,7 +188,7 @@ def _link(inputs: ModelInputs) -> tuple[float, str] | None:
 
 
 def _roofline(inputs: ModelInputs) -> list[Figure]:
-    """The step's FLOPs for each byte that must move, and what can be reached at that intensity."""
+    """The step's FLOPs per minimum byte, and the FLOP/s that the roofline allows at that intensity."""
     moved, peak, bandwidth = _bytes_of_step(inputs), inputs.peak_flops_per_s, inputs.bytes_per_s
     sample = inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
     samples = inputs.samples_per_step
@@ -184,7 +197,7 @@ def _roofline(inputs: ModelInputs) -> list[Figure]:
     )
     reach = Figure("roofline.flops_per_s", "FLOP/s that the roofline allows a device", "FLOP/s", formula="min(peak, intensity x bandwidth)")
     if not moved or not sample or not samples:
-        why = f"not predicted: {NO_COUNT if not moved else 'no FLOPs are counted' if not sample else NOT_STEADY}"
+        why = f"not predicted: {NO_COUNT if not moved else 'the workload has not counted FLOPs' if not sample else NOT_STEADY}"
         return [with_note(intensity, why), with_note(reach, why)]
     x = sample * samples / inputs.world / moved[0]
     intensity = replace(intensity, predicted=x)

@@ -1,4 +1,4 @@
-"""FLOPs by closed formula beside torch's own count, and MFU by each of its methods."""
+"""FLOPs by closed formula next to torch's count, and MFU by three methods."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gpuconsole.diagnosis.models.mfu import mfu, nearest_anchor, published_token
 from gpuconsole.diagnosis.models.shape import lengths
 from gpuconsole.model.figure import Figure
 
-NO_FORMULA = "not predicted: there are closed formulas for transformers and matrix products only"
+NO_FORMULA = "not predicted: only transformers and matrix products have a closed formula"
 NOT_COUNTED = "not measured: the workload has counted no FLOPs"
-NO_PEAK = "no dense peak is known for this device and precision, and none was measured (gpuconsole calibrate)"
+NO_PEAK = "no dense peak of this device and precision is known or measured (run gpuconsole calibrate)"
 NO_RATE = "no throughput yet"
 NO_WORK = "FLOPs or samples of a step are not known"
-NO_COUNTER = "the tensor cores' activity is not reported (GPM from Hopper on, or dcgm-exporter: --dcgm)"
+NO_COUNTER = "tensor core activity is not reported (needs GPM, from Hopper on, or a dcgm-exporter: --dcgm)"
 
 
 def flops_figures(inputs: ModelInputs) -> list[Figure]:
-    """Nothing for a workload without matrix products: there is nothing to hold against a peak."""
+    """All FLOPs figures. Empty for a workload without matrix products, which has no FLOPs peak."""
     if inputs.facts.get("flops_per_sample") == 0:
         return []
     return [_count(inputs), *_other_counts(inputs), _step(inputs), *_mfu(inputs)]
 
 
 def flops_per_sample(inputs: ModelInputs) -> float | None:
-    """By the closed formula, not causal; None for what is neither our GPT nor a matrix product."""
+    """FLOPs of a sample by the closed formula, not causal; None for a workload that is neither our GPT nor a matrix product."""
     if inputs.matrix_size:
         return 2.0 * inputs.matrix_size**3
     shape, linear = inputs.shape, inputs.linear
@@ -42,7 +42,7 @@ def flops_per_sample(inputs: ModelInputs) -> float | None:
 
 
 def _over_lengths(inputs: ModelInputs, per_token: Callable[[float], float]) -> float:
-    """FLOPs of a sequence, on average over its lengths. They are quadratic in the length, so Simpson's rule is exact."""
+    """Mean FLOPs of a sequence over its lengths. The FLOPs are quadratic in the length, so Simpson's rule is exact."""
     shortest, longest = lengths(inputs.knobs)
     middle = (shortest + longest) / 2
     return (shortest * per_token(shortest) + 4 * middle * per_token(middle) + longest * per_token(longest)) / 6
@@ -64,14 +64,14 @@ def _count(inputs: ModelInputs) -> Figure:
 
 def _formula(inputs: ModelInputs) -> str:
     if inputs.matrix_size:
-        return "2 n^3 a product"
+        return "2 n^3 per product"
     if inputs.shape is not None and inputs.shape.lora_rank:
-        return "4 N frozen + 6 N adapters + 12 L d T a token, not causal"
-    return "6 N + 12 L d T a token, not causal (PaLM, appendix B)"
+        return "4 N frozen + 6 N adapters + 12 L d T per token, not causal"
+    return "6 N + 12 L d T per token, not causal (PaLM, appendix B)"
 
 
 def _other_counts(inputs: ModelInputs) -> list[Figure]:
-    """The same work counted in other ways, so that figures from elsewhere can be compared."""
+    """The same work by other counting rules, for comparison with figures from other sources."""
     shape, linear = inputs.shape, inputs.linear
     if shape is None or linear is None or shape.lora_rank:
         return []
@@ -81,8 +81,8 @@ def _other_counts(inputs: ModelInputs) -> list[Figure]:
             "Model FLOPs of a sample, causal",
             "FLOP",
             predicted=_over_lengths(inputs, lambda tokens: flops.training_per_token_causal(linear, shape.n_layer, shape.d_model, tokens)),
-            formula="6 N + 6 L d T a token, causal: attention's lower triangle only (ml-engineering)",
-            note="not measured: torch's counter takes the square",
+            formula="6 N + 6 L d T per token, causal: only the lower triangle of attention (ml-engineering)",
+            note="not measured: torch's counter counts the full square",
         )
     ]
     if inputs.knobs.get("gradient_checkpointing"):
@@ -93,7 +93,7 @@ def _other_counts(inputs: ModelInputs) -> list[Figure]:
                 "FLOPs of a sample with recomputation",
                 "FLOP",
                 predicted=(flops_per_sample(inputs) or 0.0) + again,
-                formula="model FLOPs + 16 L d^2 + 4 L d T a token: each block again but for its last matrix, not causal",
+                formula="model FLOPs + 16 L d^2 + 4 L d T per token: each block again without its last matrix, not causal",
                 note=f"{again / (flops_per_sample(inputs) or 1.0):.0%} more work; not measured: MFU counts no recomputation",
             )
         )
@@ -101,7 +101,7 @@ def _other_counts(inputs: ModelInputs) -> list[Figure]:
 
 
 def _step(inputs: ModelInputs) -> Figure:
-    """What arithmetic alone asks of a step."""
+    """Time of a step if arithmetic were the only limit."""
     sample, samples, peak = (
         inputs.facts.get("flops_per_sample") or flops_per_sample(inputs),
         inputs.samples_per_step,
@@ -112,7 +112,7 @@ def _step(inputs: ModelInputs) -> Figure:
         figure = replace(figure, predicted=sample * samples / peak[0], note=f"peak: {peak[1]}")
     else:
         figure = with_note(figure, f"not predicted: {NO_PEAK if sample and samples else NO_WORK}")
-    return inputs.beside(figure, "step_s", "the run has not been steady yet")
+    return inputs.beside(figure, "step_s", "the run is not steady yet")
 
 
 def _mfu(inputs: ModelInputs) -> list[Figure]:
@@ -120,7 +120,7 @@ def _mfu(inputs: ModelInputs) -> list[Figure]:
 
 
 def _over_peak(inputs: ModelInputs) -> Figure:
-    """FLOPs by formula and by count, over time and peak."""
+    """MFU from FLOPs by formula and by count, over time and peak."""
     peak, rate, closed = inputs.peak_flops_per_s, inputs.summary.samples_per_s, flops_per_sample(inputs)
     figure = Figure("mfu.flops", "MFU: FLOPs over the peak", "ratio", formula="FLOPs of a sample x samples/s / dense peak")
     if peak is None or rate is None:
@@ -136,17 +136,19 @@ def _over_peak(inputs: ModelInputs) -> Figure:
 
 
 def _over_reached(inputs: ModelInputs) -> Figure:
-    """The share of what this machine does reach in a matrix product."""
+    """The run's FLOP/s as a share of the calibrated matrix product of this machine."""
     reached, counted = inputs.reached_flops_per_s, inputs.summary.flops_per_s
-    figure = Figure("mfu.reached", "Share of the matrix product's speed here", "ratio", formula="model FLOP/s / calibrated matrix product")
+    figure = Figure("mfu.reached", "Share of this machine's matrix product", "ratio", formula="model FLOP/s / calibrated matrix product")
     if reached is None or not counted:
-        return with_note(figure, "not calibrated at this precision: gpuconsole calibrate" if reached is None else NOT_COUNTED)
+        return with_note(figure, "not calibrated at this precision (run gpuconsole calibrate)" if reached is None else NOT_COUNTED)
     return replace(figure, measured=mfu(counted, reached[0]), source=reached[1])
 
 
 def _over_published(inputs: ModelInputs) -> Figure:
-    """Tokens/s of a device, beside what it would be at the FLOP/s that somebody has published for this device."""
-    figure = Figure("mfu.published", "Tokens/s of a device, against published", "tokens/s", formula="published FLOP/s / our FLOPs a token")
+    """Tokens/s of a device next to the tokens/s at published FLOP/s of this device."""
+    figure = Figure(
+        "mfu.published", "Tokens/s of a device against published tokens/s", "tokens/s", formula="published FLOP/s / our FLOPs per token"
+    )
     rate, each = inputs.summary.tokens_per_s, _flops_per_token(inputs)
     if rate is None:
         figure = with_note(figure, f"not measured: {NO_RATE}")
@@ -156,27 +158,27 @@ def _over_published(inputs: ModelInputs) -> Figure:
         return with_note(figure, NO_FORMULA)
     anchor = nearest_anchor(inputs.published, inputs.precision, each)
     if anchor is None:
-        return with_note(figure, f"not predicted: nothing is published for this device at {inputs.precision}")
+        return with_note(figure, f"not predicted: no published throughput for this device at {inputs.precision}")
     peak: float | None = getattr(inputs.peaks, f"{inputs.precision}_flops_per_s", None)
     told = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
-    formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {told}) / our FLOPs a token"
+    formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {told}) / our FLOPs per token"
     return with_note(replace(figure, predicted=published_tokens_per_s(anchor, each, peak), formula=formula), anchor.note)
 
 
 def _flops_per_token(inputs: ModelInputs) -> float | None:
-    """Not causal; by count where there is one."""
+    """FLOPs per token, not causal: the count where there is one, otherwise the formula."""
     tokens, sample = inputs.facts.get("tokens_per_sample"), inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
     return sample / tokens if tokens and sample else None
 
 
 def _tensor_active(inputs: ModelInputs) -> Figure:
-    """The tensor cores' own counter, beside MFU by FLOPs: it should lie above, by what is no model FLOP and by clocks below the datasheet's."""
+    """The tensor core counter next to MFU by FLOPs. The counter is higher: it includes work that is no model FLOP and clocks below the datasheet."""
     peak, counted = inputs.peak_flops_per_s, inputs.summary.flops_per_s
     figure = Figure(
         "mfu.tensor_active",
         "MFU: share of time that tensor cores were active",
         "ratio",
         predicted=mfu(counted, peak[0]) if peak and counted and inputs.is_gpu else None,
-        formula="MFU by FLOPs: the tensor cores are active at least so long",
+        formula="MFU by FLOPs: the tensor cores are active for at least this share",
     )
     return inputs.beside(figure, "tensor_active_ratio", NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores")

@@ -1,4 +1,4 @@
-"""What the figures are made from: a run's knobs, facts and signals, its device's peaks, and what this machine reaches."""
+"""The inputs of the models: knobs, facts and signals of a run, the peaks of its device, and the calibration of this machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpuconsole.model.machine.device import Peaks, Published
 from gpuconsole.model.run import Summary
 
 GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
-"""What our GPT has, and no other workload has all of."""
+"""Only our GPT has all of these knobs."""
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Everything but the knobs may be empty; what cannot be said without it is then left out of a figure, with the reason."""
+    """Only `knobs` must be set. A figure leaves out what the inputs do not allow and gives the reason."""
 
     knobs: Knobs
     facts: Mapping[str, float]
@@ -38,7 +38,7 @@ class ModelInputs:
         return None if found is None else found.value
 
     def beside(self, figure: Figure, signal: str, missing: str) -> Figure:
-        """`figure` with what `signal` measured; `missing` says why, where it did not."""
+        """`figure` with the measurement in `signal`, or with the reason `missing`."""
         found = self.signals.get(signal)
         if found is None:
             return with_note(figure, f"not measured: {missing}")
@@ -53,12 +53,12 @@ class ModelInputs:
 
     @property
     def trains(self) -> bool:
-        """Whether the workload has an optimizer; those that calibrate have none."""
+        """Whether the workload has an optimizer. Calibration workloads have none."""
         return "optim" in self.knobs
 
     @property
     def matrix_size(self) -> int:
-        """Side of the square matrices of a workload that multiplies those; 0 for others."""
+        """Side of the square matrices of a matrix product workload; 0 for other workloads."""
         return int(self.knobs.get("matrix_size", 0))
 
     @property
@@ -75,27 +75,27 @@ class ModelInputs:
 
     @property
     def world(self) -> int:
-        """Processes of the run."""
+        """Number of processes of the run."""
         return max(1, int(self.facts.get("world_size", self.knobs.get("nproc", 1))))
 
     @property
     def replicas(self) -> int:
-        """Processes, or groups of them that share matrices, each with its own part of the batch."""
+        """Number of data-parallel replicas. The processes of a tensor parallel group form one replica."""
         return max(1, self.world // self.tensor_parallel)
 
     @cached_property
     def shape(self) -> GptShape | None:
-        """Of our GPT; None for another workload, of which the models here know the counts only."""
+        """The shape of our GPT; None for other workloads, for which only parameter counts are known."""
         return None if self._gpt is None else self._gpt[0]
 
     @cached_property
     def tensors(self) -> list[Tensor] | None:
-        """Every parameter of our GPT."""
+        """Every parameter tensor of our GPT; None for other workloads."""
         return None if self._gpt is None else gpt_tensors(*self._gpt)
 
     @cached_property
     def _gpt(self) -> tuple[GptShape, int] | None:
-        """The shape, and the positions that the model was made with. None also where the number of parameters is another model's."""
+        """The shape of our GPT and its number of positions. None where the number of parameters does not match our GPT."""
         if "vocabulary" not in self.facts or not all(knob in self.knobs for knob in GPT_KNOBS):
             return None
         shape, positions = gpt_shape(self.knobs, int(self.facts["vocabulary"])), first_positions(int(self.knobs["seq_len"]))
@@ -107,19 +107,19 @@ class ModelInputs:
 
     @property
     def parameters(self) -> float | None:
-        """Of the whole model, as the workload counted them; else as its shape says."""
+        """Parameters of the whole model: the workload's count, otherwise from the shape."""
         by_shape = None if self.tensors is None else float(sum(tensor.elements for tensor in self.tensors))
         return self.facts.get("parameters", by_shape)
 
     @property
     def trained(self) -> float | None:
-        """Of those, the ones that are trained."""
+        """Trained parameters: the workload's count, otherwise from the shape."""
         by_shape = self.parameters if self.tensors is None else float(sum(one.elements for one in self.tensors if one.trained))
         return self.facts.get("trainable_parameters", by_shape)
 
     @property
     def linear(self) -> float | None:
-        """N of the FLOPs formulas; all parameters where the workload has not told."""
+        """N of the FLOPs formulas; all parameters where the workload has not reported N."""
         by_shape = self.parameters
         if self.shape is not None and not self.shape.lora_rank:
             by_shape = float(transformer_linear(self.shape.d_model, self.shape.n_layer, self.shape.vocabulary))
@@ -127,7 +127,7 @@ class ModelInputs:
 
     @property
     def samples_per_step(self) -> float | None:
-        """Of all processes; as the step account says, else as the knobs do."""
+        """Samples per step of all processes: from the step account, otherwise from the knobs."""
         batch = int(self.knobs.get("batch_size", 0)) * self.passes * self.replicas
         return self.value("samples_per_step") or float(batch) or None
 
@@ -157,5 +157,5 @@ class ModelInputs:
 
 
 def with_note(figure: Figure, note: str) -> Figure:
-    """`figure` with one more remark."""
+    """`figure` with one more note."""
     return replace(figure, note="; ".join(filter(None, (figure.note, note))))

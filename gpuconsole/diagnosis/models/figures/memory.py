@@ -1,4 +1,4 @@
-"""Memory by part, as the models say it, beside what the allocator and autograd say."""
+"""Memory by part: predictions next to the figures of the allocator and of autograd."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from gpuconsole.diagnosis.models.peak import Pass, peak_bytes
 from gpuconsole.diagnosis.models.shape import GptShape, Tensor
 from gpuconsole.model.figure import Figure
 
-NOT_YET = "memory by part is measured once a run is steady"
-NO_ALLOCATOR = "a CPU has no allocator that tells"
+NOT_YET = "the probe measures memory by part after the run is steady"
+NO_ALLOCATOR = "a CPU has no allocator statistics"
 NO_COUNT = "not predicted: the number of parameters is not known"
-NO_SHAPE = "not predicted: the models know the activations of our GPT only"
-COMPILED = "not predicted: torch.compile decides itself what is kept and what is computed again"
+NO_SHAPE = "not predicted: the models cover the activations of our GPT only"
+COMPILED = "not predicted: torch.compile chooses what to keep and what to recompute"
 SHARDED = {
     "none": "",
     "ddp": "",
-    "zero1": "; states by whole parameters, shared out greedily (ZeroRedundancyOptimizer)",
-    "zero2": "; shards of rows (FSDP2 has parameters in shards between steps under zero2 too)",
+    "zero1": "; states by whole parameters, assigned greedily (ZeroRedundancyOptimizer)",
+    "zero2": "; shards of rows (FSDP2 also shards parameters between steps under zero2)",
     "zero3": "; shards of rows (FSDP2)",
 }
 OPTIMIZER = {"sgd": "4 B x trained (momentum)", "adamw_8bit": "2 B x trained, and a scale for each 256"}
 
 
 def memory_figures(inputs: ModelInputs) -> list[Figure]:
-    """Of the first process: parameters, gradients, optimizer states, activations, the peak, and what the allocator holds unused."""
+    """Memory of the first process: parameters, gradients, optimizer states, activations, the peak, and unused reserved memory."""
     if not inputs.trains:
         return []
     kept = states_of(inputs)
@@ -45,7 +45,7 @@ def states_of(inputs: ModelInputs) -> States | None:
 
 
 def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
-    where = SHARDED[inputs.text("sharding", "none")] + ("; matrices shared out (tensor parallel)" if inputs.tensor_parallel > 1 else "")
+    where = SHARDED[inputs.text("sharding", "none")] + ("; matrices split (tensor parallel)" if inputs.tensor_parallel > 1 else "")
     formulas = {
         "parameters": f"4 B x parameters{where}",
         "gradients": f"4 B x trained parameters{where}",
@@ -57,7 +57,7 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
         predicted = getattr(kept, part) if kept else None
         note = "" if kept else NO_COUNT
         if part == "gradients" and inputs.knobs.get("sparse"):
-            predicted, note = None, "not predicted: gradients are sparse, and as large as the rows that were looked up"
+            predicted, note = None, "not predicted: the size of sparse gradients depends on the rows in the batch"
         figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=formula, note=note)
         figures.append(inputs.beside(figure, figure.name, NOT_YET))
     return figures
@@ -71,13 +71,13 @@ def _activations(inputs: ModelInputs) -> Figure:
     else:
         kept = activations(*_activation_arguments(inputs, inputs.shape))
         formula = "saved tensors of our GPT, term by term; each block keeps " + (
-            "its input" if kept.recomputed else "16 d values a token, and more"
+            "its input" if kept.recomputed else "16 d values per token, and more"
         )
         figure = replace(figure, predicted=kept.saved, formula=formula)
         if inputs.knobs.get("varied_lengths"):
-            figure = with_note(figure, "predicted for the longest sequence; measured is the batch of that moment")
+            figure = with_note(figure, "the prediction is for the longest sequence, the measurement for one batch")
         if kept.recomputed:
-            figure = with_note(figure, f"the block that is computed again adds {kept.recomputed:.4g} B in the backward pass")
+            figure = with_note(figure, f"the recomputed block adds {kept.recomputed:.4g} B in the backward pass")
     return inputs.beside(figure, figure.name, NOT_YET)
 
 
@@ -87,7 +87,7 @@ def _activation_arguments(inputs: ModelInputs, shape: GptShape) -> tuple[GptShap
 
 
 def predicted_peak(inputs: ModelInputs, kept: States | None) -> float | None:
-    """Bytes at the fullest moment of a step; None where the model does not hold."""
+    """Peak bytes of a step; None where the model is not valid."""
     if inputs.shape is None or inputs.tensors is None or kept is None or inputs.is_compiled:
         return None
     sharding = inputs.text("sharding", "none")
@@ -104,7 +104,7 @@ def predicted_peak(inputs: ModelInputs, kept: States | None) -> float | None:
 
 
 def _units(tensors: list[Tensor], n_layer: int) -> list[float]:
-    """Bytes of what FSDP2 gathers at once: each block, and the rest. The two embeddings stand first, norm and head last."""
+    """Bytes of each unit that FSDP2 gathers: each block, and the rest. The two embeddings are first, norm and head are last."""
     each = (len(tensors) - 5) // n_layer
     blocks = [tensors[2 + index * each : 2 + (index + 1) * each] for index in range(n_layer)]
     rest = [*tensors[:2], *tensors[-3:]]
@@ -115,11 +115,11 @@ def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
     predicted = predicted_peak(inputs, kept)
     figure = Figure(
         "memory.allocated_peak_bytes",
-        "Memory at its fullest",
+        "Peak memory",
         "bytes",
         predicted=predicted,
-        formula="states, activations and an operation's own tensors where they add up to the most",
-        note="libraries' workspaces come on top (cuBLAS: tens of MiB)" if predicted is not None and inputs.is_gpu else "",
+        formula="the largest sum of states, activations and temporary tensors",
+        note="without workspaces of libraries (cuBLAS: tens of MiB)" if predicted is not None and inputs.is_gpu else "",
     )
     if predicted is None:
         figure = with_note(figure, COMPILED if inputs.is_compiled else NO_COUNT if kept is None else NO_SHAPE)
@@ -133,7 +133,7 @@ def _fragmentation(inputs: ModelInputs) -> Figure:
         "Reserved beyond the peak",
         "bytes",
         formula="reserved - allocated at the peak",
-        note="not predicted: it depends on the order in which sizes come and go",
+        note="not predicted: fragmentation depends on the order of allocations",
     )
     if reserved is None or allocated is None:
         return with_note(figure, f"not measured: {NOT_YET if inputs.is_gpu else NO_ALLOCATOR}")

@@ -1,4 +1,4 @@
-"""A model server by arithmetic: bytes per token, FLOPs of a prompt, and how many sequences its KV cache holds."""
+"""Analytical figures of a model server: time per token, time of a prefill, and capacity of the KV cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.serving import served_precision
 
-NO_SERVER = "the server does not tell its weights and KV cache"
-NO_BANDWIDTH = "the memory's bandwidth is not known"
-NO_PEAK = "the device's arithmetic peak is not known"
+NO_SERVER = "the server does not report the size of its weights and KV cache"
+NO_BANDWIDTH = "the memory bandwidth is not known"
+NO_PEAK = "the FLOP/s peak of the device is not known"
 FULL = 0.9
 
 
 def serving_figures(
     knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], device_peaks: Peaks, is_gpu: bool
 ) -> list[Figure]:
-    """What is missing on either side is told in `note`. Nothing before the load has been measured."""
+    """All serving figures; `note` gives the reason for a missing value. Empty before the client has measured the load."""
     if not {"client.prompt_tokens", "client.output_tokens"} <= signals.keys():
         return []
     return [
@@ -30,7 +30,7 @@ def serving_figures(
 
 
 def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
-    """Weights once, and the keys and values of every sequence, at full bandwidth."""
+    """Time per token at full bandwidth: read the weights once, and the keys and values of every sequence."""
     bandwidth = peaks.memory_bytes_per_s if is_gpu else facts.get("peak_bytes_per_s")
     predicted, note = None, ""
     if not {"weight_bytes", "kv_bytes_per_token"} <= facts.keys() or "server.requests_running" not in signals:
@@ -41,7 +41,7 @@ def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks:
         context = signals["client.prompt_tokens"].value + signals["client.output_tokens"].value / 2
         kv = signals["server.requests_running"].value * context * facts["kv_bytes_per_token"]
         predicted = (facts["weight_bytes"] + kv) / bandwidth
-        note = "at least; small weights stay in caches, where they are read faster" if not is_gpu else "at least"
+        note = "minimum; small weights stay in caches and are read faster" if not is_gpu else "minimum"
     gap = signals.get("client.chunk_gap_p50_s")
     return Figure(
         "serving.iteration_s",
@@ -58,7 +58,7 @@ def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks:
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     peak = getattr(peaks, f"{served_precision(knobs)}_flops_per_s", None) if is_gpu else facts.get("peak_flops_per_s")
     layers = facts.get("layer_parameters")
-    predicted, note = None, "at least"
+    predicted, note = None, "minimum"
     if layers is None:
         note = f"not predicted: {NO_SERVER}"
     elif not peak or knobs.get("quantization", "none") != "none":
@@ -75,7 +75,7 @@ def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Sig
         "s",
         predicted,
         measured.value if measured else None,
-        "(2 x layers' parameters x n + 2 n^2 x width x layers, causal attention) / peak, of what no prefix cache has",
+        "(2 x layer parameters x n + 2 n^2 x width x layers, causal attention) / peak, for n tokens without prefix cache hits",
         measured.source if measured else "",
         note,
     )
@@ -92,7 +92,7 @@ def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figu
         "sequences",
         tokens / whole if tokens else None,
         running.value if full and running else None,
-        "KV cache tokens / (prompt + output tokens), each to its end",
+        "KV cache tokens / (prompt + output tokens)",
         running.source if full and running else "",
         ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {NO_SERVER}",
     )

@@ -1,4 +1,4 @@
-"""Every analytical model beside its measurement."""
+"""All figures of a training run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def training_figures(
     is_gpu: bool,
     published: Sequence[Published] = (),
 ) -> list[Figure]:
-    """Memory by part, FLOPs, MFU, bandwidth, collectives and the roofline. What is missing on either side is told in `note`.
+    """Memory by part, FLOPs, MFU, bandwidth, collectives and the roofline. `note` gives the reason for a missing value.
 
-    All but `knobs` may be empty. `published`: training throughput known for this device.
+    Every argument except `knobs` may be empty. `published`: published training throughput of this device.
     """
     inputs = ModelInputs(knobs, facts, signals, summary, device_peaks, calibration, is_gpu, published)
     return [*memory_figures(inputs), *flops_figures(inputs), *bandwidth_figures(inputs)]
