@@ -21,7 +21,7 @@ from gpuconsole.experiments.blocks import BlockPlan, rate
 from gpuconsole.experiments.sweep import interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
-from gpuconsole.processes.pool import nobody
+from gpuconsole.processes.pool import ignore
 from gpuconsole.processes.worker import WorkerHandle
 
 SCENARIO = "train-gpt"
@@ -34,7 +34,7 @@ ARM = 1
 
 
 async def started(knobs: Knobs, device: str) -> WorkerHandle:
-    worker = WorkerHandle(nobody, lambda gone, code: None)
+    worker = WorkerHandle(ignore, lambda gone, code: None)
     await worker.launch()
     worker.start(find_scenario(SCENARIO).workload.name, knobs, Device(device, ""))
     await worker.next_steps()

@@ -31,12 +31,13 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.processes.pool import Workers, nobody
-from gpuconsole.processes.ranked import Launch
-from gpuconsole.processes.sampler import Sampling
+from gpuconsole.processes.pool import WorkerPool, ignore
+from gpuconsole.processes.sampler import SamplerSupervisor
+from gpuconsole.processes.scratch import sweep_scratch
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.signals import send_signal
-from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death, sweep_scratch
+from gpuconsole.processes.torchrun import Launch
+from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
 from gpuconsole.session.api import Busy, SessionError, View
 from gpuconsole.session.changes import check_hot, checked, is_cold
 from gpuconsole.session.run import RunRecord
@@ -65,13 +66,13 @@ class Engine(StateReader):
 
         `nodes`: where processes on several machines meet. `serving`: which model server, and what its requests must keep.
         """
-        self._workers = Workers(nodes or Launch(1), self._worker_ended, self.note)
+        self._workers = WorkerPool(nodes or Launch(1), self._worker_ended, self.note)
         self._serving = serving or ServingChoice()
         self.state = SessionState()
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
         self._wanted_device = device
-        self._sampling = Sampling(interval_s, dcgm, self._emit)
+        self._sampling = SamplerSupervisor(interval_s, dcgm, self._emit)
         self._worker: WorkerHandle | None = None
         self._scenario: Scenario | None = None
         self._recorder = Recorder()
@@ -186,9 +187,6 @@ class Engine(StateReader):
         if self._worker.progress is not None:
             self._emit(self._worker.progress)
         self._worker.listener = self._emit
-        if not self._worker.alive:
-            self._worker_ended(self._worker, 1)
-            return
         self._worker.start(chosen.workload.name, knobs, device, self._serving.options)
 
     async def stop(self) -> None:
@@ -310,8 +308,6 @@ class Engine(StateReader):
     # --- children -------------------------------------------------------------------------------------------
 
     def _worker_ended(self, worker: WorkerHandle, code: int) -> None:
-        if worker is self._workers.spare and worker.alive is False and code == 0:
-            self._workers.spare = None
         if worker is not self._worker or self._closing:
             return
         self._worker = None
@@ -419,7 +415,7 @@ class Engine(StateReader):
         if is_cold(trial.changes, record.run):
             if winner is challenger:
                 self._worker = challenger
-                baseline.listener, challenger.listener = nobody, self._emit
+                baseline.listener, challenger.listener = ignore, self._emit
                 await baseline.stop()
             winner.resume(0)
         elif baseline.alive and not self._closing:

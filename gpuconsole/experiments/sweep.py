@@ -18,8 +18,8 @@ from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Step
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.processes.ranked import Launch
 from gpuconsole.processes.serving import ServingChoice
+from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.session.api import SessionError
 

@@ -62,3 +62,20 @@ def _reading() -> tuple[float, float, float]:
         except psutil.Error:  # ended since; its time is its parent's now
             continue
     return time.monotonic(), busy, own
+
+
+class OtherCores:
+    """Cores that processes other than this one and its ended children keep busy, from the construction of this object on."""
+
+    def __init__(self) -> None:
+        self._since, self._busy_s, self._own_s = time.monotonic(), busy_s(), _own_s()
+
+    def mean(self) -> float:
+        """Mean number of busy cores so far, of the cores that this process may use."""
+        wall_s = time.monotonic() - self._since
+        return max(0.0, (busy_s() - self._busy_s - (_own_s() - self._own_s)) / wall_s)
+
+
+def _own_s() -> float:
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system

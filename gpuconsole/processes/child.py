@@ -1,11 +1,9 @@
-"""A child process and its wire: started, listened to, and ended with everything it started itself."""
+"""A child process and its wire: start it, read its events, send it commands, and end it with all that it has started."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,18 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from gpuconsole.processes.signals import kill_group, kill_leftovers
 from gpuconsole.wire.events import AnyEvent, Command, decode_event, encode
 
 LINE_LIMIT = 64 * 1024 * 1024
+"""Bytes of the longest line that is accepted."""
 LAST_WORDS = 40
+"""Lines of a child's output that are kept."""
 STOP_S = 3.0
+"""Seconds between the request to stop and the kill."""
 
 
 class Child:
-    """One child that speaks the wire. `on_event` gets its events, `on_exit` its exit code, once.
+    """A child process that sends events and receives commands, as JSON lines over one socket.
 
-    Its stdout and stderr never reach the terminal; the last lines are kept in `last_words`. It leads its own
-    process group, so that ending it ends what it started.
+    `on_event` receives each event; `on_exit` receives the exit code, once. The child's stdout and stderr never reach the terminal:
+    `last_words` keeps the last lines. The child leads a process group of its own, so that ending the child ends its children too.
     """
 
     def __init__(self, module: str, arguments: list[str], on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
@@ -37,7 +39,9 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ended = asyncio.Event()
         self.exited = asyncio.Event()
+        """Set once the child has ended and all its events have been received."""
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -49,7 +53,9 @@ class Child:
         self._watch([asyncio.create_task(self._read_events(reader))])
 
     async def _spawn(self, module: list[str], *, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None) -> None:
-        self._process = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: _Protocol(self._ended),
             sys.executable,
             "-m",
             *module,
@@ -60,10 +66,11 @@ class Child:
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
         )
+        self._process = asyncio.subprocess.Process(transport, protocol, loop)
 
     def _watch(self, readers: list[asyncio.Task[None]]) -> None:
-        """Read the child's words, and see to its end."""
-        readers = [*readers, asyncio.create_task(self._read_words())]
+        """Read the child's output, and clean up when the child ends."""
+        readers = [*readers, asyncio.create_task(self._read_output())]
         self._tasks = [*readers, asyncio.create_task(self._wait(readers))]
 
     @property
@@ -75,12 +82,12 @@ class Child:
         return self._process is not None and not self.exited.is_set()
 
     def send(self, command: Command) -> None:
-        """Queue a command; nothing happens when the child is gone."""
+        """Queue a command; nothing happens when the child has ended."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode(command) + b"\n")
 
     async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
-        """Ask politely, then kill the whole group. Returns when the child is gone."""
+        """Send `command`, wait `patience_s` seconds for the end, then kill the whole group. Returns when the child has ended."""
         if not self.alive:
             return
         self.send(command)
@@ -91,24 +98,20 @@ class Child:
             await self.exited.wait()
 
     def kill(self) -> None:
-        """End the child and its own children at once."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """End the child and its own children at once; nothing happens when the child has ended."""
+        if self._process is not None and self._process.returncode is None:
+            kill_group(self._process.pid)
 
-    async def _read_events(self, reader: asyncio.StreamReader, hear: Callable[[AnyEvent], None] | None = None) -> None:
+    async def _read_events(self, reader: asyncio.StreamReader, on_event: Callable[[AnyEvent], None] | None = None) -> None:
         while line := await _line(reader):
             try:
                 event = decode_event(line)
             except msgspec.DecodeError:
                 self.last_words.append(f"not understood on the wire: {line[:200]!r}")
                 continue
-            (hear or self._hear)(event)
+            (on_event or self._on_event)(event)
 
-    def _hear(self, event: AnyEvent) -> None:
-        self._on_event(event)
-
-    async def _read_words(self) -> None:
+    async def _read_output(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
         while chunk := await self._process.stdout.read(65536):
@@ -116,15 +119,28 @@ class Child:
 
     async def _wait(self, readers: list[asyncio.Task[None]]) -> None:
         assert self._process is not None
-        code = await self._process.wait()
-        self.kill()  # what it started and left behind, loader workers for instance
+        await self._ended.wait()
+        kill_leftovers(self._process.pid)  # loader workers, for instance
         await asyncio.wait(readers, timeout=1.0)
         for task in readers:
             task.cancel()
         if self._writer is not None:
             self._writer.close()
         self.exited.set()
-        self._on_exit(code)
+        assert self._process.returncode is not None
+        self._on_exit(self._process.returncode)
+
+
+class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+    """Sets `ended` when the process ends. `Process.wait` would wait for the end of its output too, and a grandchild may keep that open."""
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        super().__init__(limit=2**16, loop=asyncio.get_running_loop())
+        self._ended = ended
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self._ended.set()
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

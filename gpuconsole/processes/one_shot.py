@@ -1,4 +1,4 @@
-"""One examination of a model server: the child that asks, from its start to its end."""
+"""One-shot jobs: a child that measures something, from its start to its end. A calibration, or an examination of a model server."""
 
 from __future__ import annotations
 
@@ -6,37 +6,83 @@ import asyncio
 from collections.abc import Callable
 
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.model.machine.device import Device
 from gpuconsole.processes.child import Child
-from gpuconsole.wire.events import AnyEvent, Failed, ProbeDone, Progress, Start
+from gpuconsole.processes.scratch import Scratch, sweep_scratch
+from gpuconsole.wire.events import AnyEvent, Calibrated, Command, Failed, ProbeDone, Progress, Start
 
-MODULE = "gpuconsole.workloads.serving.examine"
+CALIBRATION = "gpuconsole.workloads.calibration.child"
+EXAMINATION = "gpuconsole.workloads.serving.examine"
 
 
-class ExaminationError(RuntimeError):
-    """It came to nothing; the message is one line."""
+class JobFailed(RuntimeError):
+    """The child ended before its work was done; the message is one line."""
+
+
+class Interrupted(Exception):
+    """The caller's `stop` event ended the job."""
+
+
+async def calibrate(device: Device, budget_s: float, on_progress: Callable[[Progress], None], stop: asyncio.Event) -> list[Reached]:
+    """Measure what `device` reaches, each figure for about `budget_s` seconds.
+
+    No process and no file is left behind, however the job ends. Raises JobFailed, and Interrupted once `stop` is set.
+    """
+    sweep_scratch()
+    scratch = Scratch()
+    reached: list[Reached] = []
+
+    def on_event(event: AnyEvent) -> None:
+        if isinstance(event, Calibrated):
+            reached.append(event.reached)
+        elif isinstance(event, Progress):
+            on_progress(event)
+
+    arguments = ["--scratch", str(scratch.path), "--device", device.id, "--uuid", device.uuid, "--budget", str(budget_s)]
+    try:
+        await _run(CALIBRATION, arguments, None, on_event, stop, "calibration")
+    finally:
+        scratch.close()
+    if stop.is_set():
+        raise Interrupted
+    return reached
 
 
 async def examine(
-    workload: str, knobs: Knobs, device: Device, options: dict[str, str], tell: Callable[[Progress], None], stop: asyncio.Event
+    workload: str, knobs: Knobs, device: Device, options: dict[str, str], on_progress: Callable[[Progress], None], stop: asyncio.Event
 ) -> list[ProbeDone]:
-    """What the server answered, in the order asked; all of it, or what there was when `stop` was set. Raises ExaminationError."""
+    """The answers of a model server, in the order of the questions; those so far once `stop` is set. Raises JobFailed."""
     answers: list[ProbeDone] = []
-    failed: list[str] = []
-    codes: list[int] = []
 
-    def heard(event: AnyEvent) -> None:
+    def on_event(event: AnyEvent) -> None:
         if isinstance(event, ProbeDone):
             answers.append(event)
         elif isinstance(event, Progress):
-            tell(event)
-        elif isinstance(event, Failed):
-            failed.append(event.cause)
+            on_progress(event)
 
-    child = Child(MODULE, [], heard, codes.append)
+    await _run(EXAMINATION, [], Start(workload, knobs, device.id, device.uuid, options=options), on_event, stop, "examining")
+    return answers
+
+
+async def _run(
+    module: str, arguments: list[str], command: Command | None, on_event: Callable[[AnyEvent], None], stop: asyncio.Event, what: str
+) -> None:
+    """Run a child to its end, or until `stop` is set. `command` is sent once it has started. Raises JobFailed."""
+    failures: list[str] = []
+    codes: list[int] = []
+
+    def receive(event: AnyEvent) -> None:
+        if isinstance(event, Failed):
+            failures.append(event.cause)
+        else:
+            on_event(event)
+
+    child = Child(module, arguments, receive, codes.append)
     try:
         await child.start()
-        child.send(Start(workload, knobs, device.id, device.uuid, options=options))
+        if command is not None:
+            child.send(command)
         ends = [asyncio.ensure_future(child.exited.wait()), asyncio.ensure_future(stop.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
@@ -45,7 +91,8 @@ async def examine(
         child.kill()
         if child.alive:
             await child.exited.wait()
-    if failed or (codes != [0] and not stop.is_set()):
-        words = next((line for line in reversed(child.last_words) if line.strip()), "no last words")
-        raise ExaminationError(failed[0] if failed else f"the examining process ended with exit code {codes[0]}: {words}")
-    return answers
+    if failures and not stop.is_set():
+        raise JobFailed(failures[0])
+    if codes != [0] and not stop.is_set():
+        line = next((line for line in reversed(child.last_words) if line.strip()), "it printed nothing")
+        raise JobFailed(f"the {what} process ended with exit code {codes[0]}: {line}")

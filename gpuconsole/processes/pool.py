@@ -1,4 +1,4 @@
-"""Where workers come from: one that is warm already, several processes by torchrun, or one that keeps a model server."""
+"""Starts workers: a spare that has torch imported, several processes by torchrun, or a worker that starts a model server."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import msgspec
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.processes.ranked import Launch
+from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import SERVING, TRAINING, WorkerHandle
 from gpuconsole.wire.events import AnyEvent
 
 
-class Workers:
-    """Launches workers, and keeps one ready that has torch imported. `ended` hears of each that ends, `note` takes a line for people."""
+class WorkerPool:
+    """Starts workers, and keeps a spare worker ready that has torch imported.
 
-    def __init__(self, nodes: Launch, ended: Callable[[WorkerHandle, int], None], note: Callable[[str], None]) -> None:
+    `on_exit` receives each worker that ends, except an unused spare, with its exit code. `note` receives lines for the user.
+    """
+
+    def __init__(self, nodes: Launch, on_exit: Callable[[WorkerHandle, int], None], note: Callable[[str], None]) -> None:
         self.nodes = nodes
         self.spare: WorkerHandle | None = None
-        self._ended, self._note = ended, note
+        self._on_exit, self._note = on_exit, note
 
     async def warm(self) -> None:
-        if self.spare is not None and not self.spare.alive and self.spare.failed is None:
-            self.spare = None  # it died idle, and did not say why
+        """Start the spare worker, if there is none."""
         if self.spare is None:
             self.spare = await self._launch()
 
     async def take(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
-        """The worker for a run with `knobs`."""
+        """A worker for a run of `chosen` with `knobs`; the spare where that will do."""
         if chosen.workload.serves:
             return await self._launch(module=SERVING)
         nproc = int(knobs.get("nproc", 1))
@@ -41,14 +43,19 @@ class Workers:
             return await self._launch(launch)
         await self.warm()
         worker, self.spare = self.spare, None
-        assert worker is not None
-        return worker
+        return worker or await self._launch()
 
     async def _launch(self, launch: Launch | None = None, module: str = TRAINING) -> WorkerHandle:
-        worker = WorkerHandle(nobody, self._ended, launch, module)
+        worker = WorkerHandle(ignore, self._ended, launch, module)
         await worker.launch()
         return worker
 
+    def _ended(self, worker: WorkerHandle, code: int) -> None:
+        if worker is self.spare:
+            self.spare = None
+        else:
+            self._on_exit(worker, code)
 
-def nobody(event: AnyEvent) -> None:
-    """Listens for nobody: a spare worker's events concern no run."""
+
+def ignore(event: AnyEvent) -> None:
+    """The listener of a worker that belongs to no run."""

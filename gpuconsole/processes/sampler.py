@@ -1,4 +1,4 @@
-"""The sampler child's life: started, started again when it ends, replaced when it is stuck or silent."""
+"""Supervises the sampler child: starts it, starts it again when it ends, and replaces it when it hangs or sends nothing."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 
 import msgspec
 
 from gpuconsole.processes.child import Child
+from gpuconsole.processes.signals import is_in_kernel
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import AnyEvent, Note, Sample, SourceState
 
 PATIENCE_S = (10.0, 30.0, 120.0)
-"""How long a source may be stuck until the sampler is replaced: the first time, the second, and from then on."""
+"""Seconds for which a source may hang before the sampler is replaced: the first time, the second time, and later."""
 OPENING_S = 60.0
-"""The least, while the driver opens: without persistence mode it takes seconds for each GPU."""
+"""The minimum of PATIENCE_S while the driver opens: without persistence mode this takes seconds for each GPU."""
 SILENT_S = 15.0
-"""A sampler that says nothing at all for so long (or six periods) is replaced too: its host readings never hang."""
+"""Seconds (at least six periods) without any event, after which the sampler is replaced: its host readings never hang."""
 HEALTHY_S = 60.0
+"""A sampler that ran for so long has not failed at its start: the next wait is the first wait again."""
 FIRST_WAIT_S, LAST_WAIT_S = 0.5, 60.0
-"""Before a sampler that ended is started again: at first soon, then ever later."""
+"""Seconds before a sampler that ended is started again. The wait doubles with each failure."""
 LEAVE_S = 0.5
+"""Seconds that `close` waits for a killed sampler."""
 
 
-class Sampling:
-    """Keeps one sampler running. `emit` gets its events, and a Note of whatever becomes of it."""
+class SamplerSupervisor:
+    """Keeps one sampler running. `emit` receives the sampler's events, and a Note when the sampler ends or is replaced."""
 
     def __init__(self, interval_s: float, dcgm: str | None, emit: Callable[[AnyEvent], None]) -> None:
         self._arguments = ["--interval", str(interval_s), *(["--dcgm", dcgm] if dcgm else [])]
@@ -35,7 +37,7 @@ class Sampling:
         self._emit = emit
         self._child: Child | None = None
         self._began = 0.0
-        self._heard = 0.0
+        self._last_event_t = 0.0
         self._failures = 0
         self._replaced = 0
         self._stuck: SourceState | None = None
@@ -44,10 +46,10 @@ class Sampling:
 
     async def start(self) -> None:
         await self._start()
-        self._in_background(self._listen_for_silence())
+        self._in_background(self._watch_silence())
 
     async def close(self) -> None:
-        """Kill it and wait a moment. One that sits in the kernel dies when the kernel lets it."""
+        """Kill the sampler and wait a moment. A sampler that waits in the kernel ends when that call returns."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -61,17 +63,17 @@ class Sampling:
             self._on_event(child, event)
 
         child = Child("gpuconsole.telemetry.sampler", self._arguments, on_event, lambda code: self._ended(child, code))
-        self._child, self._began, self._heard = child, time.monotonic(), time.monotonic()
+        self._child, self._began, self._last_event_t = child, time.monotonic(), time.monotonic()
         await child.start()
 
     def _on_event(self, child: Child, event: AnyEvent) -> None:
         if child is not self._child:
-            return  # one that was replaced has no say any more
-        self._heard = time.monotonic()
+            return  # of a sampler that was replaced
+        self._last_event_t = time.monotonic()
         if isinstance(event, Sample) and event.device.startswith("gpu"):
             self._stuck = None
         if isinstance(event, SourceState) and self._stuck is not None and event.source == self._stuck.source:
-            # Its successor may only just have begun to wait: for the person at the screen it is all one wait.
+            # The new sampler has begun to wait only now. For the user it is one wait, so the times are added.
             waited_s = event.t - self._stuck.t + self._stuck.stuck_s
             self._emit(msgspec.structs.replace(event, stuck_s=waited_s, detail=event.detail or self._stuck.detail))
         else:
@@ -84,21 +86,21 @@ class Sampling:
         patience_s = PATIENCE_S[min(self._replaced, len(PATIENCE_S) - 1)]
         return max(OPENING_S, patience_s) if state.opening else patience_s
 
-    async def _listen_for_silence(self) -> None:
+    async def _watch_silence(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            silent_s = time.monotonic() - self._heard
+            silent_s = time.monotonic() - self._last_event_t
             if self._child is not None and self._child.alive and silent_s > self._silent_s:
-                self._heard = time.monotonic()
-                self._replace(f"the sampler has said nothing for {silent_s:.0f} s")
+                self._last_event_t = time.monotonic()
+                self._replace(f"the sampler has sent nothing for {silent_s:.0f} s")
 
     def _replace(self, reason: str) -> None:
-        """Start another in its place; not beside one that waits in the kernel, since the other would only hang beside it."""
+        """Start a new sampler. Not while the old one waits in the kernel: the new one would wait in the same call."""
         child = self._child
         if child is None or (child.pid is not None and is_in_kernel(child.pid)):
             return
         self._replaced += 1
-        self._say(f"{reason}: starting a new sampler", "warning")
+        self._report(f"{reason}: starting a new sampler", "warning")
         self._child = None
         child.kill()
         self._start_in(0.0)
@@ -109,13 +111,13 @@ class Sampling:
         self._child = None
         words = f": {child.last_words[-1]}" if child.last_words else ""
         if code == DRIVER_GONE_EXIT:
-            self._say(f"the driver or its GPUs have changed{words}; reading them anew", "warning")
+            self._report(f"the driver or its GPUs have changed{words}; reading them again", "warning")
             self._start_in(1.0)
             return
         if time.monotonic() - self._began > HEALTHY_S:
             self._failures = 0
         wait_s = self._next_wait_s()
-        self._say(f"the sampler ended (exit {code}){words}; starting it again in {wait_s:g} s", "error")
+        self._report(f"the sampler ended (exit {code}){words}; starting it again in {wait_s:g} s", "error")
         self._start_in(wait_s)
 
     def _next_wait_s(self) -> float:
@@ -128,10 +130,10 @@ class Sampling:
             await asyncio.sleep(delay_s)
             try:
                 await self._start()
-            except OSError as error:  # no process, no descriptor, no memory to be had now
+            except OSError as error:  # no process, descriptor or memory is available now
                 self._child = None
                 wait_s = self._next_wait_s()
-                self._say(f"the sampler does not start: {error.strerror}; trying again in {wait_s:g} s", "error")
+                self._report(f"the sampler does not start: {error.strerror}; trying again in {wait_s:g} s", "error")
                 self._start_in(wait_s)
 
         self._in_background(later())
@@ -141,14 +143,5 @@ class Sampling:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _say(self, text: str, level: str) -> None:
+    def _report(self, text: str, level: str) -> None:
         self._emit(Note(time.monotonic(), text, level))
-
-
-def is_in_kernel(pid: int) -> bool:
-    """Whether a thread of the process waits where no signal reaches it (state D)."""
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # that thread has ended
-            if path.read_bytes().rpartition(b")")[2].split()[:1] == [b"D"]:
-                return True
-    return False

@@ -1,4 +1,4 @@
-"""What the command line says of model servers, as the engine uses it."""
+"""The model server of a run: the options that the user chose for it, and which changes it allows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring 
 
 
 class ServingChoice(msgspec.Struct, frozen=True):
-    """`options` go to the serving worker (see `Start.options`); `objective` is what its requests must keep."""
+    """`options` go to the serving worker (see `Start.options`). `objective`: the latencies that requests must keep."""
 
     options: dict[str, str] = {}
     objective: Objective | None = None
 
     def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
-        """Raises SessionError where torch is needed and missing: not for a model server that is not ours."""
+        """Raises SessionError where the run needs torch and torch is not installed. vLLM and a server elsewhere do not need it."""
         elsewhere = chosen.workload.serves and (self.options.get("server_url") or knobs["server"] == "vllm")
         if not elsewhere and torch_version() is None:
             raise SessionError(NO_TORCH)
 
     def check_change(self, changes: Knobs, run: Run) -> None:
-        """Raises SessionError for a flag of a server that was not started here."""
+        """Raises SessionError for a flag of a server that the console did not start: only a restart changes the flag."""
         if is_cold(changes, run) and run.serves and self.options.get("server_url"):
             raise SessionError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")

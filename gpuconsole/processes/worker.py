@@ -1,22 +1,17 @@
-"""One worker child as the engine uses it: start a workload, change knobs, run probes, pause and resume."""
+"""The console's handle of a worker child: start a workload, change knobs, run probes, pause and resume."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-
-import psutil
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Step
 from gpuconsole.processes.child import STOP_S, Child
-from gpuconsole.processes.ranked import Launch, RankedChild
+from gpuconsole.processes.scratch import Scratch
+from gpuconsole.processes.torchrun import Launch, TorchrunChild
 from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
@@ -37,21 +32,21 @@ from gpuconsole.wire.events import (
     Stop,
 )
 
-SCRATCH = "gpuconsole-scratch-"
 TRAINING = "gpuconsole.workloads.worker"
 SERVING = "gpuconsole.workloads.serving.worker"
 SERVING_STOP_S = 15.0
-"""A model server of its own needs some time to end well."""
+"""Seconds between the request to stop and the kill. A model server needs some time to end cleanly."""
+RELEASED = "the run was ended"
 
 
 class WorkerGone(RuntimeError):
-    """The worker ended while something was expected of it; the message says how."""
+    """The worker ended, or its run was ended, before an answer came; the message is one line."""
 
 
 class WorkerHandle:
-    """A worker process with a scratch folder of its own, which goes away with it.
+    """A worker process with a scratch folder, which is removed when the worker ends.
 
-    Events go to `listener`, which the engine exchanges as the worker's role changes (spare, running, challenger).
+    Each event goes to `listener`. The owner replaces the listener when the worker's role changes (spare, running, challenger).
     """
 
     def __init__(
@@ -61,27 +56,29 @@ class WorkerHandle:
         launch: Launch | None = None,
         module: str = TRAINING,
     ) -> None:
-        """`launch`: several processes by torchrun, in place of one. `module`: what runs, TRAINING or SERVING."""
+        """`launch`: start several processes by torchrun in place of one. `module`: TRAINING or SERVING."""
         self.listener = listener
         self._launch, self._module = launch, module
         self.failed: Failed | None = None
         self.progress: Progress | None = None
         self.last_started: Started | None = None
         self._on_exit = on_exit
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
+        self._scratch = Scratch()
         self._request = 0
         self._answers: dict[int, asyncio.Future[AnyEvent]] = {}
-        self._steps_heard = asyncio.Event()
+        self._new_steps = asyncio.Event()
+        self._released = asyncio.Event()
         self.trial_steps: list[Step] = []
         self.joined: list[RankJoined] = []
         self.probed: list[str] = []
         self._child: Child
         if launch is None:
-            self._child = Child(module, ["--scratch", str(self._scratch)], self._heard, self._exited)
+            self._child = Child(module, ["--scratch", str(self._scratch.path)], self._on_event, self._exited)
         else:
-            self._child = RankedChild(launch, self._scratch, self._heard, self._exited)
+            self._child = TorchrunChild(launch, self._scratch.path, self._on_event, self._exited)
 
     async def launch(self) -> None:
+        """Start the process. Raises OSError."""
         await self._child.start()
 
     @property
@@ -98,15 +95,15 @@ class WorkerHandle:
 
     @property
     def hanging(self) -> str:
-        """What its processes are doing, where there have been no steps for long."""
-        return self._child.hanging if isinstance(self._child, RankedChild) else ""
+        """What each process is doing, where several processes have made no step for long; else empty."""
+        return self._child.hanging if isinstance(self._child, TorchrunChild) else ""
 
     def start(self, workload: str, knobs: Knobs, device: Device, options: dict[str, str] | None = None) -> None:
-        """`options` are for serving workloads, see `Start`."""
+        """Start a workload. `options` are for serving workloads, see `Start`."""
         self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else "", options=options or {}))
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
-        """Put hot changes in force; the answer tells from which step, or why not. Raises WorkerGone."""
+        """Apply live changes. The answer holds the first step with them, or the error. Raises WorkerGone."""
         answer = await self._ask(lambda request: SetKnobs(request, changes, arm))
         assert isinstance(answer, KnobsSet)
         return answer
@@ -125,47 +122,64 @@ class WorkerHandle:
         return answer
 
     async def pause(self) -> None:
-        """Have it stand still; returns once its last step is done, on the device too. Raises WorkerGone."""
+        """Pause; returns once the last step is done, on the device too. Raises WorkerGone."""
         await self._ask(Pause)
 
     def resume(self, arm: int) -> None:
         self._child.send(Resume(arm))
 
     async def next_steps(self) -> None:
-        """Wait until more steps have been reported. Raises WorkerGone."""
-        if not self.alive:
-            raise WorkerGone(self.cause())
-        self._steps_heard.clear()
-        waiting = [asyncio.ensure_future(self._steps_heard.wait()), asyncio.ensure_future(self._child.exited.wait())]
+        """Wait for the next report of steps. Raises WorkerGone."""
+        self._check_available()
+        self._new_steps.clear()
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._new_steps, self._child.exited, self._released)]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
                 task.cancel()
-        if not self._steps_heard.is_set():
+        if not self._new_steps.is_set():
             raise WorkerGone(self.cause())
 
+    def release(self) -> None:
+        """Answer all callers that wait for the worker, now and later, with WorkerGone. So a worker that hangs blocks no caller."""
+        self._released.set()
+        self._refuse_all(WorkerGone(self.cause()))
+
     async def stop(self) -> None:
+        """Release all callers, then end the process: by request, and by force if it does not follow in time."""
+        self.release()
         await self._child.stop(Stop(), SERVING_STOP_S if self._module == SERVING else STOP_S)
-        self._clean()
+        self._scratch.close()
 
     def kill(self) -> None:
         self._child.kill()
 
     def cause(self) -> str:
-        """Why the worker is gone, in one line."""
-        return self.failed.cause if self.failed else "the worker process ended unexpectedly"
+        """Why the worker does not answer any more, in one line."""
+        if self.failed is not None:
+            return self.failed.cause
+        return RELEASED if self._released.is_set() else "the worker process ended unexpectedly"
 
     async def _ask(self, command: Callable[[int], SetKnobs | RunProbe | Profile | Pause]) -> AnyEvent:
-        if not self.alive:
-            raise WorkerGone(self.cause())
+        self._check_available()
         self._request += 1
         answer: asyncio.Future[AnyEvent] = asyncio.get_running_loop().create_future()
         self._answers[self._request] = answer
         self._child.send(command(self._request))
         return await answer
 
-    def _heard(self, event: AnyEvent) -> None:
+    def _check_available(self) -> None:
+        if not self.alive or self._released.is_set():
+            raise WorkerGone(self.cause())
+
+    def _refuse_all(self, gone: WorkerGone) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(gone)
+        self._answers.clear()
+
+    def _on_event(self, event: AnyEvent) -> None:
         self.listener(event)
         if isinstance(event, KnobsSet | ProbeDone | Profiled | Paused):
             answer = self._answers.pop(event.request, None)
@@ -175,7 +189,7 @@ class WorkerHandle:
             if not self.leads(event.rank):
                 return
             self.trial_steps += [step for step in event.steps if step.arm]
-            self._steps_heard.set()
+            self._new_steps.set()
         elif isinstance(event, Failed):
             self.failed = event
         elif isinstance(event, Progress):
@@ -190,30 +204,16 @@ class WorkerHandle:
         return all(joined.leads for joined in self.joined if joined.rank == rank)
 
     def _exited(self, code: int) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(WorkerGone(self.cause()))
-        self._answers.clear()
-        self._clean()
+        self._refuse_all(WorkerGone(self.cause()))
+        self._scratch.close()
         self._on_exit(self, code)
-
-    def _clean(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def death(code: int, worker: WorkerHandle) -> str:
-    """How a worker died that could not say so itself."""
+    """How a worker ended that did not report the cause itself, in one line. `code` is the exit code, or minus the signal."""
     words = next((line for line in reversed(worker.last_words) if line.strip()), "")
     if code < 0:
         name = signal.Signals(-code).name
         hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{hint}" + (f"; its last words: {words}" if words else "")
-    return f"the worker ended with exit code {code}" + (f"; its last words: {words}" if words else "")
-
-
-def sweep_scratch() -> None:
-    """Remove the scratch folders of consoles that were killed and could not do it themselves."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        owner = folder.name.removeprefix(SCRATCH).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
+        return f"the worker was killed by {name}{hint}" + (f"; its last output: {words}" if words else "")
+    return f"the worker ended with exit code {code}" + (f"; its last output: {words}" if words else "")

@@ -18,7 +18,7 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.replay import Replay
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import json_schema
-from gpuconsole.processes.worker import SCRATCH
+from gpuconsole.processes.scratch import PREFIX
 from gpuconsole.session.api import SessionError
 from tests.waiting import gone, until
 
@@ -197,7 +197,7 @@ def test_a_cancelled_trial_goes_back_to_what_was_and_a_new_start_breaks_one_off(
         await until(lambda: engine.view().running_s > 0.5, 60)
         assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
         assert len(workers()) == 1
-        assert len(list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))) == 1
+        assert len(list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))) == 1
 
     with_engine(play)
-    assert not list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{os.getpid()}-*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))

@@ -120,7 +120,7 @@ def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: py
     async def play(engine: Engine) -> None:
         (old,) = samplers()
         old.suspend()
-        await until(lambda: any("the sampler has said nothing" in note for note in engine.view().notes))
+        await until(lambda: any("the sampler has sent nothing" in note for note in engine.view().notes))
         count = len(engine.state.series["gpu.power_w{device=gpu:0}"])
         await until(lambda: len(engine.state.series["gpu.power_w{device=gpu:0}"]) > count + 2)
         assert not old.is_running() or old.status() == psutil.STATUS_ZOMBIE

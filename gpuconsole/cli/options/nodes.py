@@ -8,7 +8,7 @@ import socket
 
 from gpuconsole.cli.options.network import parse_address
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.processes.ranked import Launch
+from gpuconsole.processes.torchrun import Launch
 
 NODES_HELP = "machines that take part; the others run the command that is shown"
 

@@ -16,7 +16,7 @@ from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import look
-from gpuconsole.processes.one_shot import ExaminationError, examine
+from gpuconsole.processes.one_shot import JobFailed, examine
 from gpuconsole.wire.events import ProbeDone, Progress
 
 DESCRIPTION = """Ask a model server for what it makes of a fixed text (perplexity, lower is better; comparable between settings of one
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         answers = asyncio.run(main())
-    except ExaminationError as error:
+    except JobFailed as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
     print(to_json(answers) if args.json else "\n".join(lines(answers)))

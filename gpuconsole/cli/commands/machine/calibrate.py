@@ -105,26 +105,27 @@ def measure(environment: Environment, chosen: Device, seen: Look, args: argparse
 
 async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | int:
     """The record, or the exit code where there is none."""
-    from gpuconsole.processes.calibrate import CalibrationError, Interrupted, OthersUse, calibrate
+    from gpuconsole.machine.other_load import OtherCores
+    from gpuconsole.processes.one_shot import Interrupted, JobFailed, calibrate
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stages = Stages(f"calibrating {chosen.id}  {visible(chosen.name)}")
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    load_1min, others = os.getloadavg()[0], OthersUse()
+    load_1min, others = os.getloadavg()[0], OtherCores()
     try:
         reached = await calibrate(chosen, budget_s, stages.tell, stop)
     except Interrupted:
         stages.done()
         say("interrupted: nothing is kept")
         return 130
-    except CalibrationError as error:
+    except JobFailed as error:
         stages.done()
         say(str(error))
         return 1
     stages.done()
-    return CalibrationRecord(machine_of(environment), chosen.id, created, reached, load_1min, others.cores())
+    return CalibrationRecord(machine_of(environment), chosen.id, created, reached, load_1min, others.mean())
 
 
 class Stages:

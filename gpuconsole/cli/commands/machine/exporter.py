@@ -13,7 +13,7 @@ from gpuconsole.cli.options.console import dcgm, interval
 from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.model.text import visible
-from gpuconsole.processes.sampler import Sampling
+from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.wire.events import AnyEvent, Note
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def keep_reading(board: Board, interval_s: float, dcgm_url: str | None) ->
         else:
             board.take(event)
 
-    sampling = Sampling(interval_s, dcgm_url, take)
+    sampling = SamplerSupervisor(interval_s, dcgm_url, take)
     board.starting()
     try:
         await sampling.start()

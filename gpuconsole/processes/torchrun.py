@@ -1,4 +1,4 @@
-"""A workload in several processes: torchrun as the child, and a connection from each process, on other machines too."""
+"""A workload in several processes: torchrun is the child, and each process connects to the console, from other machines too."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ from gpuconsole.wire.events import (
 LOOPBACK = "127.0.0.1"
 JOIN_S = 10.0
 MEETING_S = 600
-"""torchrun's own patience for the other machines."""
+"""Seconds that torchrun waits for the other machines."""
 LOST_S = 15.0
-"""How long the other processes have to notice that one is gone, before they are ended."""
+"""Seconds that the other processes have to notice that one has ended, before they are killed."""
 BROKEN = ("by peer", "Broken pipe", "remote process exited", "ncclRemoteError", "DistNetworkError")
-"""What gloo, NCCL and torch's store say when another process is gone: an effect, never the cause."""
+"""Messages of gloo, NCCL and torch's store about the end of another process: an effect, never the cause."""
 SILENT_S = 30.0
-"""Without a step for so long, every process is asked what it is doing."""
+"""After so many seconds without a step, every process is asked what it is doing."""
 ANSWER_S = 2.0
+"""Seconds to wait for these answers."""
 SAME_CLOCK_S = 5.0
-"""Another machine's monotonic clock differs by more, unless both were booted together."""
+"""Seconds. A monotonic clock that differs by more belongs to another machine, and its times are shifted."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -60,17 +61,17 @@ class Launch(msgspec.Struct, frozen=True):
 
     @property
     def host(self) -> str:
-        """The address of this machine under which the processes find each other and the console."""
+        """The address of this machine that the processes connect to."""
         return self.rdzv_endpoint.rpartition(":")[0].strip("[]") if self.nnodes > 1 else LOOPBACK
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach it; a host's own name often resolves to such an address."""
+        """Whether only this machine can reach `host`; a host's own name often resolves to such an address."""
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
     def processes(self) -> int:
-        """On all machines together."""
+        """The number of processes on all machines together."""
         return self.nnodes * self.nproc
 
     def arguments(self) -> list[str]:
@@ -78,14 +79,14 @@ class Launch(msgspec.Struct, frozen=True):
         if self.nnodes == 1:
             return ["--standalone", "--local-addr", LOOPBACK, "--nproc-per-node", str(self.nproc), "--max-restarts", "0"]
         conf = f"is_host=1,join_timeout={self.meeting_s}"
-        return [*self._meeting(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
+        return [*self._rendezvous(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
 
     def on_other_nodes(self) -> str:
-        """The command that makes another machine take part, ADDRESS being its own."""
+        """The command for each other machine. The user replaces ADDRESS by the address of that machine."""
         return " ".join(
             [
                 "torchrun",
-                *self._meeting(),
+                *self._rendezvous(),
                 "--rdzv-conf",
                 f"is_host=0,read_timeout={self.meeting_s}",
                 "--local-addr",
@@ -95,31 +96,33 @@ class Launch(msgspec.Struct, frozen=True):
             ]
         )
 
-    def _meeting(self) -> list[str]:
+    def _rendezvous(self) -> list[str]:
         numbers = ["--nnodes", str(self.nnodes), "--nproc-per-node", str(self.nproc)]
         return [*numbers, "--rdzv-backend", "c10d", "--rdzv-endpoint", self.rdzv_endpoint, "--rdzv-id", self.rdzv_id or "gpuconsole"]
 
 
-class RankedChild(Child):
-    """torchrun and the processes that it started. Events of all come to `on_event`; commands go to the one that leads.
+class TorchrunChild(Child):
+    """torchrun and the processes (ranks) that it started. `on_event` receives the events of all ranks; commands go to the leading rank.
 
-    Only processes that know the word given to torchrun may join.
+    A process may join only with the token that torchrun received from this console.
     """
 
     def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
-        super().__init__("gpuconsole.workloads.torchrun", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._ended)
-        self._tell_exit = on_exit
+        super().__init__(
+            "gpuconsole.workloads.torchrun", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._torchrun_ended
+        )
+        self._report_exit = on_exit
         self._launch = launch
         self._scratch = scratch
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._connections: dict[int, asyncio.StreamWriter] = {}
-        self._stepped: float | None = None
+        self._last_step_t: float | None = None
         self._doing: dict[int, str] = {}
         self.hanging = ""
         self._reading: set[asyncio.Task[None]] = set()
         self._lost: list[tuple[RankJoined, Exception | None]] = []
-        self._told: set[int] = set()
+        self._failed_ranks: set[int] = set()
         self._effect: Failed | None = None
         self._waiting: list[Command] = []
         self._failed = self._stopping = self._refused = False
@@ -136,27 +139,27 @@ class RankedChild(Child):
         }
         await self._spawn([self._module, *self._arguments], env=env)
         self._watch([asyncio.create_task(self._read_all())])
-        self._tasks += [asyncio.create_task(self._close_server()), asyncio.create_task(self._notice_silence())]
+        self._tasks += [asyncio.create_task(self._close_server()), asyncio.create_task(self._watch_silence())]
         if others := self._launch.nnodes - 1:
             machines = "1 other machine" if others == 1 else f"{others} other machines"
             self._on_event(Progress(time.monotonic(), "waiting", f"for {machines}; there: {self._launch.on_other_nodes()}"))
 
     def send(self, command: Command) -> None:
-        """To the process that leads, as soon as it is there."""
+        """Queue a command for the leading rank; it is sent as soon as that rank has joined."""
         self._stopping |= isinstance(command, Stop)
         if isinstance(command, Resume):
-            self._stepped = None  # until the next step
+            self._last_step_t = None  # until the next step
         if self._writer is None:
             self._waiting.append(command)
         else:
             super().send(command)
 
     async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
-        """At once, as long as there is nobody whom the command could reach."""
+        """As Child.stop; without patience while no leading rank can receive the command."""
         await super().stop(command, patience_s if self._writer is not None else 0.0)
 
     async def _close_server(self) -> None:
-        """Processes on other machines that are still there end when their connections do."""
+        """Close all connections: processes on other machines end with their connection."""
         await self.exited.wait()
         assert self._server is not None
         self._server.close()
@@ -164,7 +167,7 @@ class RankedChild(Child):
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One process, from its joining to its end."""
+        """Serve one rank, from joining to its end."""
         keep_alive(writer.get_extra_info("socket"))
         joined = await self._joined(reader)
         if joined is None or self.exited.is_set():
@@ -177,35 +180,34 @@ class RankedChild(Child):
                 writer.write(encode(command) + b"\n")
             self._waiting.clear()
         shift = time.monotonic() - joined.t
-        hear = partial(self._hear_from, joined.rank, 0.0 if abs(shift) < SAME_CLOCK_S else shift)
-        hear(msgspec.structs.replace(joined, token=""))
-        self._tell_missing()
-        reading = asyncio.create_task(self._read_events(reader, hear))
+        on_event = partial(self._on_rank_event, joined.rank, 0.0 if abs(shift) < SAME_CLOCK_S else shift)
+        on_event(msgspec.structs.replace(joined, token=""))
+        self._report_missing()
+        reading = asyncio.create_task(self._read_events(reader, on_event))
         self._reading.add(reading)
         await reading
         self._reading.discard(reading)
         if not self._stopping and not self.exited.is_set():
-            if joined.rank not in self._told:
+            if joined.rank not in self._failed_ranks:
                 self._lost.append((joined, reader.exception()))
-            await self._end_the_others()
+            await self._end_others()
         if not joined.leads:
             writer.close()
 
     async def _read_all(self) -> None:
-        """What the processes said last is heard before torchrun's end is."""
-        assert self._process is not None
-        await self._process.wait()
+        """Read the last events of all ranks before the end of torchrun is reported."""
+        await self._ended.wait()
         while self._reading:
             await asyncio.wait(self._reading)
 
-    async def _notice_silence(self) -> None:
-        """Say what each process is doing when there are no steps any more, and that they go on when they do."""
+    async def _watch_silence(self) -> None:
+        """Report what each rank is doing when no steps arrive any more, and report when steps arrive again."""
         while not self.exited.is_set():
             await asyncio.sleep(1.0)
-            silent_s = time.monotonic() - self._stepped if self._stepped is not None else 0.0
+            silent_s = time.monotonic() - self._last_step_t if self._last_step_t is not None else 0.0
             if silent_s < SILENT_S:
                 if self.hanging and not self._stopping:
-                    self._on_event(Note(time.monotonic(), "steps go on"))
+                    self._on_event(Note(time.monotonic(), "steps arrive again"))
                 self.hanging = ""
             elif not self.hanging and not self._stopping:
                 self._doing.clear()
@@ -216,16 +218,16 @@ class RankedChild(Child):
                 self.hanging = f"no step for {silent_s + ANSWER_S:.0f} s; {'; '.join(doing)}"
                 self._on_event(Note(time.monotonic(), self.hanging, "warning"))
 
-    def _tell_missing(self) -> None:
+    def _report_missing(self) -> None:
         if missing := self._launch.processes - len(self._connections):
             self._on_event(Progress(time.monotonic(), "waiting", f"for {missing} of {self._launch.processes} processes"))
 
-    async def _end_the_others(self) -> None:
-        """torchrun ends them, unless the one that is gone was on a machine that is gone too."""
+    async def _end_others(self) -> None:
+        """Wait until torchrun has ended the other ranks. It cannot where a whole machine is gone: then kill them."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.exited.wait(), LOST_S)
             return
-        self._tell_cause()
+        self._report_cause()
         self.kill()
 
     async def _joined(self, reader: asyncio.StreamReader) -> RankJoined | None:
@@ -241,31 +243,31 @@ class RankedChild(Child):
                 self._on_event(Note(time.monotonic(), f"a process of another run, on {event.host}, wanted to join and was refused"))
         return None
 
-    def _hear_from(self, rank: int, shift: float, event: AnyEvent) -> None:
-        """An event of one process, told by the clock of this machine."""
+    def _on_rank_event(self, rank: int, shift: float, event: AnyEvent) -> None:
+        """Pass on an event of one rank, with its time on the clock of this machine."""
         if self.exited.is_set():
-            return  # the run is closed; what comes late belongs to no other
+            return  # the run is closed
         if shift:
             event = msgspec.structs.replace(event, t=event.t + shift)
         if isinstance(event, Doing):
             self._doing[rank] = event.calls
             return
         if isinstance(event, Steps) and event.steps:
-            self._stepped = time.monotonic()
+            self._last_step_t = time.monotonic()
         if isinstance(event, Paused):
-            self._stepped = None
+            self._last_step_t = None
         if not isinstance(event, Failed):
             self._on_event(event)
             return
-        self._told.add(rank)
+        self._failed_ranks.add(rank)
         if any(words in event.cause for words in BROKEN):
             self._effect = self._effect or event
         elif not self._failed:
             self._failed = True
             self._on_event(event)
 
-    def _tell_cause(self) -> None:
-        """Once: of processes that fail one after the other, the first is the cause. It may not have got to say so."""
+    def _report_cause(self) -> None:
+        """Report the cause of a failure, once. The first rank that failed is the cause, also if it could not report this itself."""
         if self._failed:
             return
         cause, effect = self._cause(), self._effect
@@ -281,15 +283,15 @@ class RankedChild(Child):
             return f"the other machines did not come within {self._launch.meeting_s} s"
         return ""
 
-    def _ended(self, code: int) -> None:
-        """torchrun ends the others when one is gone."""
+    def _torchrun_ended(self, code: int) -> None:
+        """torchrun has ended, and with it all ranks of this machine."""
         if code:
-            self._tell_cause()
-        self._tell_exit(code)
+            self._report_cause()
+        self._report_exit(code)
 
 
 def _end_of(joined: RankJoined, error: Exception | None, words: Iterable[str]) -> str:
-    """How a process ended that did not say so, as far as torchrun's report tells."""
+    """How a rank ended that did not report its end, as far as the output of torchrun shows."""
     who = f"rank {joined.rank} on {joined.host} (pid {joined.pid})"
     if error is not None:
         return f"{who} cannot be reached any more: {error}"
