@@ -24,11 +24,11 @@ from gpuconsole.machine.environment import DeviceChoiceError, choose_device, fin
 from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs
+from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import STEPS, ProfileReport
-from gpuconsole.model.run import RunState
+from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.processes.pool import WorkerPool, ignore
@@ -39,7 +39,6 @@ from gpuconsole.processes.signals import send_signal
 from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
 from gpuconsole.session.api import Busy, SessionError, View
-from gpuconsole.session.changes import check_hot, checked, is_cold
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import StateReader, make_snapshot, make_view, prelude, write_snapshot
@@ -213,8 +212,9 @@ class Engine(StateReader):
     async def set_knobs(self, changes: Knobs) -> None:
         self._tuning.check_free()
         record, worker = self._running()
-        changes = checked(changes, record.run)
-        check_hot(changes, record.run, "needs a restart of the worker: try it as a trial")
+        changes = _effective(changes, record.run)
+        if not record.run.applies_live(changes):
+            raise SessionError(f"{describe_changes(changes)} needs a restart of the worker: try it as a trial")
         before = {name: record.run.knobs[name] for name in changes}
         async with self._exclusive():
             await self._change(worker, changes)
@@ -236,8 +236,8 @@ class Engine(StateReader):
         """As the SessionApi says. Without `keep` it is only measured: the run goes on as it was."""
         self._tuning.check_free()
         record, _ = self._running()
-        changes = checked(changes, record.run)
-        if is_cold(changes, record.run) and self._workers.nodes.nnodes > 1:
+        changes = _effective(changes, record.run)
+        if self._workers.nodes.nnodes > 1 and not record.run.applies_live(changes):
             raise SessionError(f"{', '.join(changes)}: the other machines' processes would have to start anew: run again with --set")
         self._serving.check_change(changes, record.run)
         async with self._exclusive():
@@ -265,7 +265,8 @@ class Engine(StateReader):
         if not self._kept:
             raise SessionError("nothing to revert: no change was kept")
         before, _ = self._kept[-1]
-        check_hot(before, record.run, "needed a restart: start the scenario again to go back")
+        if not record.run.applies_live(before):
+            raise SessionError(f"{describe_changes(before)} needed a restart: start the scenario again to go back")
         async with self._exclusive():
             await self._change(worker, before)
             self._kept.pop()
@@ -390,7 +391,7 @@ class Engine(StateReader):
         run = record.run
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
-            if is_cold(trial.changes, record.run):
+            if not record.run.applies_live(trial.changes):
                 trial = msgspec.structs.replace(trial, method=TwoWorkers.method)
                 self._on_trial(trial)
                 await baseline.pause()
@@ -412,7 +413,7 @@ class Engine(StateReader):
         winner = challenger if challenger is not None and trial.kept else baseline
         if challenger is not None and winner is not challenger:
             await challenger.stop()
-        if is_cold(trial.changes, record.run):
+        if not record.run.applies_live(trial.changes):
             if winner is challenger:
                 self._worker = challenger
                 baseline.listener, challenger.listener = ignore, self._emit
@@ -440,3 +441,11 @@ class Engine(StateReader):
 
     def _on_trial(self, trial: Trial) -> None:
         self._emit(TrialUpdate(time.monotonic(), trial))
+
+
+def _effective(changes: Knobs, run: Run) -> Knobs:
+    """See `Run.effective`. Raises SessionError."""
+    try:
+        return run.effective(changes)
+    except KnobError as error:
+        raise SessionError(str(error)) from None

@@ -1,4 +1,4 @@
-"""What to try next: the change whose predicted gain is worth most of the time that its trial takes."""
+"""Chooses the next trial of a tuning session: the change with the largest expected gain per second of its trial."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.model.run import Run
 
 WORTH = 0.05
-"""A change that promises less is not worth a trial: the least gain that the diagnosis benchmark counts as a cause."""
-HOT_S, LOADER_S, COLD_S, SERVER_S = 8.0, 20.0, 40.0, 60.0
-"""What a trial takes, roughly: in place, through a DataLoader, with a second worker, with a second model server."""
+"""A change with a smaller predicted gain is not worth a trial: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
+LIVE_S, LOADER_S, LIVE_SERVER_S, RESTART_S, SERVER_S = 8.0, 20.0, 20.0, 40.0, 60.0
+"""Usual duration of a trial: in the running process, through a DataLoader, on a running model server (MIN_PAIRS pairs of blocks of
+MIN_SERVING_BLOCK_S, and time to settle), with a second worker, with a second model server."""
 UNPREDICTED = 0.5
-"""Of the time at stake, what a change without a prediction is expected to win back."""
+"""Expected gain of a change without a prediction, as a share of the time at stake."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A suggestion with what it promises. `gain`: of throughput, 0.2 is a fifth more; `worth`: gain times probability over trial time."""
+    """A suggestion that may be tried. `gain`: expected gain of throughput (0.2: one fifth more); `worth`: gain times probability, per second
+    of trial."""
 
     rule: str
     suggestion: Suggestion
@@ -35,11 +37,11 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[Candidate]:
-    """What the run's findings suggest, best first, each once; without what has been tried under the same knobs.
+    """The suggestions of the run's findings, each once, the best first. `tried`: pairs of the knobs at that time and the changes.
 
-    `tried` are pairs of the knobs then and the changes. Left out too: changes of the load on a model server, which is the users' and not
-    the server's; where not allowed, changes of what is learnt per step; whatever promises less than WORTH, or less than a trial could
-    prove; and where there are knobs that `only` may be turned, changes of others.
+    Left out: what was tried under the same knobs; changes of the load on a model server, which belongs to its users; changes of what the
+    model learns per step, unless allowed; changes of other knobs than `only`, where `only` names some; and changes whose predicted gain is
+    below WORTH, or below what their trial can prove.
     """
     found: dict[str, Candidate] = {}
     for finding in run.findings:
@@ -51,7 +53,7 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_ch
             if suggestion.changes.keys() - tunable_knobs(suggestion.changes, allow_training_changes, only):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
-            if most < (WORTH if in_place(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
+            if most < (WORTH if run.applies_live(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
                 continue
             worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes, run)
             key = repr(sorted(suggestion.changes.items()))
@@ -60,8 +62,13 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_ch
     return sorted(found.values(), key=lambda one: -one.worth)
 
 
+def withheld(run: Run, tried: Sequence[tuple[Knobs, Knobs]], only: Collection[str] = ()) -> list[Candidate]:
+    """The candidates that are left out only because they change what the model learns per step, the best first."""
+    return [one for one in candidates(run, tried, True, only) if any(CATALOGUE[name].changes_training for name in one.changes)]
+
+
 def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]:
-    """Expected and greatest gain of throughput, as the model has it: without the room that is left for the error of a trial."""
+    """Expected and largest gain of throughput that the model predicts, without the margin for the error of a trial."""
     if predicted is not None:
         model = Interval(predicted.low, max(predicted.low, predicted.high / (1 + TRIAL_ERROR)))
         return model.middle - 1, model.high - 1
@@ -70,29 +77,25 @@ def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]
     return UNPREDICTED * most, most
 
 
-def in_place(changes: Knobs) -> bool:
-    """Whether one process can have both sides of a trial."""
-    return all(CATALOGUE[name].apply == "hot" and not CATALOGUE[name].serving for name in changes)
-
-
 def trial_s(changes: Knobs, run: Run) -> float:
-    """How long a trial of `changes` to `run` takes: as most of its kind, or longer where its blocks must hold many steps, or slow ones."""
+    """Expected duration of a trial of `changes` to `run`: the usual duration, or more where blocks must hold many or slow steps."""
     step_s = run.signals["step_s"].value if "step_s" in run.signals else 0.0
     sides = plans(run.knobs, changes, run.summary.phases_ratio or None)
-    return max(usual_s(changes), MIN_PAIRS * sum(plan.least_s(step_s) for plan in sides.values()))
+    return max(usual_s(changes, run), MIN_PAIRS * sum(plan.least_s(step_s) for plan in sides.values()))
 
 
-def usual_s(changes: Knobs) -> float:
-    """How long most trials of the kind take."""
-    of_knobs = [CATALOGUE[name] for name in changes]
-    if any(knob.serving for knob in of_knobs):
-        return SERVER_S
-    cold = any(knob.apply == "cold" for knob in of_knobs)
-    return COLD_S if cold else LOADER_S if any(knob.loader for knob in of_knobs) else HOT_S
+def usual_s(changes: Knobs, run: Run) -> float:
+    """Usual duration of a trial of this kind."""
+    knobs, live = [CATALOGUE[name] for name in changes], run.applies_live(changes)
+    if any(knob.serving for knob in knobs):
+        return LIVE_SERVER_S if live else SERVER_S
+    if not live:
+        return RESTART_S
+    return LOADER_S if any(knob.loader for knob in knobs) else LIVE_S
 
 
 def tunable_knobs(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:
-    """Those of `knobs` that may be turned."""
+    """Those of `knobs` that a tuning session may change."""
     load = {knob.name for knob in GROUPS["load"]}
     return {
         name

@@ -9,7 +9,7 @@ import msgspec
 from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
@@ -151,6 +151,18 @@ class Run(msgspec.Struct, omit_defaults=True):
     def serves(self) -> bool:
         """Whether the run is a model server under load. Otherwise the run trains."""
         return self.workload.startswith("inference.")
+
+    def effective(self, changes: Knobs) -> Knobs:
+        """Those of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and where nothing is altered."""
+        allowed = check_knobs(dict(changes), tuple(self.knobs), self.scenario)
+        changed = {name: value for name, value in allowed.items() if self.knobs[name] != value}
+        if not changed:
+            raise KnobError(f"{describe_changes(allowed)}: already in force")
+        return changed
+
+    def applies_live(self, changes: Knobs) -> bool:
+        """Whether all `changes` take effect in the worker of this run, without another process (see `Knob.applies_live`)."""
+        return all(CATALOGUE[name].applies_live(value, self.facts) for name, value in changes.items())
 
     @property
     def slowest(self) -> tuple[int, float] | None:

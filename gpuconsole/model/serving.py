@@ -31,21 +31,6 @@ def served_precision(knobs: Mapping[str, object]) -> str:
     return PRECISIONS.get(str(knobs.get("dtype")), "bf16")
 
 
-LIVE_KNOBS = ("max_num_seqs", "max_num_batched_tokens")
-"""Limits of the scheduler that can change while the server runs, up to the value at the start of the server (see `live_limit`)."""
-
-
-def live_limit(name: str) -> str:
-    """The name of the fact with the largest value of knob `name` that the server accepts without a restart."""
-    return f"live_limit.{name}"
-
-
-def within_live_limit(name: str, value: object, facts: Mapping[str, float]) -> bool:
-    """Whether the server with these `facts` accepts `value` for knob `name` without a restart."""
-    limit = facts.get(live_limit(name))
-    return limit is not None and isinstance(value, int) and value <= limit
-
-
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request. Times in seconds; `t` is the end of the request on CLOCK_MONOTONIC.
 

@@ -10,7 +10,6 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.serving import Objective
 from gpuconsole.session.api import SessionError
-from gpuconsole.session.changes import is_cold
 
 NO_TORCH = 'torch is not installed: pip install "gpuconsole[torch]" (monitoring works without it)'
 
@@ -29,5 +28,5 @@ class ServingChoice(msgspec.Struct, frozen=True):
 
     def check_change(self, changes: Knobs, run: Run) -> None:
         """Raises SessionError for a flag of a server that the console did not start: only a restart changes the flag."""
-        if is_cold(changes, run) and run.serves and self.options.get("server_url"):
+        if run.serves and not run.applies_live(changes) and self.options.get("server_url"):
             raise SessionError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")

@@ -131,7 +131,7 @@ def test_snapshot_and_recording_tell_the_same_session_in_which_bad_requests_chan
         await running(engine)
         with pytest.raises(SessionError, match="no knob 'bath_size'"):
             await engine.set_knobs({"bath_size": 3})
-        with pytest.raises(SessionError, match="already so"):
+        with pytest.raises(SessionError, match="already in force"):
             await engine.set_knobs({"batch_size": 2})
         with pytest.raises(SessionError, match="needs a restart"):
             await engine.set_knobs({"n_layer": 2})

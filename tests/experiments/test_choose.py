@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpuconsole.experiments.certificate import mistakes
-from gpuconsole.experiments.choose import HOT_S, candidates, trial_s
+from gpuconsole.experiments.choose import LIVE_S, candidates, trial_s
 from gpuconsole.experiments.statistics import speedup
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
 from gpuconsole.model.experiments.trial import Trial, Verdict
@@ -49,7 +49,7 @@ def test_a_trial_whose_blocks_hold_many_steps_takes_longer_and_comes_later() -> 
     rarer, fused = finding("a", {"save_every": 40}, Interval(1.3, 1.5)), finding("b", {"optim": "adamw_fused"}, Interval(1.25, 1.45))
     now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 5}, "signals": {"step_s": Signal(0.06, "s", "account")}}
     run = run_with(rarer, fused, **now)
-    assert trial_s({"optim": "adamw_fused"}, run) == HOT_S < trial_s({"save_every": 40}, run) == pytest.approx(4 * (2.4 + 0.35))
+    assert trial_s({"optim": "adamw_fused"}, run) == LIVE_S < trial_s({"save_every": 40}, run) == pytest.approx(4 * (2.4 + 0.35))
     assert [one.rule for one in candidates(run, [], False)] == ["b", "a"]
 
 
@@ -76,6 +76,21 @@ def test_only_the_knobs_that_may_be_turned_are() -> None:
 )
 def test_what_is_left_alone(left_out: Finding) -> None:
     assert chosen(left_out) == []
+
+
+SEATS = finding("serve.seats_too_few", {"max_num_seqs": 16}, Interval(1.04, 1.13))  # at most 1.07 without the error of a trial
+LIVE = {"live_limit.max_num_seqs": 16.0}
+
+
+def test_a_change_that_applies_live_is_judged_by_what_a_trial_in_one_process_can_prove() -> None:
+    """Two processes differ anyway, so their trial proves nothing below 8 %; one process with a live limit has no such noise."""
+    assert [one.changes for one in candidates(run_with(SEATS, facts=LIVE), [], False)] == [{"max_num_seqs": 16}]
+    assert candidates(run_with(SEATS, facts={"live_limit.max_num_seqs": 15.0}), [], False) == [], "above the limit: another server"
+    assert candidates(run_with(SEATS), [], False) == [], "the server reports no live limit"
+
+
+def test_a_live_change_of_a_server_takes_no_second_server() -> None:
+    assert trial_s({"max_num_seqs": 16}, run_with(facts=LIVE)) < trial_s({"max_num_seqs": 16}, run_with())
 
 
 def test_a_change_of_training_is_tried_where_it_is_allowed() -> None:

@@ -63,7 +63,7 @@ class Engine:
 
 
 @pytest.fixture
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "READ_EVERY_S", 0.01)
     monkeypatch.setattr(standing, "SETTLED_S", 0.02)
 
@@ -76,9 +76,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
         (Interval(1.5, 2.5), 1.0, True),  # eight blocks of five steps take longer than most trials
     ],
 )
-def test_what_promises_much_is_tried_before_the_probes_have_answered(
-    predicted: Interval, step_s: float, waited: bool, looks_often: None
-) -> None:
+def test_what_promises_much_is_tried_before_the_probes_have_answered(predicted: Interval, step_s: float, waited: bool, often: None) -> None:
     engine = Engine(predicted)
     engine.step_s = step_s
     certificate = asyncio.run(Tuner(engine, "data-starved", 60.0).run())
@@ -96,7 +94,7 @@ def test_what_promises_much_is_tried_before_the_probes_have_answered(
     ],
 )
 def test_only_probes_are_waited_for_that_may_lead_to_a_change(
-    lacking: str, allow: bool, only: tuple[str, ...], waited: bool, looks_often: None
+    lacking: str, allow: bool, only: tuple[str, ...], waited: bool, often: None
 ) -> None:
     engine = Engine(Interval(1.06, 1.3), lacking)
     asyncio.run(Tuner(engine, "data-starved", 60.0, allow_training_changes=allow, only=only).run())
@@ -117,13 +115,23 @@ class Seldom(Engine):
         return shown
 
 
-def test_a_run_of_which_little_has_been_seen_is_not_taken_to_be_all_right(looks_often: None) -> None:
+def test_a_run_of_which_little_has_been_seen_is_not_taken_to_be_all_right(often: None) -> None:
     certificate = asyncio.run(Tuner(Seldom(Interval(1.06, 1.3)), "data-starved", 60.0).run())
     assert certificate.changed == {"num_workers": 2}
 
 
-def test_where_no_knob_may_be_turned_nothing_is_waited_for(looks_often: None) -> None:
+def test_where_no_knob_may_be_turned_nothing_is_waited_for(often: None) -> None:
     engine = Engine(Interval(1.5, 2.5))
     certificate = asyncio.run(Tuner(engine, "data-starved", 60.0, only=("batch_size",)).run())
-    assert "change what is learnt" in certificate.stopped
+    assert "alter what the model learns" in certificate.stopped
     assert not engine.answered_before_trial
+
+
+def test_the_end_names_what_is_left_alone_because_it_changes_training(often: None) -> None:
+    engine = Engine(Interval(1.5, 2.5))
+    suggestion = Suggestion({"batch_size": 64}, Interval(1.8, 2.7), "", "")
+    engine._found = [Finding("gpu.small_batch", "fires", "", 0.5, suggestions=(suggestion,))]
+    certificate = asyncio.run(Tuner(engine, "tiny-batch", 60.0).run())
+    assert not engine.answered_before_trial
+    assert "batch_size 8 -> 64 (predicted 1.80-2.70x)" in certificate.stopped
+    assert "--allow-training-changes" in certificate.stopped

@@ -1,4 +1,4 @@
-"""A tuning session beside other hands: it ends with its run, waits while something else is under way, and is alone while it works."""
+"""A tuning session beside a user: it waits while another trial runs, refuses other changes while it runs, and ends before its run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JUDGED: dict[str, Any] = {"steady_from_s": 0.5, "duration_s": 60.0, "signals": {
 
 
 class Engine:
-    """Somebody else's trial is under way at the first call; after that every change wins."""
+    """Another trial is running at the first call; after that every change wins."""
 
     def __init__(self, findings: list[Finding]) -> None:
         self.run = Run("1", "chatty-logging", "training.gpt", {"log_every": 1}, "cpu", "running", findings=findings, **JUDGED)
@@ -74,7 +74,7 @@ def test_what_is_busy_is_waited_for_and_no_candidate_is_struck_off() -> None:
     told: list[AnyEvent] = []
     certificate = asyncio.run(TuningSession(Engine([SLOW]), told.append).run("chatty-logging", {"batch_size": 2}, 60.0))
     assert [one.trial.kept for one in certificate.attempts] == [True]
-    assert certificate.stopped == "nothing that is left promises 5 %"
+    assert certificate.stopped == "no further change is predicted to gain 5 %"
     assert certificate.flags == "--set batch_size=2 --set log_every=20"
     last = told[-1]
     assert isinstance(last, TuningUpdate) and not last.tuning.under_way
@@ -85,7 +85,7 @@ def test_it_ends_before_its_run_does_and_is_alone_until_then() -> None:
         session = TuningSession(Engine([]), lambda event: None)  # no findings: it looks on for ever
         work = asyncio.create_task(session.run("chatty-logging", {}, 60.0))
         await until(lambda: session._task is not None)
-        with pytest.raises(SessionError, match="a tuning session is under way"):
+        with pytest.raises(SessionError, match="a tuning session is running"):
             session.check_free()
         await session.finish()
         session.check_free()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -28,6 +28,7 @@ class Knob(msgspec.Struct, frozen=True):
     `changes_numerics`: the change alters the numbers that a step computes, so a trial compares the loss of held-out batches too.
     `default`: the value where a scenario sets none. A scenario must set a knob without a default.
     `changes_training`: the change alters what the model learns per step (batch size), not only the speed.
+    `lowered_live`: a cold knob whose value a model server can lower, and raise again, while it runs (see `live_limit`).
     """
 
     name: str
@@ -45,6 +46,19 @@ class Knob(msgspec.Struct, frozen=True):
     changes_numerics: bool = False
     default: Value | None = None
     examples: tuple[Value, ...] = ()
+    lowered_live: bool = False
+
+    def live_limit(self, facts: Mapping[str, float]) -> float | None:
+        """The largest value that the running worker accepts without a restart; None where its `facts` report no limit."""
+        return facts.get(live_limit_fact(self.name))
+
+    def applies_live(self, value: Value, facts: Mapping[str, float]) -> bool:
+        """Whether `value` takes effect in the running worker, without another process.
+
+        True for hot knobs, and for a cold knob up to the limit that the worker, or its model server, reports in its `facts`.
+        """
+        limit = self.live_limit(facts)
+        return self.apply == "hot" or (limit is not None and isinstance(value, int | float) and value <= limit)
 
     def allowed(self) -> str:
         """The allowed values in words."""
@@ -82,6 +96,11 @@ class Knob(msgspec.Struct, frozen=True):
             if isinstance(error, KnobError):
                 raise
             raise KnobError(f"{self.name}: {text!r} is not allowed; allowed: {self.allowed()}") from None
+
+
+def live_limit_fact(name: str) -> str:
+    """The name of the fact in which a worker reports the live limit of knob `name`."""
+    return f"live_limit.{name}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

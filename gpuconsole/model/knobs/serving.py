@@ -21,6 +21,7 @@ _SERVER = (
         "int",
         "maximum number of sequences in one iteration",
         apply="cold",
+        lowered_live=True,
         low=1,
         high=65536,
         default=32,
@@ -31,6 +32,7 @@ _SERVER = (
         "int",
         "maximum number of prompt and output tokens in one iteration",
         apply="cold",
+        lowered_live=True,
         low=1,
         high=1_048_576,
         unit="tokens",
@@ -244,3 +246,5 @@ def _serving(knobs: tuple[Knob, ...]) -> tuple[Knob, ...]:
 
 SERVING_GROUPS = {"server": _serving(_SERVER), "load": _serving(_LOAD)}
 SERVING_KNOBS = SERVING_GROUPS["server"] + SERVING_GROUPS["load"]
+LIVE_KNOBS = tuple(knob.name for knob in SERVING_KNOBS if knob.lowered_live)
+"""Limits of the scheduler that can change while the server runs (see `Knob.live_limit`)."""

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
-from gpuconsole.model.serving import LIVE_KNOBS, live_limit
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.report.page import follow, labelled
 
@@ -30,7 +29,8 @@ class Shown(NamedTuple):
 
     def applies(self, name: str) -> str:
         """hot, cold, or hot up to what the server was started with."""
-        knob, limit = CATALOGUE.get(name), self.facts.get(live_limit(name))
+        knob = CATALOGUE.get(name)
+        limit = knob.live_limit(self.facts) if knob else None
         return f"hot <={limit:g}" if limit is not None else knob.apply if knob else ""
 
     @property
@@ -121,7 +121,7 @@ def _meaning(name: str, no_effect: str, width: int) -> list[Row]:
     if knob is None:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]
     when = "hot: takes effect between two steps" if knob.apply == "hot" else "cold: needs a new worker, so only a trial can change it"
-    if name in LIVE_KNOBS:
+    if knob.lowered_live:
         when = "hot up to what a server of ours was started with (between two iterations); above that cold: only a trial can change it"
     if knob.changes_training:
         when += "; changes what is learnt per step, not only how fast"

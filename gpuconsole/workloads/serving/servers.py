@@ -25,7 +25,8 @@ import aiohttp
 import psutil
 
 from gpuconsole.model.knobs.catalogue import Knobs, show
-from gpuconsole.model.serving import LIVE_KNOBS, live_limit
+from gpuconsole.model.knobs.knob import live_limit_fact
+from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.text import visible
 
 READY_S = 1200.0
@@ -292,7 +293,7 @@ def live_limits(knobs: Knobs) -> dict[str, float]:
     Without chunked prefill a prompt that is longer than an iteration would wait for ever, and everybody behind it.
     """
     names = LIVE_KNOBS if knobs["enable_chunked_prefill"] else LIVE_KNOBS[:1]
-    return {live_limit(name): float(knobs[name]) for name in names}
+    return {live_limit_fact(name): float(knobs[name]) for name in names}
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

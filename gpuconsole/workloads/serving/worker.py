@@ -24,7 +24,8 @@ from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
-from gpuconsole.model.serving import FORMULAS, LIVE_KNOBS
+from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.serving import FORMULAS
 from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import (

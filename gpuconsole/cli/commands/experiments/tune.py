@@ -151,7 +151,7 @@ async def _tune(
         engine,
         args.scenario,
         args.budget,
-        given=knobs,
+        overrides=knobs,
         allow_training_changes=args.allow_training_changes,
         only=args.only,
         on_change=heard,
