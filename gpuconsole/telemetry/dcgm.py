@@ -1,15 +1,15 @@
-"""A running dcgm-exporter as a source, for what NVML cannot report.
+"""A running dcgm-exporter as a source for metrics that NVML cannot report.
 
-What it adds, by architecture, as far as the user's counters file lists the fields:
-- Hopper and newer: nothing; DCGM takes its profiling fields from the same GPM counters that we read ourselves.
+Additional metrics by architecture, if the user's counters file lists the fields:
+- Hopper and newer: none. DCGM reads its profiling fields from the same GPM counters that the NVML source reads.
 - Volta, Turing and Ampere data-centre GPUs: SM activity and occupancy, tensor, fp64, fp32 and fp16 activity, HBM bandwidth,
-  PCIe and NVLink traffic, from DCGM's profiling module (root, and one client of the hardware counters at a time: while
-  Nsight holds them the fields are missing). This is the only way to these numbers there.
-- Pascal and older, and GeForce: no profiling fields; the rest NVML reports too.
+  PCIe and NVLink traffic, from DCGM's profiling module. The module needs root and is the only client of the hardware counters:
+  while Nsight uses them, the fields are missing. There is no other source for these metrics on these GPUs.
+- Pascal and older, and GeForce: no profiling fields. NVML reports all other fields too.
 
-dcgm-exporter collects every 30 s unless told otherwise (`-c 1000`: every second). Until it collects again its last numbers
-stand, and rates are over the time between two collections. When they have not changed for too long they are stale: the
-energy counter of a GPU that is being read grows every time.
+By default dcgm-exporter collects every 30 s (`-c 1000`: every second). Its last numbers are valid until the next collection. Rates
+are over the time between two collections. Numbers that have not changed for too long are stale: the energy counter of a GPU grows
+with every collection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STALE_S = 90.0  # three of dcgm-exporter's own periods
 LARGEST_PAGE = 32 << 20
 _PREFIX = "DCGM_FI_"
 _METRICS = (*(field.metric for field in FIELDS), "gpu.hbm_bytes_per_s")
-# What DCGM writes for "no value": blank doubles, and the blank, not-found, not-supported and not-permitted integers.
+# DCGM's codes for "no value": blank doubles, and the blank, not-found, not-supported and not-permitted integers.
 _BLANK_DOUBLE = 140737488355328.0
 _BLANK_INT32 = range(0x7FFFFFF0, 0x7FFFFFF4)
 _BLANK_INT64 = float(0x7FFFFFFFFFFFFFF0)
@@ -46,12 +46,12 @@ Page = dict[str, dict[str, float]]  # by UUID, by field
 
 
 class _Bad(Exception):
-    """The page cannot be used; the message is the reason."""
+    """The page is not usable; the message is the reason."""
 
 
 class DcgmSource:
-    """Reads `url` for the GPUs in `devices`, which are matched by UUID. Every metric that DCGM could give is, after each
-    `read`, in a sample or in `unavailable`; the caller decides which of them it wants."""
+    """Reads `url` for the GPUs in `devices`, matched by UUID. After each `read` every DCGM metric is in a sample or in
+    `unavailable`; the caller selects the metrics."""
 
     name = "dcgm"
 
@@ -67,18 +67,18 @@ class DcgmSource:
         self._reasons: Reasons = {}
 
     def devices(self) -> list[Device]:
-        """GPUs that another source has named already."""
+        """Empty: another source has already reported the GPUs."""
         return self._gpus
 
     def prime(self) -> None:
-        """Asks, and does not wait: the first `read` takes the answer."""
+        """Send the first request without waiting. The first `read` receives the answer."""
         self._scrape = _Scrape(self._url)
 
     def read(self, t: float) -> Readings:
         try:
             self._update(self._ask(), t)
             if t - self._page_t > self._stale_s:
-                raise _Bad(f"dcgm-exporter has given the same numbers for {t - self._page_t:.0f} s")
+                raise _Bad(f"dcgm-exporter has returned the same numbers for {t - self._page_t:.0f} s")
         except _Bad as bad:
             self._reasons = {gpu.id: dict.fromkeys(_METRICS, str(bad)) for gpu in self._gpus}
             return []
@@ -98,7 +98,7 @@ class DcgmSource:
         return "waiting for dcgm-exporter" if self._scrape is not None else ""
 
     def _ask(self) -> Page:
-        """The page of now, waiting at most the timeout; an answer that is late is not waited for a second time."""
+        """The current page. The call waits at most the timeout, and does not wait again for a late answer."""
         scrape = self._scrape = self._scrape or _Scrape(self._url)
         if not scrape.done.wait(0 if scrape.waited_for else self._timeout_s):
             scrape.waited_for = True
@@ -109,7 +109,7 @@ class DcgmSource:
         return scrape.page
 
     def _update(self, page: Page, t: float) -> None:
-        """Take a page in. One that says what the last one said is the same collection, and measures nothing new."""
+        """Store a page. A page with the same numbers as the last page is the same collection and adds no measurement."""
         if page == self._page:
             return
         elapsed = t - self._page_t
@@ -123,7 +123,7 @@ class DcgmSource:
         self._page, self._page_t = page, t
 
     def _look(self, gpu: Device) -> tuple[dict[str, float], dict[str, str]]:
-        """A GPU's values in the catalogue's units, and the reasons for those that are missing."""
+        """The values of a GPU in the catalogue's units, and the reasons for missing values."""
         if gpu.is_mig:
             return {}, dict.fromkeys(_METRICS, "dcgm-exporter does not name MIG slices by UUID")
         raw = self._page.get(gpu.uuid)
@@ -147,12 +147,12 @@ class DcgmSource:
 
 
 def _value(field: DcgmField, raw: float) -> float:
-    """In the catalogue's unit; raises _Bad for what DCGM writes when it has no value, and for nonsense."""
+    """The value in the catalogue's unit. Raises _Bad for DCGM's "no value" codes and for impossible values."""
     if raw >= _BLANK_INT64 or raw in _BLANK_INT32 or (field.kind == "gauge" and raw >= _BLANK_DOUBLE):
         raise _Bad(f"DCGM has no value for {field.field}")
     value = raw * field.factor
     is_ratio = CATALOGUE[field.metric].unit == "ratio"
-    # Both ends of a rate are stamped a moment late: a share of time can come out a little over 1.
+    # The timestamps of a rate are slightly late, so a share of time can be slightly above 1.
     if not 0 <= value < math.inf or (is_ratio and value > (1.5 if field.kind == "rate" else 1.01)):
         raise _Bad("dcgm-exporter reported an impossible value")
     return min(value, 1.0) if is_ratio else value
@@ -163,13 +163,13 @@ def _derive(gpu: Device, values: dict[str, float], reasons: dict[str, str]) -> N
     if share is None:
         reasons["gpu.hbm_bytes_per_s"] = reasons["gpu.dram_active_ratio"]
     elif peak is None:
-        reasons["gpu.hbm_bytes_per_s"] = "no datasheet bandwidth is known for this device"
+        reasons["gpu.hbm_bytes_per_s"] = "the datasheet bandwidth of this device is not known"
     else:
         values["gpu.hbm_bytes_per_s"] = share * peak
 
 
 class _Scrape:
-    """One request, on a thread of its own: name resolution, a slow server and a page without end hold up nobody."""
+    """One request on its own thread, so that name resolution, a slow server or an endless page delay nothing else."""
 
     def __init__(self, url: str) -> None:
         self.page: Page = {}
@@ -189,7 +189,7 @@ class _Scrape:
 
 
 def _fetch(url: str) -> str:
-    # No proxy: dcgm-exporter runs here or next door. A redirect may not lead to a file, so only HTTP is spoken.
+    # No proxy: dcgm-exporter runs on this machine or nearby. Only HTTP is allowed, so that a redirect cannot read a file.
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
@@ -201,7 +201,7 @@ def _fetch(url: str) -> str:
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
-            raise ValueError(f"{parts.scheme or url} is no way to get there")
+            raise ValueError(f"{parts.scheme or url} is not an allowed address")
         address = urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/metrics"))
         with opener.open(address, timeout=SOCKET_S) as response:
             body = _read_all(response)
@@ -216,13 +216,13 @@ def _fetch(url: str) -> str:
 
 
 def _read_all(response: http.client.HTTPResponse) -> bytes:
-    """The body; one that drips or does not end is given up."""
+    """The body. Raises _Bad for a body that arrives too slowly or does not end."""
     body = bytearray()
     deadline = time.monotonic() + 2 * SOCKET_S
     while chunk := response.read1(1 << 16):
         body += chunk
         if len(body) > LARGEST_PAGE or time.monotonic() > deadline:
-            raise _Bad("dcgm-exporter's page has no end")
+            raise _Bad("the page of dcgm-exporter does not end")
     return bytes(body)
 
 
@@ -235,19 +235,19 @@ def _status(code: int) -> str:
 
 def parse(text: str) -> Page:
     """The DCGM fields of whole GPUs in a page of dcgm-exporter; raises _Bad."""
-    # Without the TYPE lines: the parser would rename what they call counters.
+    # Remove the TYPE lines: the parser renames counters.
     lines = [line for line in text.split("\n") if line.startswith(_PREFIX)]
     page: Page = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 if not sample.labels.get("GPU_I_ID") and (uuid := sample.labels.get("UUID")):
-                    # The one NaN, so that pages with it can be equal: containers compare what they hold by identity first.
+                    # One shared NaN object, so that pages with NaN can be equal: containers compare elements by identity first.
                     value = math.nan if math.isnan(sample.value) else float(sample.value)
-                    # The same GPU stands there once for each pod that shares it, with the same value.
+                    # A GPU that several pods share appears once per pod, with the same value.
                     page.setdefault(uuid, {}).setdefault(sample.name, value)
-    except Exception as error:  # the parser is made for good pages: for bad ones it raises what it comes across
-        raise _Bad(f"dcgm-exporter's page cannot be understood: {type(error).__name__}") from None
+    except Exception as error:  # the parser raises any exception for malformed pages
+        raise _Bad(f"the page of dcgm-exporter cannot be parsed: {type(error).__name__}") from None
     if not page:
         raise _Bad("the page has no DCGM metrics")
     return page

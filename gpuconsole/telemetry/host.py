@@ -1,4 +1,4 @@
-"""The host as a source: cores, waiting, memory, disk and network, read from psutil and /proc/pressure."""
+"""The host as a source: cores, pressure, memory, disk and network, from psutil and /proc/pressure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PRESSURE = {
     "host.memory_pressure_ratio": Path("/proc/pressure/memory"),
 }
 _ONE_READING = "a rate needs two readings"
-_WENT_BACK = "the system's counter went back"
+_WENT_BACK = "the counter of the system decreased"
 _LOOPBACK = "lo"
 NETWORK = Path("/sys/class/net")
 
 
 class _Missing(Exception):
-    """This machine cannot say; the message is the reason."""
+    """This machine does not report the value; the message is the reason."""
 
 
 def cpu_device() -> Device:
@@ -51,7 +51,7 @@ class HostSource:
         return [self._device]
 
     def prime(self) -> None:
-        psutil.cpu_percent(percpu=True)  # psutil keeps the first reading itself
+        psutil.cpu_percent(percpu=True)  # psutil stores the first reading
         self._counters, self._reasons = _cumulative()
         self._read_at = time.monotonic()
 
@@ -78,7 +78,7 @@ class HostSource:
         return "/proc"
 
     def _rates(self) -> dict[str, float]:
-        """Growth per second of every cumulative counter; notes the reasons for those that have none."""
+        """Growth per second of every cumulative counter. Stores the reasons for missing rates."""
         before, elapsed = self._counters, time.monotonic() - self._read_at
         self._counters, self._reasons = _cumulative()
         self._read_at += elapsed
@@ -90,13 +90,13 @@ class HostSource:
                 self._reasons[name] = _WENT_BACK
             else:
                 rate = (value - before[name]) / elapsed
-                # The kernel's clock and ours are read a moment apart: a share can come out a hair over 1.
+                # The kernel's clock and our clock are read at slightly different times, so a share can be slightly above 1.
                 rates[name] = min(rate, 1.0) if name in PRESSURE else rate
         return rates
 
 
 def _cumulative() -> tuple[dict[str, float], dict[str, str]]:
-    """The counters whose growth is a rate, by the rate's name (seconds waited, bytes moved), and what is missing."""
+    """The cumulative counters by the name of their rate (seconds waited, bytes moved), and the reasons for missing counters."""
     counters: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for name, path in PRESSURE.items():
@@ -121,7 +121,7 @@ def waited_s(path: Path) -> float:
         text = path.read_text()
     except FileNotFoundError:
         raise _Missing(f"the kernel has no {path}") from None
-    except OSError as error:  # built in but switched off, or hidden from a container
+    except OSError as error:  # the kernel has the file but the feature is off, or a container hides it
         raise _Missing(f"{path}: {error.strerror}") from None
     for line in text.splitlines():
         if line.startswith("some "):
@@ -130,7 +130,7 @@ def waited_s(path: Path) -> float:
 
 
 def _disk_bytes() -> tuple[float, float]:
-    """Bytes read and written by physical disks; not again by the volumes and loops on top of them."""
+    """Bytes read and written by physical disks, without the volumes and loop devices on top of these disks."""
     try:
         disks = psutil.disk_io_counters(perdisk=True) or {}
     except (OSError, NotImplementedError) as error:
@@ -143,13 +143,13 @@ def _disk_bytes() -> tuple[float, float]:
 
 
 def _net_bytes() -> tuple[float, float]:
-    """Bytes received and sent by network cards; by every interface but loopback where none is to be seen."""
+    """Bytes received and sent by network cards; if no card is visible, by all interfaces except loopback."""
     try:
         interfaces = psutil.net_io_counters(pernic=True)
     except OSError as error:
         raise _Missing(f"network counters: {error}") from None
     others = {name: counters for name, counters in interfaces.items() if not name.startswith(_LOOPBACK)}
-    # Bridges, bonds and the like count again what has passed a card; in a container there may be no card to see.
+    # Bridges and bonds count the traffic of their cards a second time. In a container no card may be visible.
     physical = [counters for name, counters in others.items() if (NETWORK / name / "device").exists()]
     real = physical or list(others.values())
     if not real:
@@ -166,4 +166,4 @@ def _cpu_name() -> str:
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             return value.strip()
-    return platform.processor() or platform.machine()  # Arm kernels write no model name
+    return platform.processor() or platform.machine()  # Arm kernels report no model name

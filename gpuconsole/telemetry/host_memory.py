@@ -1,4 +1,4 @@
-"""How much memory this host, or the container that we are in, has and uses."""
+"""Total and used memory of this host, or of the container of this process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import psutil
 
-_CGROUP = Path("/sys/fs/cgroup")  # a container sees its own control group here (version 2)
+_CGROUP = Path("/sys/fs/cgroup")  # inside a container this is the container's own control group (version 2)
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(used, total). Used is what new programs cannot get; a container's limit counts as its total."""
+    """(used, total) in bytes. Used memory is not available to new programs. In a container the total is the container's limit."""
     machine = psutil.virtual_memory()
     limit = _cgroup_limit_bytes()
     if limit is None or limit >= machine.total:
@@ -27,7 +27,7 @@ def _cgroup_limit_bytes() -> int | None:
 
 
 def _cgroup_used_bytes() -> int:
-    """What is charged to the control group, less the file cache that the kernel would give back. Raises OSError."""
+    """Bytes charged to the control group, minus reclaimable file cache. Raises OSError."""
     charged = int((_CGROUP / "memory.current").read_text())
     fields = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     return charged - int(fields.get("inactive_file", "0"))

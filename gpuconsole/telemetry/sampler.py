@@ -1,6 +1,6 @@
-"""The sampler child: reads every source on a beat of its own and sends what it finds down the wire.
+"""The sampler child: polls every source on its own thread and sends the readings over the wire.
 
-A driver call can hang for seconds; here it holds up nobody but one thread of this process, which the console can leave behind.
+A driver call can hang for seconds. In this process the call blocks only one thread, and the console can abandon the process.
 
     python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS] [--dcgm URL]
 """
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from gpuconsole import __version__
 from gpuconsole.model.machine.device import Device
-from gpuconsole.telemetry.beat import STUCK_S, Beat
-from gpuconsole.telemetry.fill_in import FillIn, FirstChoice
+from gpuconsole.telemetry.fallback import Fallback, Preferred
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
+from gpuconsole.telemetry.poller import STUCK_S, Poller
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, SourceState, Stop
@@ -28,21 +28,21 @@ from gpuconsole.wire.events import AnyCommand, Devices, Hello, Sample, SourceSta
 LAST_WORDS_S = 0.5
 WATCH_S = 0.5
 OPENING_S = 2.0
-"""How long the list of devices waits for the driver to open; afterwards it comes without GPUs, and once more when they are known."""
+"""Seconds that the device list waits for the driver. After that the sampler sends the list without GPUs, and sends it again with GPUs later."""
 RETRY_S = 5.0
-"""How often a driver that is not there is looked for again."""
+"""Seconds between two attempts to find a missing driver."""
 
 
 class Sampler:
     """Sends rounds of samples from every source until `stop` is set."""
 
     def __init__(self, channel: ChildChannel, interval_s: float, dcgm: str = "") -> None:
-        """`dcgm`: the address of a dcgm-exporter, for what NVML cannot report."""
+        """`dcgm`: the address of a dcgm-exporter for metrics that NVML cannot report."""
         self._channel = channel
         self._dcgm = dcgm
         self._interval_s = interval_s
         self._host = HostSource()
-        self._beats: list[Beat] = []
+        self._pollers: list[Poller] = []
         self._told: dict[str, SourceState] = {}
         self._announced: str | None = None
         self._announcing = threading.Lock()
@@ -64,9 +64,9 @@ class Sampler:
     # --- opening --------------------------------------------------------------------------------------------
 
     def _open_nvml(self) -> None:
-        """Until it works or we end: without a driver the host is all there is.
+        """Try to open the driver until it works or the sampler stops. Without a driver there is only the host.
 
-        When a driver that was not there comes to be there in another way, only a fresh process can load its library.
+        If the driver library changes, only a new process can load it.
         """
         reason = ""
         while not self.stop.is_set():
@@ -84,19 +84,19 @@ class Sampler:
                 self._opening_since = 0.0
                 self._opened = True
                 self._announce(gpus.devices(), "", gpus.driver, gpus.cuda)
-                first = FirstChoice(gpus)
+                first = Preferred(gpus)
                 self._add(first)
                 if self._dcgm:
                     self._add_dcgm(first)
                 return
 
-    def _add_dcgm(self, first: FirstChoice) -> None:
-        from gpuconsole.telemetry.dcgm import DcgmSource  # only who asks for it pays for its imports
+    def _add_dcgm(self, first: Preferred) -> None:
+        from gpuconsole.telemetry.dcgm import DcgmSource  # imported only when used, because the import takes time
 
-        self._add(FillIn(DcgmSource(self._dcgm, first.devices()), first))
+        self._add(Fallback(DcgmSource(self._dcgm, first.devices()), first))
 
     def _announce(self, gpus: list[Device], reason: str, driver: str | None = None, cuda: str = "") -> None:
-        """Say what the devices are, when it is news. Two threads may: the last word is the driver's own."""
+        """Send the device list when it has changed. Two threads call this method; the driver's list is final."""
         with self._announcing:
             if self._announced == reason or (self._opened and not gpus):
                 return
@@ -104,29 +104,29 @@ class Sampler:
             self._channel.send(Devices(time.monotonic(), gpus + self._host.devices(), driver, reason, cuda))
 
     def _add(self, source: Source) -> None:
-        beat = Beat(source, self._interval_s, self._channel.send, lambda: self._round_done(source), self._driver_gone)
-        self._beats.append(beat)
-        beat.start()
+        poller = Poller(source, self._interval_s, self._channel.send, lambda: self._round_done(source), self._driver_gone)
+        self._pollers.append(poller)
+        poller.start()
 
-    # --- on the beats' threads ------------------------------------------------------------------------------
+    # --- on the pollers' threads ------------------------------------------------------------------------------
 
     def _round_done(self, source: Source) -> None:
-        """The sampler's own cost ends each round of the GPUs; of the host, where there are none."""
+        """Send the sampler's own overhead after each round of the GPUs, or of the host if there are no GPUs."""
         lead = "nvml" if self._opened else "host"
         if self._announced is not None and source.name == lead:
             self._channel.send(Sample(time.monotonic(), "sampler", {"console.cpu_ratio": self._cost.cpu_ratio()}))
 
     def _driver_gone(self, reason: str) -> None:
         self._gone = reason
-        print(reason, flush=True)  # the console keeps a child's last words
+        print(reason, flush=True)  # the console keeps the last lines of a child's stderr
         self.stop.set()
 
     # --- watching -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Tell how the sources keep their beat, when it has changed, and every time while one is stuck."""
+        """Send the state of the sources when it has changed, and every time while a source is stuck."""
         self._channel.flush()
-        states = [beat.state() for beat in list(self._beats)]
+        states = [poller.state() for poller in list(self._pollers)]
         now = time.monotonic()
         opening_s = now - self._opening_since if self._opening_since else 0.0
         if opening_s > OPENING_S:
@@ -134,7 +134,7 @@ class Sampler:
         if opening_s > STUCK_S:
             states.append(SourceState(now, "nvml", self._interval_s, opening_s, meter.under_way() or "opening the driver", opening=True))
         if self._channel.dropped:
-            detail = f"{self._channel.dropped} messages dropped: the console did not keep up"
+            detail = f"{self._channel.dropped} messages dropped: the console reads too slowly"
             states.append(SourceState(now, "wire", self._interval_s, 0.0, detail, self._channel.dropped))
         for state in states:
             before = self._told.get(state.source)
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sampler.stop.set()
 
     def on_crash(crash: threading.ExceptHookArgs) -> None:
-        """A source with a mistake in it must not fall silent: end, loudly, and be started again."""
+        """A source with a bug must not become silent: the process ends with an error and is started again."""
         traceback.print_exception(crash.exc_type, crash.exc_value, crash.exc_traceback)
         os._exit(1)
 

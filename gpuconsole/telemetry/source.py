@@ -1,4 +1,4 @@
-"""What every reader of metrics looks like to the sampler."""
+"""The interface of every source of metrics."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ Readings = list[Sample | DeviceLost | Topology | Processes | Xid]
 Reasons = dict[str, dict[str, str]]
 
 DRIVER_GONE_EXIT = 75
-"""The sampler's exit code that asks for a fresh one: only a new process can load another driver's library. (EX_TEMPFAIL)"""
+"""The sampler's exit code that asks for a restart: only a new process can load another driver library. (EX_TEMPFAIL)"""
 NOT_YET = "the NVIDIA driver has not answered yet"
-"""The reason for a list of devices without GPUs while the driver is still opening."""
+"""The reason for a device list without GPUs while the driver is still starting."""
 
 
 class DriverGone(Exception):
-    """The driver was unloaded or replaced, or the number of devices has changed: the source is of no use any more."""
+    """The driver was unloaded or replaced, or the number of devices has changed: the source has ended."""
 
 
 class Source(Protocol):
-    """A reader of metrics. Each metric of each device has, after every `read`, either been in a sample or is in `unavailable`.
+    """A reader of metrics. After every `read` each metric of each device has been in a sample or is in `unavailable`.
 
-    `name` is what the screen calls it. Another thread may ask what a source that does not return is doing.
+    `name` is the name on the screen. Another thread may call `under_way` while `read` has not returned.
     """
 
     name: str
 
     def devices(self) -> list[Device]:
-        """What this source watches; fixed for its lifetime."""
+        """The devices of this source; fixed for its lifetime."""
 
     def prime(self) -> None:
         """Take the first of the two readings that a rate needs."""
 
     def read(self, t: float) -> Readings:
-        """The values now, stamped `t` (CLOCK_MONOTONIC seconds); rates are over the time since the last reading.
+        """The present values with time `t` (CLOCK_MONOTONIC seconds). Rates are over the time since the last reading.
 
         Raises DriverGone.
         """
 
     def unavailable(self) -> Reasons:
-        """As of the last `read`: for each device the metrics that it could not report, with the reason."""
+        """After the last `read`: for each device the missing metrics with their reasons."""
 
     def slow(self) -> str:
-        """What is read less often than asked for because it takes long, in words; else empty."""
+        """A description of readings that are slower than requested; otherwise empty."""
 
     def under_way(self) -> str:
-        """What it is waiting for at this moment, in words; else empty."""
+        """A description of what the source is waiting for now; otherwise empty."""

@@ -87,7 +87,7 @@ def test_every_field_to_the_unit() -> None:
         )
         assert source.unavailable()["gpu:0"]["gpu.fp64_active_ratio"].startswith("dcgm-exporter does not report DCGM_FI_PROF_PIPE_FP64")
         assert values_of(source, 2.0, "gpu:1") == pytest.approx({"gpu.sm_active_ratio": 0.25, "gpu.dram_active_ratio": 0.1})
-        assert source.unavailable()["gpu:1"]["gpu.hbm_bytes_per_s"] == "no datasheet bandwidth is known for this device"
+        assert source.unavailable()["gpu:1"]["gpu.hbm_bytes_per_s"] == "the datasheet bandwidth of this device is not known"
 
 
 def test_a_counter_becomes_a_rate_over_the_time_between_two_collections() -> None:
@@ -113,7 +113,7 @@ def test_numbers_that_do_not_change_are_stale_after_a_while_and_come_back() -> N
         source = DcgmSource(dcgm.url, GPUS[:1])
         assert values_of(source, 1000.0) == {"gpu.temperature_c": 40}
         assert values_of(source, 1090.0) == {"gpu.temperature_c": 40}
-        assert the_reason(source, 1091.0) == "dcgm-exporter has given the same numbers for 91 s"
+        assert the_reason(source, 1091.0) == "dcgm-exporter has returned the same numbers for 91 s"
         dcgm.page = dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 41}})
         assert values_of(source, 1092.0) == {"gpu.temperature_c": 41}
 
@@ -154,9 +154,9 @@ def test_gpus_that_are_not_there_slices_and_pods() -> None:
     [
         ("", "the page has no DCGM metrics"),
         ("<html>hello</html>", "the page has no DCGM metrics"),
-        ("DCGM_FI_DEV_GPU_TEMP{", "cannot be understood"),
-        ('DCGM_FI_DEV_GPU_TEMP{UUID="x"} warm\n', "cannot be understood"),
-        (b"DCGM_FI_\xff\xfe\x00{{{\n", "cannot be understood"),
+        ("DCGM_FI_DEV_GPU_TEMP{", "cannot be parsed"),
+        ('DCGM_FI_DEV_GPU_TEMP{UUID="x"} warm\n', "cannot be parsed"),
+        (b"DCGM_FI_\xff\xfe\x00{{{\n", "cannot be parsed"),
         ('DCGM_FI_DEV_GPU_TEMP{gpu="0"} 3\n', "the page has no DCGM metrics"),
     ],
 )

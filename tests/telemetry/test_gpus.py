@@ -180,13 +180,13 @@ def test_mig_slices_are_devices(machine: Machine) -> None:
         assert child.values("gpu:1/mig:1")["gpu.sm_active_ratio"] == 0.75
         assert child.values("gpu:1/mig:1")["gpu.tensor_active_ratio"] == 0.2
         assert child.values("gpu:1/mig:1")["gpu.hbm_used_bytes"] == 2e9
-        assert child.reasons("gpu:1/mig:1")["gpu.power_w"] == "only the whole GPU reports it, not a MIG slice"
+        assert child.reasons("gpu:1/mig:1")["gpu.power_w"] == "reported for the whole GPU only, not for a MIG slice"
         assert child.reasons("gpu:1")["gpu.sm_active_ratio"] == "not supported while MIG mode is on"
         assert child.values("gpu:1")["gpu.power_w"] == 350
         assert_complete(child, "gpu:1/mig:1")
 
 
-def test_processes_with_their_owners(machine: Machine) -> None:
+def test_processes_with_their_details(machine: Machine) -> None:
     """One that is real, here, and one from another pid namespace."""
     me = os.getpid()
     _, environment = machine("gpus 2", f"gpu 1 process {me} compute 5e9 37", "gpu 0 process 4194305 graphics 1e6 -1")
@@ -302,7 +302,7 @@ def test_reasons_that_come_from_the_device(machine: Machine) -> None:
         assert child.reasons("gpu:0") == dict.fromkeys(
             ["gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s"], "no active NVLink on this device"
         )
-        assert child.reasons("gpu:1") == {"gpu.hbm_bytes_per_s": "no datasheet bandwidth is known for this device"}
+        assert child.reasons("gpu:1") == {"gpu.hbm_bytes_per_s": "the datasheet bandwidth of this device is not known"}
         assert child.reasons("gpu:2") == {"gpu.tensor_active_ratio": "not supported on this device"}
         assert child.reasons("gpu:3")["gpu.sm_active_ratio"] == "not supported while MIG mode is on"
         assert child.reasons("gpu:4") == {"gpu.power_w": "not supported on this device"}

@@ -100,7 +100,7 @@ def test_a_counter_that_goes_back_is_no_rate(monkeypatch: pytest.MonkeyPatch) ->
     source = host.HostSource()
     values = read_twice(source, 0.01)["cpu"]
     assert "host.net_rx_bytes_per_s" not in values
-    assert source.unavailable()["cpu"] == {"host.net_rx_bytes_per_s": "the system's counter went back"}
+    assert source.unavailable()["cpu"] == {"host.net_rx_bytes_per_s": "the counter of the system decreased"}
 
 
 @pytest.mark.parametrize(("cards", "expected"), [((), (113.0, 224.0)), (("eth0", "eth1"), (13.0, 24.0))])

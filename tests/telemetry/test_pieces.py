@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from gpuconsole.model.text import visible
-from gpuconsole.telemetry.beat import next_beat
 from gpuconsole.telemetry.nvml import library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
+from gpuconsole.telemetry.poller import next_beat
 
 
 @pytest.mark.parametrize(("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)])

@@ -16,7 +16,7 @@ from gpuconsole.model.machine.process import Process
 from gpuconsole.processes.once import look
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.nvml import fields
-from gpuconsole.telemetry.owners import Owners
+from gpuconsole.telemetry.process_details import ProcessDetails
 from gpuconsole.wire.channel import LAST_RESORT_BYTES, ChildChannel
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, RunOpened, Sample
 from tests.conftest import Machine
@@ -42,7 +42,7 @@ def test_a_process_may_call_itself_by_any_bytes(machine: Machine, tmp_path: Path
 def test_a_cpu_share_is_of_the_process_on_every_gpu_and_none_at_first() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        owners = Owners()
+        owners = ProcessDetails()
         on_two = [Process(busy.pid, "gpu:0"), Process(busy.pid, "gpu:1")]
         assert [one.cpu_ratio for one in owners.complete(on_two)] == [None, None]
 

@@ -1,4 +1,4 @@
-"""Which NVML call yields which metric, and how its number becomes the catalogue's unit."""
+"""The NVML calls: the metrics of each call, and the conversion into the catalogue's units."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _THRESHOLD_SLOWDOWN = 1
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_TX, _PCIE_RX = 0, 1
 
-_NOT_A_VALUE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # what NVML leaves in a field that it did not fill
+_NOT_A_VALUE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # NVML's value for an unset field
 GARBAGE = "the driver reported an impossible value"
 
-# What a healthy device can report, by unit: beyond is garbage. Generous, since it only has to catch nonsense.
+# The range of plausible values by unit. The ranges are generous: they only catch impossible values.
 _LIMITS = {
-    "ratio": (0.0, 1.05),  # counters that are not read at one instant may come out a little above 1
+    "ratio": (0.0, 1.05),  # counters that are read at different times can give a value slightly above 1
     "bytes": (0.0, 1e15),
     "bytes/s": (0.0, 1e15),
     "W": (0.0, 1e5),
@@ -48,16 +48,16 @@ CLOCKS_REASONS = {
 
 
 class Variant(NamedTuple):
-    """One way to ask: the binding's function and its arguments after the device handle."""
+    """One variant of a call: the binding's function and its arguments after the device handle."""
 
     function: str
     arguments: tuple[int, ...] = ()
 
 
 class Call(NamedTuple):
-    """One question to the driver, the metrics that its answer holds, and how they are taken from it.
+    """One driver call, the metrics in its answer, and the functions that read them from the answer.
 
-    The variants are tried in order: a driver that lacks the newest gets the next. None: this variant's answer does not have it.
+    The reader tries the variants in order, the newest first. None: the answer of this variant does not contain the metric.
     """
 
     metrics: tuple[str, ...]
@@ -78,7 +78,7 @@ def _item(position: int, factor: float) -> Callable[[Any], tuple[float | None, .
 
 
 def _memory(answer: Any) -> tuple[float | None, ...]:
-    """Version 1 of the answer has no `reserved`: the driver's reserve is in `used` there."""
+    """Version 1 of the answer has no `reserved`; its `used` includes the driver's reserve."""
     parts = (getattr(answer, name, None) for name in ("used", "free", "reserved", "total"))
     return tuple(None if part is None else _number(part) for part in parts)
 
@@ -96,13 +96,13 @@ def _one(metric: str, factor: float, function: str, *arguments: int) -> Call:
 
 
 def _first_of_two(metric: str, function: str) -> Call:
-    """Answers [percent, sampling period]."""
+    """The answer is [percent, sampling period]."""
     return Call((metric,), (Variant(function),), _item(0, 0.01))
 
 
 MEMORY = Call(
     ("gpu.hbm_used_bytes", "gpu.hbm_free_bytes", "gpu.hbm_reserved_bytes", "gpu.hbm_total_bytes"),
-    # Version 2 keeps the driver's own reserve apart from what processes use; version 1 counts it as used.
+    # Version 2 reports the driver's reserve separately; version 1 counts the reserve as used.
     (Variant("nvmlDeviceGetMemoryInfo", (_MEMORY_V2,)), Variant("nvmlDeviceGetMemoryInfo")),
     _memory,
 )
@@ -118,7 +118,7 @@ FAST_CALLS = (
     _one("gpu.energy_j", 1e-3, "nvmlDeviceGetTotalEnergyConsumption"),  # mJ
     Call(
         ("gpu.temperature_c",),
-        # The second is deprecated, and all that drivers before 555 have.
+        # The second call is deprecated; drivers before 555 have only this call.
         (Variant("nvmlDeviceGetTemperatureV", (_SENSOR_GPU,)), Variant("nvmlDeviceGetTemperature", (_SENSOR_GPU,))),
         _scaled(1.0),
     ),
@@ -126,15 +126,15 @@ FAST_CALLS = (
     _one("gpu.memory_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),  # MHz
     Call(
         tuple(CLOCKS_REASONS.values()),
-        # The second is the old name of the first.
+        # The second call is the old name of the first call.
         (Variant("nvmlDeviceGetCurrentClocksEventReasons"), Variant("nvmlDeviceGetCurrentClocksThrottleReasons")),
         _bits,
     ),
-    # The driver watches the bus for 20 ms in each of these two, so they are asked only where nothing else has an answer.
+    # Each of these two calls observes the bus for 20 ms, so they are made only where no other source has a value.
     _one("gpu.pcie_rx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_RX),  # KB/s
     _one("gpu.pcie_tx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_TX),  # KB/s
 )
-"""Asked in every round."""
+"""Calls made in every round."""
 
 SLOW_CALLS = (
     _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
@@ -154,11 +154,11 @@ SLOW_CALLS = (
     _first_of_two("gpu.jpeg_utilization_ratio", "nvmlDeviceGetJpgUtilization"),
     _first_of_two("gpu.optical_flow_utilization_ratio", "nvmlDeviceGetOfaUtilization"),
 )
-"""What changes seldom, or matters little: asked every few seconds."""
+"""Calls for metrics that change rarely or matter little: made every few seconds."""
 
 
 def ask(question: Call, handle: Any) -> dict[str, float]:
-    """The question's metrics in catalogue units, unchecked. Raises CallFailed."""
+    """The metrics of the call in catalogue units, unchecked. Raises CallFailed."""
     *newer, oldest = question.variants
     for variant in newer:
         try:
@@ -176,7 +176,7 @@ def _answer(question: Call, variant: Variant, handle: Any) -> dict[str, float]:
 
 
 _TIME_SHARES = (0.0, 1.5)
-"""Counters of time that step every few tens of ms: of what is held all the time they now and then say more than all."""
+"""Time counters with steps of some tens of ms: a permanent condition sometimes reads slightly more than 1."""
 _LIMITS_OF = {
     name: _TIME_SHARES if name.endswith("_time_ratio") else _LIMITS[metric.unit]
     for name, metric in CATALOGUE.items()
@@ -186,11 +186,11 @@ _LIMITS_OF = {
 
 def is_plausible(metric: str, value: float) -> bool:
     low, high = _LIMITS_OF[metric]
-    return low <= value <= high  # and so neither NaN nor infinite
+    return low <= value <= high  # which excludes NaN and infinity
 
 
 class CallReader:
-    """Asks a list of questions of one device; what the device does not support is not asked again."""
+    """Makes a list of calls for one device. Unsupported calls are not repeated."""
 
     source = "nvml"
 
@@ -200,11 +200,11 @@ class CallReader:
         self._may_ask = may_ask
         self._never: dict[str, CallFailed] = {}
         self.waiting: list[str] = []
-        """Metrics whose question has to wait for its turn, as of the last reading."""
+        """Metrics whose slow call was not due in the last reading."""
 
     def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
-        """Values, and failures, of the metrics that are not in `have` yet. Those of a question
-        that may not be asked now are in `waiting`.
+        """Values and failures of the metrics that are not in `have`. Metrics of a call that is
+        not due are in `waiting`.
 
         Raises CallFailed for a loss only.
         """

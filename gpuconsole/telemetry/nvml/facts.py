@@ -1,4 +1,4 @@
-"""What is fixed about a GPU: its name, memory, place and modes. A fact that the driver withholds stays empty."""
+"""Fixed facts about a GPU: name, memory, location and modes. A fact that the driver withholds stays empty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NODE_SCOPE = 0
 
 
 def describe(device: str, handle: Any, nvlinks: int | None) -> Device:
-    """`nvlinks`: how many are up, None: unknown."""
+    """`nvlinks`: number of active NVLinks; None: unknown."""
     name = str(fact("nvmlDeviceGetName", handle) or UNKNOWN_NAME)
     return Device(
         id=device,
@@ -33,7 +33,7 @@ def describe(device: str, handle: Any, nvlinks: int | None) -> Device:
 
 
 def describe_slice(device: str, handle: Any) -> Device:
-    """A MIG slice. Its peaks are unknown: the datasheet's are the whole GPU's."""
+    """A MIG slice as a device. Its peaks are unknown: the datasheet describes the whole GPU."""
     name = str(fact("nvmlDeviceGetName", handle) or "MIG slice")
     return Device(device, name, _memory_bytes(handle), str(fact("nvmlDeviceGetUUID", handle) or ""))
 
@@ -52,7 +52,7 @@ def pci_address(handle: Any) -> str:
 
 
 def fact(function: str, *arguments: Any) -> Any:
-    """The call's answer; None where it fails."""
+    """The answer of the call; None where the call fails."""
     try:
         return call(function, *arguments)
     except CallFailed:
@@ -123,7 +123,7 @@ def _memory_bytes(handle: Any) -> int:
 
 
 def _pcie(handle: Any) -> str:
-    """The best the link can do: an idle GPU lowers its current generation to save power."""
+    """The maximum of the link. An idle GPU lowers the current generation to save power."""
     generation = fact("nvmlDeviceGetMaxPcieLinkGeneration", handle)
     width = fact("nvmlDeviceGetMaxPcieLinkWidth", handle)
     return f"gen{generation} x{width}" if generation and width else ""

@@ -1,6 +1,6 @@
-"""NVML's field values: many numbers in one call, each with a return code and a time of its own.
+"""NVML's field values: many numbers in one call, each with its own return code and timestamp.
 
-Counters become rates by the driver's own timestamps, so that a late reading is not taken for a slow device.
+Rates of counters use the driver's timestamps, so that a late reading does not look like a slow device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gpuconsole.telemetry.nvml.library import CallFailed, call, driver_is_at_least, member
 
 FIRST_READING = "a rate needs two readings"
-WENT_BACK = "the driver's counter or its clock went back"
+WENT_BACK = "the driver's counter or its clock decreased"
 ALL_LINKS = 0xFFFFFFFF  # scopeId of the NVLink throughput fields: all links together
 _US = 1e-6
 
@@ -22,7 +22,7 @@ _NOT_A_VALUE = {"uiVal": 0xFFFFFFFF, "ullVal": 0xFFFFFFFFFFFFFFFF}
 
 
 class Field(NamedTuple):
-    """NVML_FI_* `identifier` by value (ABI). `is_rate`: a counter whose growth per second, times `factor`, is the metric."""
+    """One field. `identifier` is the NVML_FI_* number (ABI). `is_rate`: the metric is the counter's growth per second times `factor`."""
 
     metric: str
     identifier: int
@@ -33,13 +33,13 @@ class Field(NamedTuple):
 
 FAST_FIELDS = (
     Field("gpu.power_instant_w", 186, 1e-3),  # POWER_INSTANT, mW
-    # Nanoseconds since the driver was loaded in which clocks were held down.
+    # Nanoseconds since the driver was loaded in which the clocks were limited.
     Field("gpu.power_cap_time_ratio", 74, 1e-9, True),  # PERF_POLICY_POWER
     Field("gpu.thermal_time_ratio", 75, 1e-9, True),  # PERF_POLICY_THERMAL
     Field("gpu.sync_boost_time_ratio", 76, 1e-9, True),  # PERF_POLICY_SYNC_BOOST
     Field("gpu.board_limit_time_ratio", 77, 1e-9, True),  # PERF_POLICY_BOARD_LIMIT
     Field("gpu.reliability_time_ratio", 79, 1e-9, True),  # PERF_POLICY_RELIABILITY
-    # Asked only where GPM has no answer.
+    # Read only where GPM has no value.
     Field("gpu.pcie_tx_bytes_per_s", 197, 1.0, True),  # PCIE_COUNT_TX_BYTES
     Field("gpu.pcie_rx_bytes_per_s", 198, 1.0, True),  # PCIE_COUNT_RX_BYTES
     Field("gpu.nvlink_tx_bytes_per_s", 138, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_TX, KiB
@@ -53,7 +53,7 @@ REASON_COUNTERS = ("gpu.sw_thermal_time_ratio", "gpu.hw_thermal_time_ratio", "gp
 def reason_fields() -> tuple[Field, ...]:
     """CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN and the two after it; empty before driver 575, which brought them.
 
-    They were numbered anew with 580.82, when their old numbers went to power smoothing (nvml.h of nvidia-ml-py 12.570, 12.575,
+    Driver 580.82 gave them new numbers and used the old numbers for power smoothing (nvml.h of nvidia-ml-py 12.570, 12.575,
     13.580.65 and 13.580.82).
     """
     if not driver_is_at_least(575):
@@ -76,7 +76,7 @@ SLOW_FIELDS = (
 
 
 def link_fields(links: int) -> tuple[Field, ...]:
-    """Those of single NVLinks, by metric and link: `gpu.link_replays/3`."""
+    """The fields of single NVLinks, by metric and link: `gpu.link_replays/3`."""
     kinds = {
         "gpu.link_replays": 161,  # NVLINK_ERROR_DL_REPLAY
         "gpu.link_recoveries": 162,  # NVLINK_ERROR_DL_RECOVERY
@@ -86,7 +86,7 @@ def link_fields(links: int) -> tuple[Field, ...]:
 
 
 class FieldReader:
-    """One batch of fields of one device; what the device does not support is not asked again."""
+    """One batch of fields of one device. Unsupported fields are not read again."""
 
     source = "nvml.field"
 
@@ -94,16 +94,18 @@ class FieldReader:
         self._handle = handle
         self._fields = fields
         self.waiting: list[str] = []
-        """Metrics of which the driver has nothing new, as of the last reading."""
+        """Metrics without a new driver value in the last reading."""
         self._never: dict[str, CallFailed] = {}
         self._before: dict[str, tuple[float, float]] = {}
 
     def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
-        """Values, and failures, of the metrics that are not in `have` yet. Raises CallFailed for a loss only."""
+        """Values and failures of the metrics that are not in `have`. Raises CallFailed only for a lost device."""
         self.waiting = []
         failures = {name: failure for name, failure in self._never.items() if name not in have}
         wanted = [field for field in self._fields if field.metric not in have and field.metric not in self._never]
-        asked = {field.metric for field in wanted}  # a counter that another source spoke for meanwhile would be averaged over all that time
+        asked = {
+            field.metric for field in wanted
+        }  # otherwise the rate of a counter that another source provided meanwhile would cover all that time
         self._before = {name: before for name, before in self._before.items() if name in asked}
         if not wanted:
             return {}, failures
@@ -130,7 +132,7 @@ class FieldReader:
         return values, failures
 
     def _value(self, field: Field, answer: Any) -> float | None:
-        """In catalogue units, unchecked; None: nothing new since the last reading. Raises CallFailed when this field has none."""
+        """The value in catalogue units, unchecked; None: no new value since the last reading. Raises CallFailed when the field has no value."""
         code = member(answer, "nvmlReturn")
         if code:
             raise CallFailed(code)
@@ -142,7 +144,7 @@ class FieldReader:
             return raw * field.factor
         t = float(member(answer, "timestamp")) * _US
         before = self._before.get(field.metric)
-        if before is not None and t == before[0]:  # the driver refreshes this counter less often than we ask
+        if before is not None and t == before[0]:  # the driver updates this counter less often than it is read
             return None
         self._before[field.metric] = (t, raw)
         if before is None:

@@ -11,17 +11,17 @@ import pynvml
 from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, CallFailed, call, driver_is_at_least, member
 
 NEEDS_HOPPER = "GPM needs Hopper or newer"
-FIRST_SAMPLE = "the first of two GPM samples has just been taken"
+FIRST_SAMPLE = "a rate needs two GPM samples"
 MAX_LINKS = 18
 REFRESH_S = 0.12
-"""The driver's counters are refreshed every 100 ms (nvmlGpmMetricsGet, note on the interval): of two samples closer than that the averages are blank, bytes 0."""
+"""The driver's counters are refreshed every 100 ms (nvmlGpmMetricsGet, note on the interval): two closer samples give blank averages and 0 bytes."""
 _METRICS_GET_VERSION = 1
 _PERCENT = 0.01
 _MIB = float(1 << 20)
 
 
 class GpmMetric(NamedTuple):
-    """NVML_GPM_METRIC_* by value (ABI), and the factor from GPM's unit (percent, MiB/s) to the catalogue's."""
+    """One GPM metric: the NVML_GPM_METRIC_* number (ABI), and the factor from GPM's unit (percent, MiB/s) to the catalogue's unit."""
 
     identifier: int
     factor: float
@@ -54,12 +54,12 @@ C2C = ("gpu.c2c_tx_bytes_per_s", "gpu.c2c_rx_bytes_per_s")
 
 
 def gpm_metrics() -> dict[str, GpmMetric]:
-    """Those that this driver knows: before 575 the ids ended at 98, and one that is unknown may cost the answers to all others."""
+    """The metrics that this driver supports. Before 575 the ids ended at 98, and one unknown id can make the whole call fail."""
     return {name: metric for name, metric in GPM_METRICS.items() if name not in C2C or driver_is_at_least(575)}
 
 
 def link_gpm_metrics(links: int) -> dict[str, GpmMetric]:
-    """Those of single NVLinks, by metric and link: `gpu.link_rx_bytes_per_s/3`."""
+    """The metrics of single NVLinks, by metric and link: `gpu.link_rx_bytes_per_s/3`."""
     found = {}
     for link in range(min(links, MAX_LINKS)):
         found[f"gpu.link_rx_bytes_per_s/{link}"] = GpmMetric(62 + 2 * link, _MIB)  # NVLINK_L*_RX_PER_SEC
@@ -68,9 +68,9 @@ def link_gpm_metrics(links: int) -> dict[str, GpmMetric]:
 
 
 class GpmReader:
-    """Some counters of one device, or of its MIG slice `instance`: keeps the last sample and reads the averages since then.
+    """Reads counters of one device, or of its MIG slice `instance`, as averages since the last sample.
 
-    The answer comes as the catalogue's names, or with whatever names `metrics` has.
+    The results carry the names in `metrics`, by default the catalogue's names.
     """
 
     source = "nvml.gpm"
@@ -85,15 +85,15 @@ class GpmReader:
         self._earlier_t = float("-inf")
         self._has_earlier = False
         self.waiting: list[str] = []
-        """Those that it has, where the last reading came too soon after the one before."""
+        """The supported metrics, if the last reading came too soon after the reading before."""
         self._refused: dict[str, CallFailed] = {}
         self._never: CallFailed | None = None
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
-        """Values in catalogue units, unchecked, and the failures of the others. Raises CallFailed for a loss only.
+        """Values in catalogue units, unchecked, and failures. Raises CallFailed only for a lost device.
 
-        The first call only takes a sample; one that comes before the driver's counters are refreshed takes none. A failed sample leaves the earlier one in place, so the next average
-        reaches further back.
+        The first call only takes a sample. A call before the driver updates its counters takes no sample. After a failed sample
+        the earlier sample remains, so the next average covers a longer time.
         """
         self.waiting = []
         if self._never is not None:
@@ -154,7 +154,7 @@ class GpmReader:
         answers = member(self._query, "metrics")
         for slot, (name, metric) in enumerate(self._metrics.items()):
             answer = answers[slot]
-            code = member(answer, "nvmlReturn")  # each metric has a return code of its own
+            code = member(answer, "nvmlReturn")  # each metric has its own return code
             if code:
                 failures[name] = CallFailed(code)
             else:

@@ -1,4 +1,4 @@
-"""One GPU, or a MIG slice of one: all its metrics, each as a value or as the reason why there is none."""
+"""One GPU or MIG slice: each of its metrics as a value or as the reason for a missing value."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gpuconsole.telemetry.nvml.links import LinksReader, link_states
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
 SLOW_S = 10.0
-"""How often what changes seldom is read."""
+"""Seconds between two readings of metrics that change rarely."""
 
-# What the source counts itself, from what the driver tells it of events and processes.
+# Metrics that the source counts from the driver's events and process lists.
 COUNTED = ("gpu.xid_errors", "gpu.processes")
 
 _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
-_WAITS = "the driver has not said it yet"
+_WAITS = "the driver has not reported it yet"
 _MIG = "not supported while MIG mode is on"
 _DRIVER_575 = "needs driver 575 or newer"
-_WHOLE_ONLY = "only the whole GPU reports it, not a MIG slice"
+_WHOLE_ONLY = "reported for the whole GPU only, not for a MIG slice"
 
 
 class _Reader(Protocol):
@@ -39,10 +39,10 @@ class _Reader(Protocol):
 
 
 class Gpu:
-    """Reads one device. After a loss it stays lost: only a reset of the GPU brings it back, and that ends our handle."""
+    """Reads one device. A lost device stays lost: only a reset brings the GPU back, and a reset invalidates the handle."""
 
     def __init__(self, device: str, handle: Any, may_ask: Callable[[str, Call], bool]) -> None:
-        """`may_ask(device, question)`: whether a slow question has its turn now."""
+        """`may_ask(device, call)`: whether a slow call is due now."""
         meter.device = device
         self.handle = handle
         self.loss: str | None = None
@@ -68,7 +68,7 @@ class Gpu:
         self._slow_read_t = float("-inf")
 
     def prime(self) -> None:
-        """Take the first of the two readings that rates need. What goes wrong here is reported by the first read."""
+        """Take the first of the two readings that rates need. The first `read` reports errors of this reading."""
         meter.device = self.device.id
         if self.loss is not None:
             return
@@ -80,10 +80,10 @@ class Gpu:
             self._lose(failure)
 
     def read(self) -> dict[str, float]:
-        """The values of this round, in catalogue units; `reasons` then holds what cannot be had.
+        """The values of this round in catalogue units; `reasons` then holds the reasons for missing values.
 
-        What is read seldom is in a round now and then; what is neither here nor in `reasons` is as it was. `substitutes` names
-        the source of what did not come from the catalogued one.
+        Rarely read metrics are in some rounds only. A metric that is neither returned nor in `reasons` has not changed. `substitutes`
+        names the source of each value that did not come from the catalogued source.
         """
         if self.loss is not None:
             return {}
@@ -103,7 +103,7 @@ class Gpu:
         return values
 
     def links_up(self) -> list[int]:
-        """The NVLinks that are up at this moment; with a bridge they need not be the first ones."""
+        """The active NVLinks. With a bridge these are not always the first links."""
         try:
             states = link_states(self.handle)
         except CallFailed:
@@ -111,25 +111,25 @@ class Gpu:
         return [link for link, up in enumerate(states or ()) if up]
 
     def refuse(self, metric: str, reason: str) -> None:
-        """Nobody can say this one."""
+        """Record that no source has this metric."""
         self.reasons[metric] = reason
 
     def note(self, failure: CallFailed, *metrics: str) -> None:
-        """Somebody else failed to read these. A loss ends the device."""
+        """Record the failures of another reader. A loss ends the device."""
         if failure.is_loss:
             self._lose(failure)
         else:
             self.reasons.update(dict.fromkeys(metrics, self._words(failure)))
 
     def _read_from(self, readers: tuple[_Reader, ...], values: dict[str, float]) -> None:
-        """Each reader adds what the ones before it could not say. Raises CallFailed for a loss only."""
+        """Each reader adds the metrics that earlier readers did not provide. Raises CallFailed only for a lost device."""
         refused: dict[str, CallFailed] = {}
         impossible: set[str] = set()
-        passed: set[str] = set()  # those whose reader has nothing new: no other is asked in its place
+        passed: set[str] = set()  # metrics whose reader has no new value; no other reader replaces it
         for reader in readers:
             found, failures = reader.read(values.keys() | passed)
             refused.update(failures)
-            for name in reader.waiting:  # what it was told before stands
+            for name in reader.waiting:  # the value before is still valid
                 refused.pop(name, None)
                 if name not in self._seen and name not in self.reasons:
                     refused[name] = CallFailed(-1, _WAITS)
@@ -138,14 +138,14 @@ class Gpu:
                 if not is_plausible(name, value):
                     impossible.add(name)
                     continue
-                # Counters read a moment apart can add up to a hair over the whole.
+                # Counters that are read at different times can add up to slightly more than the whole.
                 values[name] = 1.0 if value > 1.0 and name.endswith("_ratio") else value
                 if CATALOGUE[name].source != reader.source:
                     self.substitutes[name] = reader.source
         self._seen.update(values)
         if self.reasons:
             self.reasons = {name: reason for name, reason in self.reasons.items() if name not in values}
-        if self.nvlinks == 0:  # the counters read 0 there, which would look like a link that is idle
+        if self.nvlinks == 0:  # the counters read 0 there, which would look like an idle link
             for name in _NVLINK_TOTALS:
                 values.pop(name, None)
                 refused[name] = CallFailed(-1, _NO_NVLINK)
@@ -157,11 +157,11 @@ class Gpu:
         self.links = self._links.read()
         states = [found.get("gpu.link_up") for found, _ in self.links]
         if states and None not in states:
-            self.nvlinks = int(sum(state for state in states if state is not None))  # links come up after the driver has
+            self.nvlinks = int(sum(state for state in states if state is not None))  # links become active after the driver
             values[name] = float(self.nvlinks)
             self.reasons.pop(name, None)
         elif self.nvlinks is None:
-            self.reasons[name] = "the driver does not say"
+            self.reasons[name] = "the driver does not report it"
         elif not states:
             values[name] = 0.0
 
@@ -172,8 +172,8 @@ class Gpu:
             values[name] = values[source] * peak
             self.reasons.pop(name, None)
         elif source in values:
-            self.reasons[name] = "no datasheet bandwidth is known for this device"
-        elif source in self.reasons:  # else both are as they were
+            self.reasons[name] = "the datasheet bandwidth of this device is not known"
+        elif source in self.reasons:  # otherwise both are unchanged
             self.reasons[name] = self.reasons[source]
 
     def _words(self, failure: CallFailed) -> str:
@@ -186,7 +186,7 @@ class Gpu:
 
 
 class MigSlice:
-    """A MIG instance as a device: its memory and its counters. Lost with its GPU."""
+    """A MIG instance as a device, with its memory and counters. The instance is lost together with its GPU."""
 
     def __init__(self, device: str, handle: Any, whole: Gpu) -> None:
         meter.device = device
@@ -200,7 +200,7 @@ class MigSlice:
             self._readers = (GpmReader(whole.handle, gpm_metrics(), self.instance), *self._readers)
 
     def read(self) -> dict[str, float]:
-        """Values; `reasons` holds the rest."""
+        """The values; `reasons` holds the reasons for missing values."""
         if self.whole.loss is not None:
             self.reasons = dict.fromkeys(GPU_METRICS, self.whole.loss)
             return {}
@@ -223,12 +223,12 @@ class MigSlice:
 
 
 def mig_slices(whole: Gpu) -> list[MigSlice]:
-    """The slices of a GPU in MIG mode; empty where there are none or none can be seen."""
+    """The slices of a GPU in MIG mode; empty where there are no visible slices."""
     return [MigSlice(f"{whole.device.id}/mig:{index}", handle, whole) for index, handle in _slice_handles(whole)]
 
 
 def mig_layout(gpus: list[Gpu]) -> dict[str, tuple[object, ...]]:
-    """Of each GPU in MIG mode that answers, the UUIDs of its slices."""
+    """The UUIDs of the slices of each GPU in MIG mode that answers."""
     return {
         gpu.device.id: tuple(fact("nvmlDeviceGetUUID", handle) for _, handle in _slice_handles(gpu))
         for gpu in gpus
@@ -243,6 +243,6 @@ def _slice_handles(whole: Gpu) -> list[tuple[int, Any]]:
     found = []
     for index in range(fact("nvmlDeviceGetMaxMigDeviceCount", whole.handle) or 0):
         handle = fact("nvmlDeviceGetMigDeviceHandleByIndex", whole.handle, index)
-        if handle is not None:  # else an index without a slice
+        if handle is not None:  # otherwise the index has no slice
             found.append((index, handle))
     return found

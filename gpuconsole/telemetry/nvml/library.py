@@ -1,4 +1,4 @@
-"""The one door to NVML: every call goes through `call`, and every failure comes out as a CallFailed with a reason for people."""
+"""Access to NVML: every call goes through `call`, and every failure becomes a CallFailed with a readable reason."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ VERSION_CHANGED = 18
 ARGUMENT_VERSION_MISMATCH = 25
 
 DRIVER_GONE = (UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_CHANGED)
-"""What calls return once the driver was unloaded or replaced under us."""
+"""Return codes of calls after the driver was unloaded or replaced."""
 
-# nvmlReturn_t in words. The numbers are NVML's ABI, so an older binding that lacks a name still gets its text.
+# Texts for nvmlReturn_t. The numbers are NVML's ABI, so an older binding without a name still gets the text.
 _REASONS = {
     1: "NVML is not initialised",
     2: "the driver refuses the call (invalid argument)",
@@ -32,13 +32,13 @@ _REASONS = {
     4: "no permission",
     5: "NVML is already initialised",
     6: "not found by the driver",
-    7: "the driver has more to say than the call takes",
+    7: "the buffer of the call is too small",
     8: "the external power cables are not attached",
     9: "the NVIDIA kernel driver is not loaded",
     10: "the driver timed out",
     11: "the kernel has an interrupt problem with this GPU",
     12: "the NVIDIA driver library is missing",
-    FUNCTION_NOT_FOUND: "this driver is too old for it",
+    FUNCTION_NOT_FOUND: "this driver is too old for the call",
     14: "the GPU's infoROM is corrupted",
     GPU_IS_LOST: "GPU is lost",
     RESET_REQUIRED: "GPU needs a reset",
@@ -48,15 +48,15 @@ _REASONS = {
     20: "the driver is out of memory",
     21: "the driver has no data",
     23: "the driver is out of resources",
-    25: "the driver does not know this version of the call",
+    25: "the driver does not support this version of the call",
     26: "removed from this driver",
     27: "not ready yet",
     28: "GPU not found by the driver",
-    29: "the GPU is in a state that does not allow it",
+    29: "the state of the GPU does not allow the call",
     999: "unknown driver error",
 }
 
-# Why NVML as a whole cannot be used, with what to do about it.
+# Reasons why NVML as a whole cannot be used, with a remedy.
 _START_REASONS = {
     4: "no permission to use the NVIDIA driver (/dev/nvidiactl)",
     9: "the NVIDIA kernel driver is not loaded",
@@ -67,11 +67,11 @@ _START_REASONS = {
 
 
 class NoNvml(Exception):
-    """NVML cannot be used at all; the message is one line for people."""
+    """NVML cannot be used; the message is one line for the user."""
 
 
 class CallFailed(Exception):
-    """One NVML call failed with nvmlReturn_t `code`; the message is one line for people."""
+    """One NVML call failed with nvmlReturn_t `code`; the message is one line for the user."""
 
     def __init__(self, code: int, reason: str = "") -> None:
         super().__init__(reason or reason_for(code))
@@ -79,19 +79,19 @@ class CallFailed(Exception):
 
     @property
     def is_permanent(self) -> bool:
-        """Whether asking again is pointless."""
+        """Whether a repeated call cannot succeed."""
         return self.code == NOT_SUPPORTED
 
     @property
     def is_loss(self) -> bool:
-        """Whether the whole GPU is gone until somebody resets it."""
+        """Whether the whole GPU is lost until a reset."""
         return self.code in (GPU_IS_LOST, RESET_REQUIRED)
 
 
 class Meter:
-    """What calls cost, and the one that is under way: for pacing slow calls, and for naming one that hangs.
+    """The duration of calls and the current call. Used to space slow calls and to name a call that hangs.
 
-    Written by the thread that calls NVML, read by the one that watches it. `suspects_driver`: a call failed as it would with no driver.
+    The thread that calls NVML writes; the watching thread reads. `suspects_driver`: a call failed with a code that a missing driver gives.
     """
 
     RECENT = 5
@@ -113,7 +113,7 @@ class Meter:
         self.current = ""
 
     def typical_s(self, name: str) -> float:
-        """The median of the last few: one hiccup makes no call a slow one. 0: never called."""
+        """The median of the last few durations in seconds, so that one slow call does not count. 0: never called."""
         recent = self._recent.get(name)
         return median(recent) if recent else 0.0
 
@@ -121,7 +121,7 @@ class Meter:
         return {name: median(recent) for name, recent in self._recent.items()}
 
     def under_way(self) -> str:
-        """The call that has not returned yet, in words."""
+        """A description of the call that has not returned yet."""
         return f"{self.current} of {self.device}" if self.current and self.device else self.current
 
 
@@ -129,7 +129,7 @@ meter = Meter()
 
 
 member = ctypes.Structure.__getattribute__
-"""Reads a member of one of the binding's structures as it is. The structures' own way decodes text, and is four times as slow."""
+"""Reads a member of a binding structure directly. The structure's own attribute access decodes text and is four times slower."""
 
 
 def reason_for(code: int) -> str:
@@ -137,7 +137,7 @@ def reason_for(code: int) -> str:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """The result of the binding's function `name`. Raises CallFailed, and nothing else that NVML causes."""
+    """The result of the binding's function `name`. Raises CallFailed for every NVML failure."""
     function = getattr(pynvml, name, None)
     if function is None:
         raise CallFailed(FUNCTION_NOT_FOUND, f"the installed nvidia-ml-py lacks {name}")
@@ -147,16 +147,16 @@ def call(name: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         meter.suspects_driver |= int(error.value) in DRIVER_GONE
         raise CallFailed(int(error.value)) from None
-    except pynvml.NVMLLibraryMismatchError:  # the binding's own: it knows only a newer version of the call
+    except pynvml.NVMLLibraryMismatchError:  # raised by the binding: it supports only a newer version of the call
         raise CallFailed(FUNCTION_NOT_FOUND) from None
-    except UnicodeDecodeError:  # the binding decodes names strictly
+    except UnicodeDecodeError:  # the binding decodes names with strict UTF-8
         raise CallFailed(999, "the driver's text is not UTF-8") from None
     finally:
         meter.end()
 
 
 def start() -> tuple[int, str | None]:
-    """Load and initialise NVML: the number of GPUs, and the driver's version where it says it. Raises NoNvml."""
+    """Load and initialise NVML. Returns the number of GPUs, and the driver version if reported. Raises NoNvml."""
     try:
         call("nvmlInit")
         count = int(call("nvmlDeviceGetCount"))
@@ -169,17 +169,17 @@ def driver_version() -> str | None:
     try:
         return str(call("nvmlSystemGetDriverVersion"))
     except CallFailed:
-        return None  # a fact to show, not one to fail on
+        return None  # only shown, so a failure is ignored
 
 
 def driver_is_at_least(*version: int) -> bool:
-    """Whether the driver is of `version` or newer, such as 580, 82; one that does not say is taken for new."""
+    """Whether the driver has `version` (such as 580, 82) or a newer version. An unknown version counts as new."""
     parts = tuple(int(part) for part in (driver_version() or "").split(".") if part.isdigit())
     return not parts or parts >= version
 
 
 def cuda_version() -> str:
-    """The newest CUDA that the driver runs, as `13.0`; empty when it does not say."""
+    """The newest CUDA version that the driver supports, as `13.0`; empty when not reported."""
     try:
         version = int(call("nvmlSystemGetCudaDriverVersion_v2"))
     except CallFailed:

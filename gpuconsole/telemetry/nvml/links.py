@@ -1,4 +1,4 @@
-"""The NVLinks of a GPU, one by one: whether each is up, its traffic and its errors. Read every few seconds."""
+"""The single NVLinks of a GPU: state, traffic and errors of each link. Read every few seconds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpuconsole.telemetry.nvml.fields import FieldReader, link_fields
 from gpuconsole.telemetry.nvml.gpm import GpmReader, link_gpm_metrics
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 
-_MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; an older one refuses the links it does not know
+_MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; an older driver rejects higher link numbers
 _INVALID_ARGUMENT = 2
 _NAMES = tuple(metric.name for metric in LINK_METRICS)
-_UNTOLD = "the driver does not say"
+_NOT_REPORTED = "the driver does not report it"
 
 
 def link_states(handle: Any) -> list[bool] | None:
-    """Of each NVLink that the device has, whether it is up; None when the driver does not say. Raises CallFailed for a loss."""
+    """Whether each NVLink of the device is active; None when the driver does not report it. Raises CallFailed for a lost device."""
     states = []
     for link in range(_MAX_NVLINKS):
         try:
@@ -25,14 +25,14 @@ def link_states(handle: Any) -> list[bool] | None:
         except CallFailed as failure:
             if failure.is_loss:
                 raise
-            if failure.code in (NOT_SUPPORTED, _INVALID_ARGUMENT):  # no such link: the one before was the last
+            if failure.code in (NOT_SUPPORTED, _INVALID_ARGUMENT):  # no such link: the previous link was the last
                 break
             return None
     return states
 
 
 class LinksReader:
-    """`read` yields, for each link of a device, its values and the reasons for what it lacks."""
+    """`read` yields the values of each link of a device and the reasons for missing values."""
 
     def __init__(self, handle: Any, links: int) -> None:
         self.links = links
@@ -41,7 +41,7 @@ class LinksReader:
         self._fields = FieldReader(handle, link_fields(links))
 
     def read(self) -> list[tuple[dict[str, float], dict[str, str]]]:
-        """By link. Raises CallFailed for a loss only."""
+        """Values and reasons by link. Raises CallFailed only for a lost device."""
         if not self.links:
             return []
         states = link_states(self._handle)
@@ -55,13 +55,13 @@ class LinksReader:
 
 
 def _of_link(link: int, values: dict[str, float], failures: dict[str, CallFailed]) -> tuple[dict[str, float], dict[str, str]]:
-    """One link's part of what is known of all."""
+    """The part of the readings that belongs to one link."""
     found: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for name in _NAMES:
         value = values.get(f"{name}/{link}")
         if value is None:
-            reasons[name] = str(failures.get(f"{name}/{link}", _UNTOLD))
+            reasons[name] = str(failures.get(f"{name}/{link}", _NOT_REPORTED))
         elif is_plausible(name, value):
             found[name] = value
         else:

@@ -1,4 +1,4 @@
-"""Which processes hold a GPU, as the driver tells it: pid, kind, memory, SM share."""
+"""The processes that use a GPU, as the driver reports them: pid, kind, memory, SM share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PERCENT = 0.01
 
 
 def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Process], CallFailed | None]:
-    """Each process once, as compute if it is both; and what is in the way of knowing all. `slices` are MIG slices by GPU instance.
+    """Each process once (compute if it is both kinds), and the reason if the list may be incomplete. `slices`: MIG slices by GPU instance.
 
-    Raises CallFailed for a loss only.
+    Raises CallFailed only for a lost device.
     """
     shares = _sm_shares(handle)
     found: dict[int, Process] = {}
@@ -27,7 +27,7 @@ def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list
         except CallFailed as failure:
             if failure.is_loss:
                 raise
-            if kind == "compute" or failure.code != NOT_SUPPORTED:  # else a device without graphics
+            if kind == "compute" or failure.code != NOT_SUPPORTED:  # otherwise a device without graphics
                 gap = gap or failure
             continue
         for one in answers:
@@ -40,14 +40,14 @@ def processes_of(device: str, handle: Any, slices: dict[int, str]) -> tuple[list
 
 
 def _sm_shares(handle: Any) -> dict[int, float]:
-    """The newest SM share of each process of the last seconds; empty where the driver has none."""
+    """The newest SM share of each process in the last seconds; empty where the driver has no data."""
     since_us = int((time.time() - _LOOK_BACK_S) * 1e6)
     try:
         samples = call("nvmlDeviceGetProcessUtilization", handle, since_us)
     except CallFailed as failure:
         if failure.is_loss:
             raise
-        return {}  # NOT_FOUND: nothing ran; else: this device or container does not tell
+        return {}  # NOT_FOUND: nothing ran; otherwise this device or container does not report it
     newest: dict[int, tuple[int, float]] = {}
     for sample in samples:
         pid, t = int(sample.pid), int(sample.timeStamp)

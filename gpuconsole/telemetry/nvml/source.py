@@ -9,11 +9,11 @@ from gpuconsole.model.machine.process import Process
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
 from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
-from gpuconsole.telemetry.nvml.pace import Pace
 from gpuconsole.telemetry.nvml.processes import processes_of
+from gpuconsole.telemetry.nvml.slow_calls import SlowCalls
 from gpuconsole.telemetry.nvml.topology import links_between
 from gpuconsole.telemetry.nvml.xid import XidWatch
-from gpuconsole.telemetry.owners import Owners
+from gpuconsole.telemetry.process_details import ProcessDetails
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
 from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology
 
@@ -22,18 +22,18 @@ CHECK_S = 5.0
 
 
 class NvmlSource:
-    """GPUs in NVML's order, each followed by its MIG slices. One that cannot be opened is listed all the same, with the reason."""
+    """GPUs in NVML's order, each followed by its MIG slices. A GPU that cannot be opened is listed with the reason."""
 
     name = "nvml"
 
     def __init__(self, interval_s: float = 1.0) -> None:
-        """Raises NoNvml, with the reason in one line, when there is no GPU to read."""
+        """Raises NoNvml with a one-line reason when there is no GPU."""
         self._count, self.driver = start()
         self.cuda = cuda_version()
         if self._count == 0:
             raise NoNvml("the NVIDIA driver reports no GPU")
         meter.suspects_driver = False
-        self._pace = Pace(meter, interval_s)
+        self._slow_calls = SlowCalls(meter, interval_s)
         self._gpus: list[Gpu] = []
         self._closed: dict[str, CallFailed] = {}
         self._told_lost: set[str] = set()
@@ -42,7 +42,7 @@ class NvmlSource:
         self._slices: list[MigSlice] = [one for gpu in self._gpus for one in mig_slices(gpu)]
         self._mig = mig_layout(self._gpus)
         self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
-        self._owners = Owners()
+        self._details = ProcessDetails()
         self._nvlinks_told: list[int | None] | None = None
         self._link_reasons: Reasons = {}
         self._processes_t = float("-inf")
@@ -52,7 +52,7 @@ class NvmlSource:
         device = f"gpu:{index}"
         meter.device = device
         try:
-            self._gpus.append(Gpu(device, call("nvmlDeviceGetHandleByIndex", index), self._pace.may_ask))
+            self._gpus.append(Gpu(device, call("nvmlDeviceGetHandleByIndex", index), self._slow_calls.may_ask))
         except CallFailed as failure:
             self._closed[device] = failure
 
@@ -70,11 +70,11 @@ class NvmlSource:
             one.read()
 
     def read(self, t: float) -> Readings:
-        """One sample for each GPU that answers, a DeviceLost once for each that is lost, and now and then what else there is to tell.
+        """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes topology, processes and XID errors.
 
         Raises DriverGone when the driver has been unloaded or replaced, or the number of GPUs has changed.
         """
-        self._pace.begin_round()
+        self._slow_calls.begin_round()
         xids = self._xids.read(t, {gpu.device.id for gpu in self._gpus if gpu.loss is not None})
         processes = self._processes(t) if t - self._processes_t >= PROCESSES_S else None
         readings: Readings = []
@@ -91,7 +91,7 @@ class NvmlSource:
             self._processes_t = t
             readings.append(processes)
         nvlinks = [gpu.nvlinks for gpu in self._gpus]
-        if nvlinks != self._nvlinks_told:  # links come up after the driver has
+        if nvlinks != self._nvlinks_told:  # links become active after the driver
             self._nvlinks_told = nvlinks
             readings.append(Topology(t, links_between(self._gpus)))
         readings += [DeviceLost(t=t, device=device, reason=reason) for device, reason in self._losses() if device not in self._told_lost]
@@ -106,15 +106,15 @@ class NvmlSource:
         return reasons | self._link_reasons
 
     def slow(self) -> str:
-        """Which call is too slow to be made in every round, in words; empty when none is."""
-        return self._pace.words()
+        """A description of calls that are too slow for every round; empty when there are none."""
+        return self._slow_calls.words()
 
     def under_way(self) -> str:
-        """The driver call that has not returned yet."""
+        """A description of the driver call that has not returned yet."""
         return meter.under_way()
 
     def _links_of(self, gpu: Gpu, t: float) -> list[Sample]:
-        """The links that were read in this round."""
+        """The links read in this round."""
         links, gpu.links = gpu.links, []
         samples = []
         for link, (values, reasons) in enumerate(links):
@@ -124,7 +124,7 @@ class NvmlSource:
         return samples
 
     def _add_counts(self, gpu: Gpu, processes: Processes | None, values: dict[str, float]) -> None:
-        """The metrics that are counts of what the driver tells: errors and processes."""
+        """The metrics that count the driver's reports: errors and processes."""
         device = gpu.device.id
         refusal = self._xids.refusals.get(device)
         if refusal is None:
@@ -154,10 +154,10 @@ class NvmlSource:
             if gap is not None:
                 reasons[device] = str(gap)
                 gpu.note(gap, "gpu.processes")
-        return Processes(t, self._owners.complete(found), reasons)
+        return Processes(t, self._details.complete(found), reasons)
 
     def _check_driver(self) -> None:
-        """Raises DriverGone. A call that failed as without a driver is reason to look at once, else now and then."""
+        """Check the driver; raises DriverGone. The check runs at once after a suspicious failure, otherwise at intervals."""
         now = time.monotonic()
         if not meter.suspects_driver and now - self._checked_t < CHECK_S:
             return

@@ -1,4 +1,4 @@
-"""How the GPUs of this machine are linked to each other."""
+"""The links between the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LEVELS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _TO_GPU, _TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
 _SWITCH = "switch"
 _MOST_GPUS = 128
-"""No box has more, and pairs grow with the square."""
+"""No machine has more GPUs, and the number of pairs grows with the square."""
 
 
 def links_between(gpus: list[Gpu]) -> list[Link]:
-    """The best path of each pair: NVLinks where there are any, else the way over PCIe. A pair that the driver is silent about is left out."""
+    """The best path of each pair: NVLink if present, otherwise PCIe. A pair that the driver does not report is left out."""
     if len(gpus) > _MOST_GPUS:
         return []
     ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
@@ -41,7 +41,7 @@ def links_between(gpus: list[Gpu]) -> list[Link]:
 
 
 def _nvlink_ends(gpu: Gpu) -> Counter[str]:
-    """How many of the GPU's NVLinks go to which PCI address, or to a switch."""
+    """The number of the GPU's NVLinks to each PCI address, or to a switch."""
     ends: Counter[str] = Counter()
     meter.device = gpu.device.id
     for link in gpu.links_up():

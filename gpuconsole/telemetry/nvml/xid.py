@@ -1,4 +1,4 @@
-"""XID errors: what the driver reports when something goes wrong on a GPU."""
+"""XID errors: the driver's error reports of a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuconsole.wire.events import Xid
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 _MOST_AT_ONCE = 64
 
-# The common ones in words (NVIDIA, "XID Errors": https://docs.nvidia.com/deploy/xid-errors/).
+# Texts for common errors (NVIDIA, "XID Errors": https://docs.nvidia.com/deploy/xid-errors/).
 MEANINGS = {
     13: "a kernel accessed memory out of bounds or hit another exception",
     31: "a kernel accessed an unmapped address (page fault)",
@@ -39,7 +39,7 @@ MEANINGS = {
 
 
 class XidWatch:
-    """Counts the errors of each device since it was made. `refusals` says why a device is not watched now."""
+    """Counts the errors of each device since the creation of this object. `refusals`: reasons why a device is not watched."""
 
     def __init__(self, handles: dict[str, Any]) -> None:
         """`handles` by device id."""
@@ -51,7 +51,7 @@ class XidWatch:
         self._watch(set())
 
     def _watch(self, lost: Container[str]) -> None:
-        """Begin anew, without the GPUs that are lost: with one of them in the set no other is heard."""
+        """Register again without the lost GPUs: with a lost GPU in the event set, no other GPU reports events."""
         self.refusals = {}
         if self._set is not None:
             with contextlib.suppress(CallFailed):
@@ -71,7 +71,7 @@ class XidWatch:
                 self.refusals[device] = str(failure)
 
     def read(self, t: float, lost: Container[str]) -> list[Xid]:
-        """What has come since the last time, without waiting. A set that fails is made anew for the next time."""
+        """The events since the last call, without waiting. After a failure the next call uses a new event set."""
         found: list[Xid] = []
         watched = self._set is not None and len(self.refusals) < len(self.counts)
         while watched and len(found) < _MOST_AT_ONCE:
@@ -89,5 +89,5 @@ class XidWatch:
 
 
 def _address(handle: Any) -> int:
-    """What tells two handles apart."""
+    """The value that distinguishes two handles."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

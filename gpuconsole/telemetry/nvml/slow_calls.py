@@ -1,4 +1,4 @@
-"""Slow calls get turns: a driver that needs 20 ms for an answer must not be asked 128 times a second."""
+"""Spaces slow calls: a driver that needs 20 ms per answer must not get 128 calls per second."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gpuconsole.telemetry.nvml.calls import Call
 from gpuconsole.telemetry.nvml.library import Meter
 
 SLOW_CALL_S = 0.004
-"""From here on a call is slow. What the driver answers from memory takes microseconds."""
+"""Calls above this duration are slow. Answers from the driver's memory take microseconds."""
 SHARE = 0.2
-"""Of a round's period that slow calls may fill."""
+"""Maximum share of a round's period for slow calls."""
 LEAST_S = 0.02
 
 
-class Pace:
-    """`may_ask` says whether a question has its turn. A slow one comes round as often as the budget allows, each device as often."""
+class SlowCalls:
+    """`may_ask` decides whether a call is due. Slow calls take turns within the budget, equally often for each device."""
 
     def __init__(self, meter: Meter, interval_s: float) -> None:
         self._meter = meter
@@ -47,13 +47,13 @@ class Pace:
         return True
 
     def turn_s(self) -> float:
-        """How long a slow question waits for its next turn: half a round less than the rounds that all of them take."""
+        """Seconds until the next turn of a slow call: half a round less than the rounds that all slow calls need."""
         per_round = max(1, int(self._budget_s / max(tuple(self._slow.values()), default=SLOW_CALL_S)))
         return (-(-len(self._asked) // per_round) - 0.5) * self._interval_s
 
     def words(self) -> str:
-        """What is slow and how often it is read; empty when nothing is."""
-        slow = dict(self._slow)  # the thread that asks goes on
+        """A description of the slow calls and their interval; empty when no call is slow."""
+        slow = dict(self._slow)  # the calling thread continues meanwhile
         if not slow:
             return ""
         name, cost_s = max(slow.items(), key=lambda item: item[1])

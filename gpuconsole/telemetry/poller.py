@@ -1,4 +1,4 @@
-"""One source on a thread of its own: read on a steady beat, so that a slow or stuck one holds up no other."""
+"""Polls one source on its own thread at a fixed interval, so that a slow or stuck source does not delay other sources."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from statistics import median
 from gpuconsole.telemetry.source import DriverGone, Reasons, Source
 from gpuconsole.wire.events import Event, SourceState, Unavailable
 
-FIRST_GAP_S = 0.15  # long enough for a rate over 10 ms clock ticks to mean something
+FIRST_GAP_S = 0.15  # long enough for a rate over 10 ms clock ticks
 MOST_BUSY = 0.5
-"""Of the time that a source may be read in: above it the period grows."""
+"""Maximum share of the interval that a reading may take. The poller stretches the interval for slower sources."""
 STUCK_S = 2.0
-"""A reading under way for so long counts as stuck. Real drivers have hiccups of some 100 ms."""
+"""A reading that takes longer counts as stuck. Real drivers have delays of some 100 ms."""
 LONGEST_S = 10.0
 ENOUGH = 3
 _RECENT = 7
 
 
-class Beat(threading.Thread):
-    """Reads `source` every `interval_s` and sends what it finds; `state` may be asked from another thread.
+class Poller(threading.Thread):
+    """Reads `source` every `interval_s` seconds and sends the events. Other threads may call `state`.
 
-    `after_round` is called when a round has been sent; `on_gone` gets the reason when the source ends for good.
+    The poller calls `after_round` after each round, and `on_gone` with the reason when the source has ended.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Beat(threading.Thread):
         after_round: Callable[[], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        super().__init__(name=f"beat-{source.name}", daemon=True)  # one that sits in a driver call must not keep the process
+        super().__init__(name=f"beat-{source.name}", daemon=True)  # a thread that hangs in a driver call must not keep the process alive
         self._source = source
         self._interval_s = interval_s
         self._send = send
@@ -65,15 +65,15 @@ class Beat(threading.Thread):
         self._stop_asked.set()
 
     def period_s(self) -> float:
-        """The time between two rounds as it really is: longer than asked for when rounds take more than half of that.
+        """The real time between two rounds in seconds. It is longer than requested when rounds take more than half of the interval.
 
-        A single slow round stretches nothing, and no slowness more than `LONGEST_S`.
+        A single slow round does not stretch the period. The period is at most `LONGEST_S`.
         """
         typical_s = median(self._took) if len(self._took) >= ENOUGH else 0.0
         return max(self._interval_s, min(LONGEST_S, typical_s / MOST_BUSY))
 
     def state(self) -> SourceState:
-        """How it goes at this moment."""
+        """The present state of the source."""
         now, began = time.monotonic(), self._began
         under_way_s = now - began if began else 0.0
         if under_way_s >= STUCK_S:
@@ -91,7 +91,7 @@ class Beat(threading.Thread):
         self._after_round()
 
     def _tell_unavailable(self, reasons: Reasons) -> None:
-        """Send each device's list when it has changed; an empty one takes an earlier one back."""
+        """Send the reasons of each device when they have changed. An empty dictionary withdraws earlier reasons."""
         for device, now_missing in reasons.items():
             if self._told.get(device, {}) != now_missing:
                 self._told[device] = dict(now_missing)
@@ -99,6 +99,6 @@ class Beat(threading.Thread):
 
 
 def next_beat(due: float, interval_s: float, now: float) -> float:
-    """The first beat after `now` on the schedule that `due` is part of: late beats are skipped, never made up."""
+    """The first time after `now` on the schedule of `due`. Missed times are skipped."""
     missed = max(0, int((now - due) // interval_s))
     return due + (missed + 1) * interval_s

@@ -1,4 +1,4 @@
-"""Two sources of the same devices: the second fills in what the first cannot report."""
+"""Two sources for the same devices: a fallback source provides the metrics that the preferred source cannot report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from gpuconsole.telemetry.source import Readings, Reasons, Source
 from gpuconsole.wire.events import Sample
 
 
-class FirstChoice:
-    """A source whose gaps are not told while another fills them. Its readings are as they are."""
+class Preferred:
+    """The preferred source. It does not report the reason for a gap while the fallback source provides the value."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -26,7 +26,7 @@ class FirstChoice:
         return self.source.read(t)
 
     def unavailable(self) -> Reasons:
-        covered, others = self.covered, self.also_missing  # another thread puts new ones in their place
+        covered, others = self.covered, self.also_missing  # another thread replaces these dictionaries
         return {
             device: {
                 metric: f"{why}; {others[device][metric]}" if metric in others.get(device, {}) else why
@@ -43,10 +43,10 @@ class FirstChoice:
         return self.source.under_way()
 
 
-class FillIn:
-    """A source that is heard only where `first` has no answer, and then named as the value's source."""
+class Fallback:
+    """The fallback source. Its values are used only where `first` has none, and each value carries the name of this source."""
 
-    def __init__(self, source: Source, first: FirstChoice) -> None:
+    def __init__(self, source: Source, first: Preferred) -> None:
         self.name = source.name
         self._source = source
         self._first = first
@@ -72,11 +72,11 @@ class FillIn:
         return readings
 
     def unavailable(self) -> Reasons:
-        """Nothing: what neither source has, the first one tells."""
+        """Empty: the preferred source reports the gaps of both sources."""
         return {}
 
     def slow(self) -> str:
-        """Why it fills in nothing, where that is so."""
+        """The reason why this source provides no values; otherwise empty."""
         if self._first.covered:
             return self._source.slow()
         return next((why for reasons in self._source.unavailable().values() for why in reasons.values()), "")

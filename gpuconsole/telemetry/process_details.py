@@ -1,4 +1,4 @@
-"""Who a process is: its name, user, command line and container, as far as the operating system lets us see."""
+"""Details of a process: name, user, command line and container, where the operating system allows access."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import psutil
 from gpuconsole.model.machine.process import Process
 
 COMMAND_LIMIT = 4096
-"""Characters of a command line that are kept: some are 64 KB long."""
+"""Maximum characters of a command line; some command lines have 64 KB."""
 _NAME_LIMIT = 256
 _CONTAINER = re.compile(r"(?:docker|containerd|crio|libpod|kubepods|lxc)[^\n]*?([0-9a-f]{12})[0-9a-f]*")
 
 
-class Owners:
-    """Fills in what the driver does not know. What never changes is looked up once for each process."""
+class ProcessDetails:
+    """Adds details that the driver does not report. Constant details are read once per process."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[psutil.Process, Process]] = {}
 
     def complete(self, processes: list[Process]) -> list[Process]:
-        """The same processes with their owners. One that cannot be seen from here keeps its pid only."""
+        """The same processes with their details. An invisible process keeps only its pid."""
         owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
         self._known = {pid: known for pid, known in self._known.items() if pid in owners}
         return [_joined(process, owners[process.pid]) for process in processes]
 
     def _look(self, pid: int) -> Process | None:
-        """Who the process is, and its CPU share since the last look; at the first look there is none yet."""
+        """The details of a process and its CPU share since the last reading. The first reading has no CPU share."""
         known = self._known.get(pid)
         try:
-            if known is not None and known[0].is_running():  # is_running also notices a pid that was given to another process
+            if known is not None and known[0].is_running():  # is_running also detects a reused pid
                 handle, identity = known
                 return msgspec.structs.replace(identity, cpu_ratio=handle.cpu_percent() / 100)
             handle = psutil.Process(pid)
             identity = _identity(handle)
-            handle.cpu_percent()  # the first reading of the two that a share needs
-        except psutil.Error:  # another pid namespace, or it has just ended
+            handle.cpu_percent()  # a share needs two readings; this is the first
+        except psutil.Error:  # another pid namespace, or the process has just ended
             self._known.pop(pid, None)
             return None
         self._known[pid] = (handle, identity)
@@ -46,7 +46,7 @@ class Owners:
 
 
 def _joined(process: Process, owner: Process | None) -> Process:
-    """What the driver knows of a process, and what the operating system does."""
+    """The driver's fields of a process combined with those of the operating system."""
     if owner is None:
         return process
     return msgspec.structs.replace(
@@ -55,7 +55,7 @@ def _joined(process: Process, owner: Process | None) -> Process:
 
 
 def _identity(handle: psutil.Process) -> Process:
-    """What stays the same for a process's life. Raises psutil.Error when it is gone."""
+    """The constant details of a process. Raises psutil.Error when the process has ended."""
     with handle.oneshot():
         started = handle.create_time()
         facts = handle.as_dict(["name", "username", "uids", "ppid", "cmdline"], ad_value=None)
@@ -74,12 +74,12 @@ def _identity(handle: psutil.Process) -> Process:
 
 
 def _text(text: str | None) -> str:
-    """As UTF-8 can say it: a process may call itself by any bytes, and those that are no UTF-8 become question marks."""
+    """The text as valid UTF-8. A process name may contain any bytes; invalid bytes become question marks."""
     return (text or "").encode("utf-8", "replace").decode()
 
 
 def container_of(pid: int) -> str:
-    """The short id of the container that a process is in; empty for none, or when it cannot be seen."""
+    """The short id of a process's container; empty for no container or an invisible one."""
     try:
         text = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
     except OSError:
