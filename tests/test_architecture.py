@@ -27,7 +27,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_the_console_loads_no_torch_and_headless_no_textual() -> None:
-    headless = loaded_by("import gpuconsole.cli.main as m, gpuconsole.cli.headless; m.build_parser()")
+    headless = loaded_by("import gpuconsole.cli.main, gpuconsole.cli.parser as p, gpuconsole.cli.headless; p.build_parser()")
     assert not headless & {"torch", "textual", "numpy", "pynvml", "plotext", "gpuconsole.workloads"}
     screen = loaded_by("import gpuconsole.tui.app, gpuconsole.engine.engine")
     assert "textual" in screen
@@ -35,7 +35,7 @@ def test_the_console_loads_no_torch_and_headless_no_textual() -> None:
 
 
 def test_every_command_is_listed_with_examples_in_its_help() -> None:
-    from gpuconsole.cli.main import COMMANDS
+    from gpuconsole.cli.parser import COMMANDS
 
     assert {"run", "replay", "scenarios", "rules", "devices", "doctor", "diagnose", "snapshot_schema"} <= set(COMMANDS)
     for command in COMMANDS:

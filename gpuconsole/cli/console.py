@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.options.console import has_screen, record_path
-from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.console import eco, has_screen, record_path
+from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
@@ -43,6 +43,7 @@ def open_console(
     recording: Path | None = None,
 ) -> int:
     """Open the screen on a live engine; returns the exit code once the user quits."""
+    serve_address(args)  # bad usage is reported before the screen is painted
     show_first_picture()
     from gpuconsole.session.api import SessionError
 
@@ -62,7 +63,7 @@ def open_console(
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         console = app.ConsoleApp(
             engine, scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=save,
-            eco=getattr(args, "eco", False), opening=opening,
+            eco=eco(args), opening=opening,
         )  # fmt: skip
         return int(await app.show(console))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 import time
 from pathlib import Path
 
+from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.profile import nsys_line, profile_once
 from gpuconsole.cli.options.usage import UsageError
@@ -60,9 +60,7 @@ class HeadlessRun:
         for note in engine.state.notes:
             print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
         engine.listeners.append(self._heard)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupted.set)
+        on_interrupt(self._interrupted.set)
         warming = asyncio.create_task(_nothing() if self._serves else engine.warm())
         try:
             await engine.open()

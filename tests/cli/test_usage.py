@@ -31,7 +31,18 @@ from tests.conftest import Cli
         (["diagnose", "missing.json"], ["cannot be read"]),
         (["scenarios", "nope"], ["no scenario 'nope'"]),
         (["rules", "input.slow"], ["no rule", "did you mean"]),
-        (["rnu", "train-gpt"], ["invalid choice"]),
+        (["rnu", "train-gpt"], ["no command 'rnu'", "did you mean 'run'"]),
+        (["--interval", "2", "snapshot-shema"], ["no command 'snapshot-shema'", "did you mean 'snapshot-schema'"]),
+        (["frobnicate-all"], ["no command 'frobnicate-all'", "gpuconsole --help"]),
+        (
+            ["run", "train-gpt", "--headless", "--durtion", "5"],
+            ["no option '--durtion'", "did you mean '--duration'", "gpuconsole run --help"],
+        ),
+        (["run", "train-gpt", "--headless", "--durtion=5"], ["no option '--durtion'", "did you mean '--duration'"]),
+        (["--prise", "3", "run", "train-gpt", "--headless"], ["no option '--prise'", "did you mean '--price'"]),
+        (["doctor", "now"], ["unexpected argument 'now'", "gpuconsole doctor --help"]),
+        (["run", "train-gpt", "--headless", "--token-file", "token.txt"], ["--token-file", "--serve"]),
+        (["tune", "train-gpt", "--token-file", "token.txt"], ["--token-file", "--serve"]),
     ],
 )
 def test_bad_input(cli: Cli, tmp_path: Path, args: list[str], words: list[str]) -> None:
@@ -42,6 +53,23 @@ def test_bad_input(cli: Cli, tmp_path: Path, args: list[str], words: list[str]) 
     assert all(word in last for word in words), done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "train-gpt", "--headless"),
+        ("tune", "train-gpt"),
+        ("sweep", "train-gpt", "--vary", "batch_size=1,2"),
+        ("scaling", "ddp-small-batch"),
+        ("calibrate",),
+        ("quality", "serve-chat"),
+    ],
+)
+def test_a_device_that_is_not_there_is_bad_usage_in_every_command(cli: Cli, words: tuple[str, ...]) -> None:
+    done = cli(*words, "--device", "gpu:7")
+    assert done.returncode == 2
+    assert "there is no device 'gpu:7'" in done.stderr.splitlines()[-1] and done.stdout == ""
 
 
 def test_a_bad_scenario_file_names_file_key_and_what_is_allowed(cli: Cli, tmp_path: Path) -> None:

@@ -76,7 +76,17 @@ def test_a_terminal_without_cursor_addressing_is_told_what_to_do(tmp_path: Path,
     assert b"\x1b" not in raw
 
 
-@pytest.mark.parametrize("arguments", [("--nonsense",), ("run", "nosuch"), ("nosuch",), ("run", "train-gpt", "--set", "no=1")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--nonsense",),
+        ("run", "nosuch"),
+        ("nosuch",),
+        ("run", "train-gpt", "--set", "no=1"),
+        ("--token-file", "x"),
+        ("run", "train-gpt", "--token-file", "x"),
+    ],
+)
 def test_bad_usage_is_told_before_anything_is_painted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with Terminal(*arguments, cwd=tmp_path) as terminal:
         assert terminal.wait_exit() == 2

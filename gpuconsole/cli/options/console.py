@@ -30,6 +30,11 @@ def add_console_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="with --serve: refuse requests without this bearer token"
     )
+    add_eco_option(parser)
+
+
+def add_eco_option(parser: argparse.ArgumentParser) -> None:
+    """Add --eco, which every command with a screen has."""
     parser.add_argument("--eco", action="store_true", default=argparse.SUPPRESS, help="update the screen less often, for a slow line")
 
 

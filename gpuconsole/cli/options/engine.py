@@ -34,18 +34,35 @@ def live_engine(args: argparse.Namespace) -> Engine:
         serving=ServingChoice(server_options(args), objective(args)),
     )
     engine.profile_dir = getattr(args, "profile_dir", None)
-    _serve(engine, getattr(args, "serve", None), getattr(args, "token_file", None), interval(args))
+    served = serve_address(args)
+    if served is not None:
+        from gpuconsole.engine.publish import publish
+
+        try:
+            publish(engine, *served, interval(args))
+        except (OSError, UnicodeError) as error:
+            raise UsageError(f"--serve {args.serve}: {getattr(error, 'strerror', None) or error}") from None
     return engine
 
 
-def _serve(engine: Engine, address: str | None, token_file: Path | None, interval_s: float) -> None:
+def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | None:
+    """Host, port and bearer token of --serve and --token-file; None without --serve. Raises UsageError."""
+    address: str | None = getattr(args, "serve", None)
+    token_file: Path | None = getattr(args, "token_file", None)
     if address is None:
-        return
-    from gpuconsole.engine.publish import publish
-
+        if token_file is not None:
+            raise UsageError(f"--token-file {token_file}: goes with --serve HOST:PORT")
+        return None
     host, port = parse_address(address, "--serve")
-    token = read_token(token_file) if token_file else None
+    return host, port, read_token(token_file) if token_file else None
+
+
+async def open_engine(engine: Engine) -> None:
+    """Open the engine; raises UsageError if the device that the user asked for is not there."""
+    from gpuconsole.session.api import SessionError
+
+    await engine.open()
     try:
-        publish(engine, host, port, token, interval_s)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"--serve {address}: {getattr(error, 'strerror', None) or error}") from None
+        engine.device()
+    except SessionError as error:
+        raise UsageError(str(error)) from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 
+from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
 from gpuconsole.cli.options.console import add_console_options, device
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import assignments, scenario
@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     knobs = {**chosen.knobs_for("gpu" if target.is_gpu else "cpu"), **given}
     options = {**server_options(args), "lengths": json.dumps(args.lengths), "depths": json.dumps(args.depths)}
 
+    stop = asyncio.Event()
+
     async def main() -> list[ProbeDone]:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        on_interrupt(stop.set)
         return await examine(chosen.workload.name, knobs, target, options, _tell, stop)
 
     try:
@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     except JobFailed as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
+    if stop.is_set() and not answers:
+        return INTERRUPTED
     print(to_json(answers) if args.json else "\n".join(lines(answers)))
     return 1 if all(answer.error for answer in answers) else 0
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 import time
 from pathlib import Path
 
 from gpuconsole.cli.headless import START_S, TICK_S, Progress
+from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.console import add_console_options
-from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError, seconds
@@ -72,10 +72,9 @@ def scale(args: argparse.Namespace) -> int:
 
 async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> int:
     engine, progress, interrupted = live_engine(args), Progress(sys.stderr), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    on_interrupt(interrupted.set)
     try:
-        await engine.open()
+        await open_engine(engine)
         for nproc in args.nproc:
             if not interrupted.is_set():
                 await _run(

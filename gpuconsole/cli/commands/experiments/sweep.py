@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
+from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
 from gpuconsole.cli.options.console import add_console_options
-from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import assignments, scenario
@@ -91,8 +91,8 @@ def varied(word: str, chosen: Scenario) -> tuple[str, list[Value]]:
 
 async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: dict[str, list[Value]], target: Path | None) -> int:
     engine = live_engine(args)
-    await engine.open()
     try:
+        await open_engine(engine)
         device = engine.device()
         base = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **knobs}
         serving = ServingChoice(server_options(args), objective(args))
@@ -102,15 +102,14 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
         sweeping = asyncio.create_task(
             sweeper.run(points(vary, base, args.grid), args.repeat, args.stop_settled, lambda sweep: _progress(sweep, newest))
         )
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, sweeping.cancel)
+        on_interrupt(sweeping.cancel)
         try:
             with contextlib.suppress(asyncio.CancelledError):  # what was measured by then is told
                 await sweeping
         finally:
             await sweeper.close()
         if not newest:
-            return 1
+            return INTERRUPTED if sweeping.cancelled() else 1
         if target is not None:
             write_whole(target, encode(msgspec.structs.replace(engine.snapshot(), sweeps=newest)))
         print(to_json(newest[0]) if args.json else "\n".join(lines(newest[0], tuple(vary))))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.console import add_console_options
-from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import assignments, scenario
@@ -114,8 +114,7 @@ def read_certificate(path: Path) -> Certificate:
 async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, resumed: Certificate | None) -> int:
     engine = live_engine(args)
     interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    on_interrupt(interrupted.set)
 
     def heard(certificate: Certificate) -> None:
         if target is not None:
@@ -124,7 +123,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
             tell(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
     try:
-        await engine.open()
+        await open_engine(engine)
         await engine.start(args.scenario, knobs)
         tell(f"{args.scenario}: looking for what limits it")
         certificate, failed = await _tune(engine, args, knobs, heard, resumed, interrupted)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuconsole.cli.commands.experiments.tune import gain, read_certificate
 from gpuconsole.cli.options.console import add_console_options
-from gpuconsole.cli.options.engine import live_engine
+from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import scenario
 from gpuconsole.cli.options.serving import add_serving_options
@@ -77,7 +77,7 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
     chosen = scenario(certificate.scenario)
     engine = live_engine(args)
     try:
-        await engine.open()
+        await open_engine(engine)
         start: Knobs = {name: value for name, value in certificate.start.items() if name in chosen.workload.knobs}
         await engine.start(certificate.scenario, start)
         while (run := engine.view().run) is None or run.steady_from_s is None:

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import datetime
 import os
-import signal
 import sys
 import time
 
+from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
 from gpuconsole.cli.options.console import device
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError, seconds
@@ -109,8 +109,7 @@ async def _measure(environment: Environment, chosen: Device, budget_s: float) ->
     from gpuconsole.processes.one_shot import Interrupted, JobFailed, calibrate
 
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_interrupt(stop.set)
     stages = Stages(f"calibrating {chosen.id}  {visible(chosen.name)}")
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     load_1min, others = os.getloadavg()[0], OtherCores()
@@ -119,7 +118,7 @@ async def _measure(environment: Environment, chosen: Device, budget_s: float) ->
     except Interrupted:
         stages.done()
         say("interrupted: nothing is kept")
-        return 130
+        return INTERRUPTED
     except JobFailed as error:
         stages.done()
         say(str(error))

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from gpuconsole.cli.options.console import has_screen
+from gpuconsole.cli.options.console import add_eco_option, eco, has_screen
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.replay import Replay
 from gpuconsole.report.run.summary import session_text
@@ -33,6 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="how many times faster than it happened; 0: all at once")
     parser.add_argument("--headless", action="store_true", help="print the session's summary instead")
+    add_eco_option(parser)
     parser.set_defaults(handler=run)
 
 
@@ -52,4 +53,4 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no terminal here: add --headless")
     from gpuconsole.tui.app import run_app
 
-    return run_app(replay)
+    return run_app(replay, eco=eco(args))

@@ -1,0 +1,42 @@
+"""Ctrl-C: a command without a result exits with 130. Commands with results: test_headless, test_tune, test_calibration."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import gone, wait_until
+
+COMMANDS = [
+    ("sweep", "gemm-peak", "--vary", "matrix_size=512,1024", "--device", "cpu"),
+    ("quality", "serve-chat", "--device", "cpu"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_interrupted_before_the_first_result_a_command_exits_with_130(tmp_path: Path, words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "gpuconsole", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: "workloads" in str(running(process)), 30, "the worker")
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (130, ""), stderr
+    assert "Traceback" not in stderr
+    wait_until(lambda: all(gone(child.pid) for child in started), 20, "children gone")
+
+
+def running(process: subprocess.Popen[str]) -> list[list[str]]:
+    """The command lines of the processes that `process` has started."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            found.append(child.cmdline())
+        except psutil.Error:
+            continue
+    return found
