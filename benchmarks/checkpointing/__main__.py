@@ -22,7 +22,7 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.report.quantities import si
+from gpuconsole.report.units import change, quantity
 
 SCENARIO = "train-gpt"
 SEQ_LENS = (256, 512, 1024, 2048)
@@ -37,7 +37,7 @@ class Pair(msgspec.Struct):
     predicted: float
 
     def words(self, unit: str) -> list[str]:
-        return [si(self.measured, unit), si(self.predicted, unit), f"{self.predicted / self.measured - 1:+.1%}"]
+        return [quantity(self.measured, unit), quantity(self.predicted, unit), change(self.predicted / self.measured - 1)]
 
 
 class Shape(msgspec.Struct):

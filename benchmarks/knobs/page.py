@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.knobs.measured import Measured
 from benchmarks.knobs.rows import Row
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes, show
-from gpuconsole.report.quantities import si
+from gpuconsole.report.units import quantity
 
 HEAD = """# What the knobs do
 
@@ -70,7 +70,9 @@ def _change(changes: Knobs, one: Measured) -> str:
 
 def _memory(one: Measured) -> str:
     changed = {part: pair for part, pair in one.memory.items() if abs(pair[1] - pair[0]) > CHANGED_FROM * max(pair)}
-    return ", ".join(f"{part.replace('_', ' ')} {si(before, 'B')} → {si(after, 'B')}" for part, (before, after) in changed.items())
+    return ", ".join(
+        f"{part.replace('_', ' ')} {quantity(before, 'bytes')} → {quantity(after, 'bytes')}" for part, (before, after) in changed.items()
+    )
 
 
 def _clock(one: Measured) -> str:

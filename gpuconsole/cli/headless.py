@@ -19,7 +19,7 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.processes.torchrun import MEETING_S
-from gpuconsole.report.run.summary import session_text, trial_text
+from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note
 

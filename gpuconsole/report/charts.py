@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, line
 
 BINS = 40
@@ -22,8 +22,8 @@ def throughput(times: list[float], values: list[float], marks: Sequence[float], 
     for t in marks:
         figure.line(t, "v", style="dotted")
     figure.ruler("y").lim(0, top)
-    _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: format.rate(value, 0))
-    _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), format.clock)
+    _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: units.rate(value, 0))
+    _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), units.clock)
     title = f"throughput, {unit}, over session time" + ("; dotted: knobs changed" if marks else "")
     return _rows(figure, title, width)
 
@@ -40,9 +40,9 @@ def step_times(seconds: Sequence[float], width: int, height: int, what: str = "s
         counts[min(bins - 1, int((value - low) / span))] += 1
     figure = empty_figure(width, height)
     figure.draw(figure.bar([low + (n + 0.5) * span for n in range(bins)], counts, width=1.0))
-    _ticks(figure, "x", round_ticks(low, high, 6), lambda value: format.duration(value).strip())
+    _ticks(figure, "x", round_ticks(low, high, 6), lambda value: units.duration(value).strip())
     _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
-    points = ", ".join(f"p{q} {format.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
+    points = ", ".join(f"p{q} {units.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
     left_out = len(ordered) - len(inside)
     title = f"{what.format(len(ordered))}: {points}" + (f"; {left_out} longer not drawn" if left_out else "")
     return _rows(figure, title, width)

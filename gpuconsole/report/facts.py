@@ -11,7 +11,6 @@ from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.run import Run
-from gpuconsole.report import units as format
 from gpuconsole.session.api import View
 
 HOST = "cpu"
@@ -57,13 +56,6 @@ def reason(view: View, metric: str) -> str:
     return "no sample yet"
 
 
-def costs(view: View) -> str:
-    """Tokens per joule, and what a million of them cost, as far as either is known."""
-    per_joule, cost = latest(view, "workload.tokens_per_j"), latest(view, "workload.cost_per_million_tokens")
-    text = "" if per_joule is None else f"   {format.digits(per_joule) if per_joule < 999.5 else format.grouped(per_joule)} tokens/J"
-    return text if cost is None else f"{text}   cost {cost:.3g} per Mtoken"
-
-
 def active(view: View) -> bool:
     """Whether a run is under way."""
     return view.run is not None and view.run.state in ("starting", "running")
@@ -95,9 +87,25 @@ def throughput_metric(view: View) -> tuple[str, str]:
 
 
 def firing(run: Run | None) -> list[Finding]:
-    """Findings that fire, the weightiest first, notes last."""
-    found = [finding for finding in run.findings if finding.state == "fires"] if run else []
-    return sorted(found, key=lambda finding: (finding.note, -finding.weight))
+    """Findings that fire, in the order in which the diagnosis ranked them."""
+    return [finding for finding in run.findings if finding.state == "fires"] if run else []
+
+
+def continues(run: Run, before: Run) -> bool:
+    """Whether `run` is `before` with changed knobs, rather than a run that was started on its own."""
+    return bool(run.changes) and run.scenario == before.scenario
+
+
+def current_trials(view: View) -> list[Trial]:
+    """The trials on the current run and on the runs that it continues, in order."""
+    chain: set[str] = set()
+    later: Run | None = None
+    for run in reversed(view.runs):
+        if later is not None and not continues(later, run):
+            break
+        chain.add(run.id)
+        later = run
+    return [trial for trial in view.trials if trial.baseline_run in chain]
 
 
 def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:

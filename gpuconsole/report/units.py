@@ -1,4 +1,8 @@
-"""Numbers as an engineer reads them: three significant digits, a unit, and a width that does not jump."""
+"""The one place that formats a number: three significant digits, a unit, and a width that stays the same.
+
+Rates and work have decimal prefixes (GB/s, TFLOP/s), memory and data sizes binary ones (GiB), shares are whole percents.
+Most functions return a fixed number of cells, so that figures stay in their columns while they change; `strip` the text for a sentence.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ NA = "n/a"
 _LARGE = ("", "k", "M", "G", "T", "P", "E")
 _SMALL = ("", "m", "µ", "n")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_PREFIXED = ("bytes/s", "Hz", "FLOP", "FLOP/s", "FLOP/s/W", "J", "W")
 
 
 def digits(value: float) -> str:
@@ -17,8 +22,14 @@ def digits(value: float) -> str:
     return f"{value:.{places}f}" if size else "0"
 
 
+def plain(value: float) -> str:
+    """Three significant digits for any size, without a prefix: `0.0123`, `12.1`, `18 240`."""
+    size = abs(value)
+    return f"{value:.3g}" if 0 < size < 0.0995 else digits(value) if size < 999.5 else grouped(value)
+
+
 def grouped(value: float) -> str:
-    """An integer with its thousands apart: `18 240`."""
+    """An integer with a blank between thousands: `18 240`."""
     return f"{value:,.0f}".replace(",", " ")
 
 
@@ -40,7 +51,7 @@ def si(value: float | None, unit: str, width: int = 4) -> str:
 
 
 def size_bytes(value: float | None) -> str:
-    """`61.0 GiB`: memory, in the binary units it is sold in."""
+    """`61.0 GiB`, eight cells: memory and data sizes."""
     if value is None or not math.isfinite(value):
         return NA.rjust(8)
     power = _scale(value, 1024.0, len(_BINARY))
@@ -48,7 +59,7 @@ def size_bytes(value: float | None) -> str:
 
 
 def used_of(used: float | None, total: float | None, places: int | None = None) -> str:
-    """`61.2/140 GiB`: both in the unit of the total. `places` instead of three digits, where room is scarce."""
+    """`61.2/140 GiB`: both in the unit of the total. `places`: digits after the point of the first, instead of three significant digits."""
     if used is None:
         return NA
     if not total:
@@ -80,6 +91,13 @@ def durations(first: float | None, second: float | None) -> tuple[str, str, str]
     return texts[0], texts[1], _SMALL[power] + "s"
 
 
+def p50_p99(p50: float | None, p99: float | None) -> tuple[str, str]:
+    """A median and a tail, the unit once where both have the same: `440`, `530 ms`; `20.0 ms`, `1.24 s`. All digits stay."""
+    first, second = duration(p50).strip(), duration(p99).strip()
+    same = first.rpartition(" ")[2] == second.rpartition(" ")[2]
+    return (first.rpartition(" ")[0] if same and " " in first else first), second
+
+
 def rates(first: float | None, second: float | None, unit: str) -> tuple[str, str, str]:
     """Two rates in the prefix of the larger: `12.1`, `0.30`, `GB/s`."""
     known = [abs(value) for value in (first, second) if value is not None]
@@ -97,20 +115,17 @@ def _small(seconds: float) -> int:
 
 
 def rate(value: float | None, width: int = 9) -> str:
-    """`18 240`: a throughput, whole when it is large, with three digits when it is small."""
+    """`18 240`: a throughput, a whole number from 1 000 on, else three significant digits."""
     if value is None or not math.isfinite(value):
         return NA.rjust(width)
-    size = abs(value)
-    if size < 999.5:
-        return digits(value).rjust(width)
-    return (grouped(value) if size < 9_999_999.5 else si(value, "").strip()).rjust(width)
+    return (plain(value) if abs(value) < 9_999_999.5 else si(value, "").strip()).rjust(width)
 
 
 def spread(mean: float | None, std: float | None, width: int = 16) -> str:
     """`18 240 ± 210`."""
     if mean is None:
         return NA.rjust(width)
-    whole = std is not None and (abs(mean) >= 999.5 or std >= 99.5)  # above that two digits would be written as a power of ten
+    whole = std is not None and (abs(mean) >= 999.5 or std >= 99.5)  # `.2g` would write 143 as 1.4e+02
     error = "" if std is None else f" ± {grouped(std) if whole else f'{std:.2g}'}"
     return (rate(mean, 0) + error).rjust(width)
 
@@ -128,16 +143,30 @@ def speedup(ratio: float | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """`1.45-1.69x`."""
+    """`1.45-1.69x`: a predicted speedup."""
     return f"{low:.2f}-{high:.2f}x"
 
 
-def quantity(value: float, unit: str) -> str:
-    """Any declared unit, for tables: `41.2 %`, `182 ms`, `12.1 GB/s`, `612 W`."""
-    if not math.isfinite(value):
+def measured(estimate: float, low: float, high: float) -> str:
+    """`1.53x [1.45, 1.61]`: a measured speedup with its interval."""
+    return f"{speedup(estimate).strip()} [{low:.2f}, {high:.2f}]"
+
+
+def change(ratio: float) -> str:
+    """`+0.4 %`: a relative difference; `120x` from a factor of ten on."""
+    if abs(ratio) < 10.0:
+        return f"{ratio * 100:+.1f} %"
+    return f"{digits(ratio + 1)}x" if ratio < 998.5 else ">999x"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Any declared unit, for tables: `41.2 %`, `182 ms`, `12.1 GB/s`, `612 W`, `61.0 GiB`."""
+    if value is None or not math.isfinite(value):
         return NA
     if unit == "ratio":
-        return f"{digits(value * 100)} %"
+        return f"{plain(value * 100)} %"
+    if unit == "x":
+        return speedup(value).strip()
     if unit == "0/1":
         return "yes" if value else "no"
     if unit in ("", "lanes", "links") and value == int(value):
@@ -146,6 +175,6 @@ def quantity(value: float, unit: str) -> str:
         return size_bytes(value).strip()
     if unit == "s":
         return duration(value).strip()
-    if unit in ("bytes/s", "Hz", "FLOP", "FLOP/s", "FLOP/s/W", "J", "W"):
+    if unit in _PREFIXED:
         return si(value, "B/s" if unit == "bytes/s" else unit).strip()
     return f"{rate(value, 0)} {unit}".strip()

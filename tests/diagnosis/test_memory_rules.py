@@ -9,7 +9,7 @@ from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
-from gpuconsole.report.run.summary import run_text
+from gpuconsole.report.session import run_text
 from tests.diagnosis.cases import case
 
 GPT: Knobs = {

@@ -14,7 +14,7 @@ from gpuconsole.engine.replay import Replay
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
-from gpuconsole.report.run.summary import run_text
+from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, prelude
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, Found, Hello, RankJoined, RunClosed, RunOpened, Started, Steps
@@ -78,9 +78,9 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
     assert [rank.busy_s for rank in run.ranks] == pytest.approx([0.04, 0.09])
     text = run_text(run, [])
     assert "2 processes" in text
-    assert "slowest, 2.00x the others" in next(line for line in text.splitlines() if line.startswith("      1  box"))
+    assert "slowest 2.00x" in next(line for line in text.splitlines() if line.split()[:2] == ["1", "box"])
     parameters = next(line for line in text.splitlines() if line.strip().startswith("Parameters"))
-    assert parameters.split() == ["Parameters", "8", "MB", "8", "MB", "+0.0%"]
+    assert parameters.split() == ["Parameters", "7.63", "MiB", "7.63", "MiB", "+0.0", "%"]
     unknown = next(line for line in text.splitlines() if "Reserved beyond the peak" in line)
     assert unknown.split()[4:6] == ["n/a", "n/a"]
     assert "not measured: a CPU has no allocator statistics" in unknown

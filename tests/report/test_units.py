@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from gpuconsole.report import units as format
     ],
 )
 def test_three_digits_in_four_cells(value: float, text: str) -> None:
-    assert format.digits(value) == text
+    assert units.digits(value) == text
     assert len(text) <= 4
 
 
@@ -31,14 +31,14 @@ def test_three_digits_in_four_cells(value: float, text: str) -> None:
     [(2.02e12, "2.02 TB/s"), (0.3e9, " 300 MB/s"), (999.6e9, "1.00 TB/s"), (420.0, " 420 B/s "), (0.0, "   0 B/s "), (None, "      n/a")],
 )
 def test_rates_keep_their_width(value: float | None, text: str) -> None:
-    assert format.si(value, "B/s").rjust(9) == text
+    assert units.si(value, "B/s").rjust(9) == text
 
 
 def test_pairs_share_the_unit_of_the_larger() -> None:
-    assert format.rates(12.1e9, 0.3e9, "B/s") == ("12.1", "0.30", "GB/s")
-    assert format.rates(None, 5.0, "B/s") == (" n/a", "5.00", "B/s")
-    assert format.durations(0.440, 0.530) == (" 440", " 530", "ms")
-    assert format.durations(0.9, 1.24) == ("0.90", "1.24", "s")
+    assert units.rates(12.1e9, 0.3e9, "B/s") == ("12.1", "0.30", "GB/s")
+    assert units.rates(None, 5.0, "B/s") == (" n/a", "5.00", "B/s")
+    assert units.durations(0.440, 0.530) == (" 440", " 530", "ms")
+    assert units.durations(0.9, 1.24) == ("0.90", "1.24", "s")
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_pairs_share_the_unit_of_the_larger() -> None:
     [(0.44, " 440 ms"), (1.24, "1.24 s "), (85e-6, "85.0 µs"), (0.9996, "1.00 s "), (0.0, "   0 s "), (None, "    n/a")],
 )
 def test_durations(seconds: float | None, text: str) -> None:
-    assert format.duration(seconds) == text
+    assert units.duration(seconds) == text
 
 
 def test_memory_is_binary_and_shares_a_unit() -> None:
-    assert format.used_of(61.2 * 2**30, 140.4 * 2**30) == "61.2/140 GiB"
-    assert format.used_of(0.4 * 2**30, 16 * 2**30) == "0.40/16.0 GiB"
-    assert format.used_of(None, 1.0) == "n/a"
+    assert units.used_of(61.2 * 2**30, 140.4 * 2**30) == "61.2/140 GiB"
+    assert units.used_of(0.4 * 2**30, 16 * 2**30) == "0.40/16.0 GiB"
+    assert units.used_of(None, 1.0) == "n/a"
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,17 @@ def test_memory_is_binary_and_shares_a_unit() -> None:
     ],
 )
 def test_throughput(value: float | None, text: str) -> None:
-    assert format.rate(value) == text
+    assert units.rate(value) == text
 
 
 def test_the_rest() -> None:
-    assert format.spread(18_240, 210, 0) == "18 240 ± 210"
-    assert format.spread(636, 143.6, 0) == "636 ± 144"
-    assert format.spread(636, 83.2, 0) == "636 ± 83"
-    assert format.percent(0.784) == " 78 %"
-    assert format.clock(102) == "01:42"
-    assert format.clock(3723) == "1:02:03"
-    assert format.speedup(1.534) == "1.53x"
-    assert format.interval(1.45, 1.69) == "1.45-1.69x"
-    assert format.quantity(0.412, "ratio") == "41.2 %"
-    assert format.quantity(2.0, "workers") == "2.00 workers"
+    assert units.spread(18_240, 210, 0) == "18 240 ± 210"
+    assert units.spread(636, 143.6, 0) == "636 ± 144"
+    assert units.spread(636, 83.2, 0) == "636 ± 83"
+    assert units.percent(0.784) == " 78 %"
+    assert units.clock(102) == "01:42"
+    assert units.clock(3723) == "1:02:03"
+    assert units.speedup(1.534) == "1.53x"
+    assert units.interval(1.45, 1.69) == "1.45-1.69x"
+    assert units.quantity(0.412, "ratio") == "41.2 %"
+    assert units.quantity(2.0, "workers") == "2.00 workers"

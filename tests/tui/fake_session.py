@@ -62,7 +62,8 @@ FP32 = Finding(
 )  # fmt: skip
 COMM = Finding("comm.exposed", "cant_tell", "Exposed communication", summary="needs comm_ratio", missing=("comm_ratio",))
 LOGGING = Finding("side.logging", "clear", "Logging every step", summary="logging takes 0.3 % of a step")
-FINDINGS = [FP32, STARVED, COMM, LOGGING]
+FINDINGS = [STARVED, FP32, COMM, LOGGING]
+"""In the order of the diagnosis."""
 
 GPT = Workload("training.gpt", "a small transformer", "tokens", tuple(KNOBS))
 SCENARIOS = [

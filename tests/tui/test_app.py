@@ -82,7 +82,7 @@ def test_four_tiles_at_80_columns_and_eight_at_120() -> None:
 def test_keys_reach_the_front() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("enter")
-        await shows(app, "1.50x win, kept")
+        await shows(app, "1.50x [1.40, 1.60], win, kept")
         await pilot.press("down", "enter", "u", "r", "e", "b", "x")
         await until(lambda: ("stop",) in api.calls)
 
@@ -97,7 +97,7 @@ def test_keys_reach_the_front() -> None:
 def test_the_tree_of_a_tuning_session_is_one_key_away() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("t")
-        await shows(app, "looking for what limits it now")
+        await shows(app, "diagnosing the run")
         api.shown = msgspec.structs.replace(api.shown, now=103.0)
         await shows(app, "81 of 300 s")  # 78 s at the last attempt, told 3 s ago
         await pilot.press("enter")
@@ -116,7 +116,7 @@ def test_enter_means_what_was_selected_when_the_ranking_changes() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("down")
         run = msgspec.structs.replace(
-            api.shown.runs[-1], findings=[STARVED, msgspec.structs.replace(api.shown.runs[-1].findings[0], recoverable_ratio=0.9)]
+            api.shown.runs[-1], findings=[msgspec.structs.replace(api.shown.runs[-1].findings[1], recoverable_ratio=0.9), STARVED]
         )
         api.shown = msgspec.structs.replace(api.shown, runs=(api.shown.runs[0], run))
         await pilot.press("enter")

@@ -35,7 +35,7 @@ def text(shown: View, width: int) -> str:
 def test_the_page_holds_everything(width: int) -> None:
     page = text(profiled_view(), width)
     words = " ".join(page.split())
-    for part in ("3 steps of 440 ms", "3 182 a second, 283 µs each", "gemm", "58.0%", "74 %: share of kernel time", "H2D pageable 6x", "21.0 ms between",
+    for part in ("3 steps of 440 ms", "3 182 kernels/s, 283 µs each", "gemm", "58.0 %", "74 %: share of kernel time", "H2D pageable 6x", "21.0 ms between",
                  "gpuconsole-trace-train-gpt-20261121-110755.json.gz", "https://ui.perfetto.dev", "ridge at 206 FLOP/byte", "nvjet_hsh"):  # fmt: skip
         assert part in words or width in (60, 110), part  # where lines are broken within these words
 
@@ -107,7 +107,7 @@ def test_f_opens_the_screen_takes_a_window_and_shows_it() -> None:
         await shows(app, "No profile yet")
         api.error = ""
         api.shown = profiled_view(None, probing="profiler")
-        await shows(app, "Profiling: a few ordinary steps")
+        await shows(app, "Profiling: the profiler records a few ordinary steps")
         api.shown = profiled_view()
         await shows(app, "roofline: 989 TFLOP/s")
         await pilot.press("f")

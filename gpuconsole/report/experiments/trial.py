@@ -1,35 +1,91 @@
-"""A trial, while it runs and when it is done: what was predicted beside what is measured."""
+"""A trial: its prediction beside its measurement, while it runs and when it has ended."""
 
 from __future__ import annotations
 
 from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.report import units as format
+from gpuconsole.model.text import visible
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, line, row_width, spread
 from gpuconsole.report.facts import shorter
+from gpuconsole.report.parts import Line, Report
 
 ROOM = 90
-WORDS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}
+"""Columns from which on the head of a running trial has room for the resolution."""
+NO_CAUSE = "no cause was reported"
+
+
+def predicted(interval: Interval | None) -> str:
+    """`predicted 1.45-1.69x`."""
+    return f"predicted {units.interval(interval.low, interval.high)}" if interval else "no prediction"
+
+
+def measured(trial: Trial) -> str:
+    """`1.52x [1.40, 1.66]`."""
+    found = trial.speedup
+    return units.measured(found.estimate, found.low, found.high) if found else "not measured"
+
+
+def verdict(trial: Trial) -> str:
+    """`win, kept`; `on trial` while the trial runs."""
+    if trial.state == "running":
+        return "on trial"
+    if trial.state == "failed":
+        return "failed"
+    words = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
+    return f"{words}, {'kept' if trial.kept else 'reverted'}"
+
+
+# --- the whole trial ----------------------------------------------------------------------------------------
+
+
+def trial_report(trial: Trial, before: Knobs | None) -> Report:
+    """Every figure of a trial. `before`: the knobs of the run that the trial started from."""
+    found: Report = [Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title")])]
+    expected = predicted(trial.predicted)
+    if trial.speedup:
+        how = f"   ({trial.blocks} blocks, {trial.method}, {trial.clock.replace('_', '-')} clock)"
+        found.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
+    for name, cost in (("perplexity", trial.perplexity), ("held-out loss", trial.held_out_loss)):
+        if cost is not None:
+            words = f"{units.plain(cost.before)} -> {units.plain(cost.after)} ({units.change(cost.cost_ratio)})"
+            found.append(Line([(f"{name} {words}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
+    if trial.resolution_ratio is not None:
+        share = units.quantity(trial.resolution_ratio, "ratio")
+        found.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.error:
+        found.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
+    return [*found, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+
+
+def verdict_line(trial: Trial) -> str:
+    """A finished trial in one sentence."""
+    changes = describe_changes(trial.changes)
+    if trial.state == "failed":
+        return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
+    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}"
+
+
+# --- on the main screen -------------------------------------------------------------------------------------
 
 
 def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
-    """The change, how far the trial is, and both intervals on one scale."""
-    blocks = f"{trial.blocks} blocks  {format.clock(trial.elapsed_s)}"
+    """The change, the progress of the trial, and both intervals on one scale."""
+    blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s)}"
     if trial.resolution_ratio is not None and width >= ROOM:
-        blocks = f"can tell {format.percent(trial.resolution_ratio).strip()} from nothing   {blocks}"
+        blocks = f"detects {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - 8)
-    head = spread(width, [("trial ", "accent"), (change, "title")], [("  ", ""), (blocks, "")])
-    rows = [head]
-    predicted, speedup = trial.predicted, trial.speedup
-    # Early intervals are wide: the scale is made for what is expected, and they run over its end.
-    top = 1.3 * max(1.15, predicted.high if predicted else 0.0, speedup.estimate if speedup else 0.0)
-    if predicted is not None:
-        rows.append(_scale("predicted", format.interval(predicted.low, predicted.high), (predicted.low, predicted.high, None), top, width))
+    rows = [spread(width, [("trial ", "accent"), (change, "title")], [("  ", ""), (blocks, "")])]
+    expected, speedup = trial.predicted, trial.speedup
+    # The first intervals are wide. The scale follows the estimate and the prediction; a wide interval ends at the edge of the scale.
+    top = 1.3 * max(1.15, expected.high if expected else 0.0, speedup.estimate if speedup else 0.0)
+    if expected is not None:
+        rows.append(_scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
     if speedup is not None:
-        text = f"{format.speedup(speedup.estimate)} ({format.interval(speedup.low, speedup.high)})"
-        rows.append(_scale("measured", text, (speedup.low, speedup.high, speedup.estimate), top, width))
+        rows.append(_scale("measured", measured(trial), (speedup.low, speedup.high, speedup.estimate), top, width))
     else:
-        so_far = "first blocks under way" if trial.method == "live ABBA" else "a second process is made ready"
+        so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
         rows.append(line(width, (f"  measured   {so_far}", "dim")))
     return rows
 
@@ -55,24 +111,13 @@ def _scale(name: str, text: str, interval: tuple[float, float, float | None], to
 
 
 def paint_done(trial: Trial, width: int) -> list[Row]:
-    """The last trial's outcome, in two rows where it does not fit in one."""
+    """The outcome of the last trial, in two rows where one is too short."""
     if trial.state == "failed":
-        text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or 'no reason given'}"
+        text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
         return [line(width, (text, "alert"))]
-    gain = format.speedup(trial.speedup.estimate).strip() if trial.speedup else "not measured"
-    verdict = "" if trial.kept else f" {WORDS.get(trial.verdict or '', '')},"
-    outcome = f"{gain}{verdict} {'kept' if trial.kept else 'reverted'}"
-    extra = f" (predicted {format.interval(trial.predicted.low, trial.predicted.high)})" if trial.predicted else ""
+    outcome = f"{measured(trial)}  {verdict(trial)}"
+    extra = f"  ({predicted(trial.predicted)})" if trial.predicted else ""
     head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", ""), (outcome, "good" if trial.kept else "")]
     if row_width(head) + len(extra) <= width or not extra:
         return [line(width, *head, (extra, "dim"))]
-    return [line(width, *head), line(width, (f"           {extra}", "dim"))]
-
-
-def verdict_line(trial: Trial) -> str:
-    """A finished trial in a line."""
-    changes = describe_changes(trial.changes)
-    if trial.state == "failed":
-        return f"{changes}: the trial failed: {trial.error or 'no reason given'}"
-    gain = f" {format.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
-    return f"{changes}:{gain} {WORDS.get(trial.verdict or '', 'undecided')}, {'kept' if trial.kept else 'reverted'}"
+    return [line(width, *head), line(width, (f"          {extra}", "dim"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.model.machine.device import Device, Peaks
 from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, line
 from gpuconsole.report.machine.processes import age
 from gpuconsole.report.names import plain, spans
@@ -58,13 +58,13 @@ def _link(view: View, n: int, keys: list[str], width: int) -> Row:
     for (_, metric, room), key in zip(_LINK_COLUMNS, keys, strict=True):
         value = view.latest.get(key)
         if value is None:
-            row.append((f"{format.NA:>{room}}", "dim"))
+            row.append((f"{units.NA:>{room}}", "dim"))
         elif metric == "gpu.link_up":
             row.append((f"{'yes' if value else 'no':>{room}}", "" if value else "alert"))
         elif metric.endswith("_per_s"):
-            row.append((f"{format.si(value, 'B/s'):>{room}}", "accent"))
+            row.append((f"{units.si(value, 'B/s'):>{room}}", "accent"))
         else:
-            row.append((f"{format.grouped(value):>{room}}", ""))
+            row.append((f"{units.grouped(value):>{room}}", ""))
     return line(width, *row)
 
 
@@ -79,7 +79,7 @@ def cores(view: View, width: int) -> list[Row]:
     for start in range(0, len(values), each):
         some = values[start : start + each]
         label = f"  cores {start}-{start + len(some) - 1}"
-        figures = "".join(f"{format.NA if value is None else f'{value * 100:.0f}':>4}" for value in some)
+        figures = "".join(f"{units.NA if value is None else f'{value * 100:.0f}':>4}" for value in some)
         rows.append(line(width, (f"{label:<18}", "dim"), figures))
     return rows
 
@@ -87,7 +87,7 @@ def cores(view: View, width: int) -> list[Row]:
 def about(device: Device, width: int) -> list[Row]:
     """What is fixed about it. What the driver withholds is left out."""
     facts = [
-        ("memory", format.size_bytes(device.memory_bytes).strip() if device.memory_bytes else ""),
+        ("memory", units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else ""),
         ("uuid", device.uuid),
         ("PCIe", device.pcie),
         ("NVLink", device.nvlink),
@@ -109,7 +109,7 @@ def _peaks(peaks: Peaks) -> str:
     named = [
         (name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s") for name in ("fp32", "tf32", "bf16", "fp16")
     ] + [("memory", peaks.memory_bytes_per_s, "B/s")]  # fmt: skip
-    known = [f"{name} {format.si(value, unit).strip()}" for name, value, unit in named if value is not None]
+    known = [f"{name} {units.si(value, unit).strip()}" for name, value, unit in named if value is not None]
     return ", ".join(known) + (f" ({peaks.source})" if known and peaks.source else "")
 
 

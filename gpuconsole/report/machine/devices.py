@@ -9,7 +9,7 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics import gpu as gpu_metrics
 from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
 from gpuconsole.model.metrics.metric import Metric
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, wrap
 from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
 from gpuconsole.report.machine.processes import age
@@ -158,7 +158,7 @@ def _metric(view: View, metric: Metric, place: str, width: int) -> Row:
     name: Segment = (f"  {fit(metric.name, room)} ", "")
     value, reason = _reading(view, metric, place)
     if value is None:
-        return line(width, (name[0], "dim"), (f"{format.NA:>9}", "dim"), (f"  {plain(reason)}", "dim"))
+        return line(width, (name[0], "dim"), (f"{units.NA:>9}", "dim"), (f"  {plain(reason)}", "dim"))
     number, unit = _figure(value, metric)
     alarm = metric.name in _ALARMS and value > 0
     old = seconds_old(view, metric, place)
@@ -178,8 +178,8 @@ def _reading(view: View, metric: Metric, place: str) -> tuple[float | None, str]
 
 def _figure(value: float, metric: Metric) -> tuple[str, str]:
     """A number and its unit apart, for two columns."""
-    text = format.quantity(value, metric.unit)
-    if metric.unit in ("", "0/1") or text == format.NA:
+    text = units.quantity(value, metric.unit)
+    if metric.unit in ("", "0/1") or text == units.NA:
         return text, ""
     if text.endswith(f" {metric.unit}"):  # as declared, which may be two words
         return text.removesuffix(f" {metric.unit}"), metric.unit
@@ -209,7 +209,7 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
     past = value is not None and height >= 4
     rows = [rule, *(line(width, text) for text in wrap(words, width, height - 1 - past))]
     if past:
-        label = f"last {format.clock(width * SECONDS_PER_COLUMN)}  "
+        label = f"last {units.clock(width * SECONDS_PER_COLUMN)}  "
         trace = spark(history(key, width - len(label)), 1, 1.0 if metric.unit in ("ratio", "0/1") else None)[0]
         rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), (trace, "trace"))]
     return fill(rows, width, height)

@@ -6,8 +6,7 @@ import datetime
 from functools import lru_cache
 
 from gpuconsole.model.machine.process import Process
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
+from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, blank, cell_width, line
 from gpuconsole.report.machine.processes import age
 from gpuconsole.report.names import plain
@@ -19,7 +18,7 @@ def paint_process(view: View, process: Process, width: int, wall: float | None) 
     """Rows to scroll. `wall` is the Unix time of `view`, None: not known."""
     rows = [heading(f"{process.pid}  {plain(process.name[:width]) or '(name n/a)'}", width), blank(width)]
     for label, text in _facts(view, process, wall):
-        rows += labelled(f"  {label}", text or format.NA, width, 14, "dim" if not text else "")
+        rows += labelled(f"  {label}", text or units.NA, width, 14, "dim" if not text else "")
     rows += [blank(width), heading("command line", width)]
     if not process.command:
         return [*rows, line(width, ("  n/a: it cannot be seen from here", "dim"))]
@@ -28,9 +27,9 @@ def paint_process(view: View, process: Process, width: int, wall: float | None) 
 
 def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, str]]:
     device = next((one for one in view.devices if one.id == process.device), None)
-    memory = format.size_bytes(process.memory_bytes).strip() if process.memory_bytes is not None else ""
+    memory = units.size_bytes(process.memory_bytes).strip() if process.memory_bytes is not None else ""
     if memory and device is not None and device.memory_bytes:
-        memory += f", {format.percent((process.memory_bytes or 0) / device.memory_bytes).strip()} of the device"
+        memory += f", {units.percent((process.memory_bytes or 0) / device.memory_bytes).strip()} of the device"
     user = plain(process.user[:200])
     if process.uid is not None:
         user = f"{user} (uid {process.uid})" if user else f"uid {process.uid}"
@@ -44,7 +43,7 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
         ("parent", _parent(view, process)),
         ("started", _started(process, wall)),
         ("memory", memory),
-        ("SM", format.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
+        ("SM", units.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
         ("CPU", f"{process.cpu_ratio * 100:.0f} % of a core" if process.cpu_ratio is not None else ""),
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from gpuconsole.model.machine.process import Process
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, line
 from gpuconsole.report.names import plain, spans
 from gpuconsole.report.page import paragraph
@@ -179,14 +179,14 @@ def _line(entry: Entry, chosen: bool, columns: tuple[_Column, ...], gap: int, ro
     row: list[Segment] = []
     for one in columns:
         text = _sums(entry, one.name) if entry.process is None else _text(entry.process, one.name, wall)
-        style = "dim" if text == format.NA or entry.process is None else ""
+        style = "dim" if text == units.NA or entry.process is None else ""
         row += [(fit(text, one.width, one.align), style), (" " * gap, "")]
     indent = "" if not entry.depth else "  " * (min(entry.depth, 8) - 1) + "└ "
     if entry.process is None:
         row.append((f"parent of {len({one.pid for one in entry.children})}, on no device", "dim"))
     else:
         text = title(entry.process, room)
-        row.append((indent + text, "dim" if text == format.NA else ""))
+        row.append((indent + text, "dim" if text == units.NA else ""))
     painted = line(width, *row)
     return [("".join(text for text, _ in painted), "mark")] if chosen else painted
 
@@ -197,7 +197,7 @@ def title(process: Process, room: int) -> str:
     if text.startswith("/"):
         program, blank, rest = text.partition(" ")
         text = (program.rpartition("/")[2] or program) + blank + rest
-    return cut(plain(text[: room + 1]), max(0, room)) if text else format.NA
+    return cut(plain(text[: room + 1]), max(0, room)) if text else units.NA
 
 
 def _text(process: Process, column: str, wall: float | None) -> str:
@@ -208,7 +208,7 @@ def _text(process: Process, column: str, wall: float | None) -> str:
         case "pid":
             return str(process.pid)
         case "user":
-            return plain(process.user[:64]) or (format.NA if process.uid is None else str(process.uid))
+            return plain(process.user[:64]) or (units.NA if process.uid is None else str(process.uid))
         case "kind":
             return plain(process.kind[:16])
         case "short_kind":
@@ -216,11 +216,11 @@ def _text(process: Process, column: str, wall: float | None) -> str:
         case "sm":
             return _percent(process.sm_ratio)
         case "memory":
-            return format.NA if process.memory_bytes is None else format.size_bytes(process.memory_bytes)
+            return units.NA if process.memory_bytes is None else units.size_bytes(process.memory_bytes)
         case "cpu":
             return _percent(process.cpu_ratio)
         case "age":
-            return age(wall - process.started) if wall is not None and process.started else format.NA
+            return age(wall - process.started) if wall is not None and process.started else units.NA
     return plain(process.container[:64])
 
 
@@ -229,7 +229,7 @@ def _sums(entry: Entry, column: str) -> str:
     if column == "pid":
         return str(entry.pid)
     if column == "memory":
-        return format.size_bytes(sum(one.memory_bytes or 0 for one in entry.children))
+        return units.size_bytes(sum(one.memory_bytes or 0 for one in entry.children))
     if column == "cpu":
         known = {one.pid: one.cpu_ratio for one in entry.children if one.cpu_ratio is not None}
         return _percent(sum(known.values())) if known else ""
@@ -237,7 +237,7 @@ def _sums(entry: Entry, column: str) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    return format.NA if ratio is None else f"{ratio * 100:.0f}"
+    return units.NA if ratio is None else f"{ratio * 100:.0f}"
 
 
 def age(seconds: float) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
+from gpuconsole.report import facts, units
 from gpuconsole.session.api import View
 
 History = Callable[[str, int], list[float | None]]
@@ -76,7 +75,7 @@ def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace,
     """A tile; without a value it says why."""
     old = not metric.startswith("workload.") and facts.silent_s(view, facts.device_of(view, metric))
     if old or facts.latest(view, metric) is None:
-        return Tile(title, format.NA, (), "", facts.reason(view, metric))
+        return Tile(title, units.NA, (), "", facts.reason(view, metric))
     return Tile(title, figure, traces, short)
 
 
@@ -85,13 +84,13 @@ def _trace(view: View, metric: str, label: str = "", high: float | None = None) 
 
 
 def _ratio(view: View, title: str, metric: str) -> Tile:
-    return _tile(view, metric, title, format.percent(facts.latest(view, metric)), (_trace(view, metric, high=1.0),))
+    return _tile(view, metric, title, units.percent(facts.latest(view, metric)), (_trace(view, metric, high=1.0),))
 
 
 def _memory(view: View, title: str, used: str, total: str) -> Tile:
     now, whole = facts.latest(view, used), facts.latest(view, total)
     return _tile(
-        view, used, title, format.used_of(now, whole), (_trace(view, used, high=whole),), format.used_of(now, whole, places=0).strip()
+        view, used, title, units.used_of(now, whole), (_trace(view, used, high=whole),), units.used_of(now, whole, places=0).strip()
     )
 
 
@@ -101,8 +100,8 @@ def _bandwidth(view: View) -> Tile:
     value, ratio = facts.latest(view, "gpu.hbm_bytes_per_s"), facts.latest(view, "gpu.dram_active_ratio")
     if value is None and ratio is not None:
         return _ratio(view, "HBM bandwidth", "gpu.dram_active_ratio")
-    short = format.si(value, "B/s")
-    figure = f"{short} {format.percent(ratio)}" if ratio is not None else short
+    short = units.si(value, "B/s")
+    figure = f"{short} {units.percent(ratio)}" if ratio is not None else short
     return _tile(view, "gpu.hbm_bytes_per_s", "HBM bandwidth", figure, (_trace(view, "gpu.hbm_bytes_per_s", high=peak),), short)
 
 
@@ -110,7 +109,7 @@ def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: 
     """Two directions of traffic, in the unit of the larger; each figure stands before its own trace."""
     metrics = [pattern.format(name) for name in names]
     labels = labels or names
-    first, second, unit = format.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
+    first, second, unit = units.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
     traces = tuple(_trace(view, metric, f"{label} {text}") for metric, label, text in zip(metrics, labels, (first, second), strict=True))
     metric = next((one for one in metrics if facts.latest(view, one) is not None), metrics[0])
     return _tile(view, metric, title, f"{unit:>4}", traces)
@@ -119,21 +118,21 @@ def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: 
 def _cores(view: View) -> Tile:
     cores = view.environment.cores
     busy = facts.latest(view, "host.cores_busy")
-    figure = f"{busy:4.1f}" if busy is not None else format.NA
+    figure = f"{busy:4.1f}" if busy is not None else units.NA
     figure += f" of {cores}" if cores else " cores"
     return _tile(view, "host.cores_busy", "cores busy", figure, (_trace(view, "host.cores_busy", high=float(cores) or None),))
 
 
 def _flops(view: View) -> Tile:
     rate, mfu = facts.latest(view, "workload.flops_per_s"), facts.latest(view, "workload.mfu_ratio")
-    short = format.si(rate, "FLOP/s")
-    figure = f"{short} {format.percent(mfu)} MFU" if mfu is not None else short
+    short = units.si(rate, "FLOP/s")
+    figure = f"{short} {units.percent(mfu)} MFU" if mfu is not None else short
     return _tile(view, "workload.flops_per_s", "model", figure, (_trace(view, "workload.flops_per_s"),), short)
 
 
 def _throughput(view: View) -> Tile:
     metric, unit = facts.throughput_metric(view)
-    return _tile(view, metric, unit, format.rate(facts.latest(view, metric)), (_trace(view, metric),))
+    return _tile(view, metric, unit, units.rate(facts.latest(view, metric)), (_trace(view, metric),))
 
 
 def _requests(view: View) -> Tile:
@@ -147,16 +146,16 @@ def _requests(view: View) -> Tile:
 def _latency(view: View) -> Tile:
     """Of requests: to the first token, and per token after it."""
     ttft, tpot = facts.latest(view, "workload.ttft_s"), facts.latest(view, "workload.tpot_s")
-    first, second, unit = format.durations(ttft, tpot)
+    first, second, unit = units.durations(ttft, tpot)
     figure = f"{first} TPOT {second} {unit}"
     return _tile(view, "workload.ttft_s", "TTFT", figure, (_trace(view, "workload.ttft_s"),))
 
 
 def _step(view: View) -> Tile:
     p50, p99 = facts.percentiles(view)
-    first, second, unit = format.durations(p50, p99)
+    first, second, unit = units.durations(p50, p99)
     figure = f"p50 {first} p99 {second} {unit}"
     short = f"p50/99 {first}/{second.strip()} {unit}"
     if p50 is None:
-        return Tile("step", format.NA, (), "", facts.reason(view, "workload.step_time_s"))
+        return Tile("step", units.NA, (), "", facts.reason(view, "workload.step_time_s"))
     return Tile("step", figure, (_trace(view, "workload.step_time_s"),), short)

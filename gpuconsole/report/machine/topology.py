@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line
 from gpuconsole.report.names import plain, spans
 from gpuconsole.report.page import paragraph
@@ -168,11 +168,11 @@ def _columns(view: View, net: Net, folded: bool) -> list[_Column]:
 
 def _fact_column(net: Net, title: str, least: int, name: str) -> _Column:
     width = min(40, max([least, *(len(gpu.facts.get(name, "")) + 2 for gpu in net.gpus)]))
-    return _Column(title, width, lambda one: _padded(plain(one.gpus[0].facts.get(name, "")) or format.NA, width))
+    return _Column(title, width, lambda one: _padded(plain(one.gpus[0].facts.get(name, "")) or units.NA, width))
 
 
 def _padded(text: str, width: int) -> Segment:
-    return fit(text, width, ">"), "dim" if text == format.NA else ""
+    return fit(text, width, ">"), "dim" if text == units.NA else ""
 
 
 def _path(net: Net, one: _Line, to: _Line) -> Segment:
@@ -187,7 +187,7 @@ def _counts(view: View, one: _Line) -> str:
     known = [view.latest.get(series_key("gpu.nvlinks_active", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
     counts = [int(value) for value in known if value is not None]
     if not counts:
-        return format.NA
+        return units.NA
     each = " each" if len(one.gpus) > 1 else ""
     return (str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}") + each
 
@@ -196,7 +196,7 @@ def _traffic(view: View, way: str, one: _Line) -> Segment:
     """Over NVLink, all of them together."""
     known = [view.latest.get(series_key(f"gpu.nvlink_{way}_bytes_per_s", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
     values = [value for value in known if value is not None]
-    return _padded(format.si(sum(values), "B/s") if values else format.NA, 11)
+    return _padded(units.si(sum(values), "B/s") if values else units.NA, 11)
 
 
 def letters(n: int) -> str:

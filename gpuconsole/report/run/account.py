@@ -1,4 +1,4 @@
-"""Where a step goes: one bar of exclusive parts, and its legend."""
+"""The time account: the exclusive parts of a step, or of a request, as a bar with a legend."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import statistics
 
 from gpuconsole.model.run import PHASES, Run
 from gpuconsole.model.serving import SERVING_PHASES
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
+from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, fill, inner_width, line, panel, row_width
 from gpuconsole.report.run import serving
-from gpuconsole.report.run.serving import serving_rows
+from gpuconsole.report.run.figures import step_time, utilization
+from gpuconsole.report.run.serving import live_costs, serving_rows
 from gpuconsole.session.api import View
 
 SMALLEST = 0.005
@@ -31,38 +31,52 @@ LOOKS: dict[str, tuple[str, str]] = {
     "decode": ("█", "work"),
     "transport": ("▒", "wait"),
 }
-"""Colour tells the step's own work from what keeps it waiting; density tells the parts apart, without colour too."""
+"""The colour separates work from waiting. The density separates the parts, also without colour."""
 
 
 def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
+    """The panel of the main screen."""
     inner = inner_width(width, boxed)
     run = view.run
     parts = visible_parts(run.summary.phases_ratio if run else {})
     bare = height < 3
     if parts:
         room = height - (3 if boxed else 1 if bare else 2)
-        spread = [] if run is None or room <= 1 else serving_rows(view, run, inner, room - 1) if run.serves else _spread(run, inner)
-        rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, room - len(spread)), *spread]
+        below = [] if run is None or room <= 1 else serving_rows(view, run, inner, room - 1) if run.serves else _spread(run, inner)
+        rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, room - len(below)), *below]
     elif run is not None and run.serves and run.summary.requests:
-        rows = [line(inner, ("the server does not tell where a request's time goes", "dim")), *serving_rows(view, run, inner, height - 2)]
+        rows = [
+            line(inner, ("the server does not report the parts of a request's time", "dim")),
+            *serving_rows(view, run, inner, height - 2),
+        ]
     else:
         rows = [line(inner, (_nothing(view), "dim"))]
     if bare:
         return fill(rows, width, height)
-    leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
-    title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
     if run is not None and run.serves:
         return panel("where a request goes", serving.figures(view, run, width), rows, width, height, boxed)
+    leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
+    title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
     return panel(title, _figures(view, width), rows, width, height, boxed)
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
-    """Phases that take at least half a percent, in the order of a step, or of a request."""
+    """Phases that take at least half a percent, in the order of a step or of a request."""
     return [(name, ratios[name]) for name in (*PHASES, *SERVING_PHASES) if ratios.get(name, 0.0) >= SMALLEST]
 
 
+def account_segments(run: Run) -> list[Segment]:
+    """The parts in one row: `data_wait 41 %  forward 18 %`, the largest first."""
+    parts = sorted(visible_parts(run.summary.phases_ratio), key=lambda part: -part[1])
+    return [
+        segment
+        for n, (name, ratio) in enumerate(parts)
+        for segment in (("  " if n else "", ""), (f"{name} ", ""), (units.percent(ratio).strip(), "title"))
+    ]
+
+
 def columns_of(parts: list[tuple[str, float]], width: int) -> list[int]:
-    """Columns for each part: proportional, and exactly `width` in all (largest remainders)."""
+    """Columns for each part: proportional to its share, `width` in total (largest remainders)."""
     total = sum(ratio for _, ratio in parts)
     exact = [ratio / total * width for _, ratio in parts]
     columns = [int(value) for value in exact]
@@ -78,7 +92,7 @@ def _bar(parts: list[tuple[str, float]], width: int) -> Row:
 
 
 def _legend(parts: list[tuple[str, float]], step_s: float | None, width: int, height: int) -> list[Row]:
-    """Every part with its share, and its time where there is room; where not all fit, the largest."""
+    """Each part with its share, and its time where there is room. Where not all parts fit, the largest ones."""
     timed = _flow(parts, width, step_s) if step_s is not None else []
     if timed and len(timed) <= height:
         return timed
@@ -94,8 +108,8 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
     rows: list[list[Segment]] = [[]]
     for name, ratio in parts:
         glyph, style = LOOKS[name]
-        entry: list[Segment] = [(f"{glyph} ", style), (name, ""), (f" {format.percent(ratio)}", "title")]
-        entry += [(f" {format.duration(ratio * step_s)}", "dim")] if step_s is not None else []
+        entry: list[Segment] = [(f"{glyph} ", style), (name, ""), (f" {units.percent(ratio)}", "title")]
+        entry += [(f" {units.duration(ratio * step_s)}", "dim")] if step_s is not None else []
         gap: list[Segment] = [("   ", "")] if rows[-1] else []
         if row_width(rows[-1] + gap + entry) > width and rows[-1]:
             rows.append(entry)
@@ -105,7 +119,7 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
 
 
 def _spread(run: Run, width: int) -> list[Row]:
-    """How far the processes lie apart, where there are several: time that is a process's own, without waiting for the others."""
+    """Of several processes: the longest time of a step without communication, beside the median of the other processes."""
     busy = {rank.rank: rank.busy_s for rank in run.ranks if rank.busy_s is not None}
     if len(busy) < 2:
         return []
@@ -113,7 +127,7 @@ def _spread(run: Run, width: int) -> list[Row]:
     others = statistics.median(seconds for rank, seconds in busy.items() if rank != longest)
     rest = f"rank {next(rank for rank in busy if rank != longest)}" if len(busy) == 2 else f"the median of the other {len(busy) - 1}"
     late = any(finding.rule == "comm.straggler" for finding in facts.firing(run))
-    text = f"rank {longest} {format.duration(busy[longest]).strip()}, {rest} {format.duration(others).strip()}"
+    text = f"rank {longest} {units.duration(busy[longest]).strip()}, {rest} {units.duration(others).strip()}"
     return [line(width, ("without communication: ", "dim"), (text, "accent" if late else ""))]
 
 
@@ -126,18 +140,18 @@ def _nothing(view: View) -> str:
     if view.run is None:
         return "nothing is running: press s"
     if view.run.state == "failed":
-        return f"the run failed before a {'request' if view.run.serves else 'step'} was measured"
+        return f"the run failed before it completed a {'request' if view.run.serves else 'step'}"
     return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (f": {view.stage}" if view.stage else "")
 
 
 def _figures(view: View, width: int) -> list[Segment]:
-    """A step's length, how much of the device's arithmetic it uses, and what the work costs, as far as each is known."""
-    summary = view.run.summary if view.run else None
-    if summary is None or summary.step_time_s is None:
+    """Step time, utilization and cost, as far as each is known."""
+    run = view.run
+    if run is None or run.summary.step_time_s is None:
         return []
-    text = f"step {format.duration(summary.step_time_s.mean)}"
-    mfu = facts.latest(view, "workload.mfu_ratio") if summary.mfu_ratio is None else summary.mfu_ratio
-    if mfu is not None and width >= 70:
-        peak = f" of {summary.mfu_peak_source}" if summary.mfu_peak_source and width >= 110 else ""
-        text += f"   MFU {format.percent(mfu)}{peak}"
-    return [(text + (facts.costs(view) if width >= 100 else ""), "accent")]
+    words = [f"step {step_time(run)}"]
+    if width >= 70 and (found := utilization(run, "MFU", with_peak=width >= 110)):
+        words.append(found)
+    if width >= 100:
+        words += live_costs(view, run)
+    return [("   ".join(words), "accent")]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
+from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
 from gpuconsole.report.experiments.trial import paint_done, paint_running
 from gpuconsole.session.api import View
@@ -45,8 +44,8 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     trial = facts.running_trial(view)
     if trial is not None:
         rows += paint_running(trial, _knobs(view.runs, trial.baseline_run), width)
-    elif view.trials and room >= 6:
-        rows += paint_done(view.trials[-1], width)
+    elif room >= 6 and (ended := facts.current_trials(view)):
+        rows += paint_done(ended[-1], width)
     if rows and room >= 10:
         rows.append(blank(width))
     return rows[: max(1, room - 1)]
@@ -89,7 +88,7 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
         full = width >= cell_width(finding.title) + 29
         short = " mem" if finding.resource == "memory" else ""
         right = [
-            (f"  {format.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}", "accent"),
+            (f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}", "accent"),
             (f"  {finding.confidence:<6}", "dim"),
         ]
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
@@ -100,7 +99,7 @@ def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) 
     right: list[Segment] = []
     if predicted is not None:
         right.append(
-            (f"  {'predicted ' if width >= 56 else ''}{format.interval(predicted.low, predicted.high)}", "accent" if chosen else "dim")
+            (f"  {'predicted ' if width >= 56 else ''}{units.interval(predicted.low, predicted.high)}", "accent" if chosen else "dim")
         )
     elif width >= 56:
         right.append(("  no prediction", "dim"))

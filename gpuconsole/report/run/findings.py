@@ -1,82 +1,116 @@
-"""Finding details: evidence, suggestions with their reasons, and what is clear or cannot be told."""
+"""Findings in full: evidence, suggestions with their reasons, and the rules that are clear or cannot decide."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
-from gpuconsole.report.cells import Row, blank, clean, fit, line, spread
-from gpuconsole.report.page import heading, labelled, paragraph
+from gpuconsole.model.run import Run
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import Row
+from gpuconsole.report.experiments.trial import predicted
+from gpuconsole.report.page import paragraph
+from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
+from gpuconsole.report.run.summary import figures, run_head
 from gpuconsole.session.api import View
 
-FIGURE = 20
-"""Widest column of figures: a number and its unit."""
+RULE_COLUMN = 38
 
 
 def paint_details(view: View, width: int) -> list[Row]:
-    """All findings of the current run, those that fire first."""
+    """All findings of the current run, those that fire first; then every figure of the run."""
     run = view.run
     if run is None:
-        return paragraph("Nothing is running, so there is nothing to diagnose. Press s on the main screen.", width)
-    rows: list[Row] = []
+        return paragraph("No run: there is nothing to diagnose. Press s on the main screen.", width)
+    return lay_out(details_report(run), width)
+
+
+def details_report(run: Run) -> Report:
+    """Findings by state, then the figures of the run."""
+    found: Report = []
     firing = facts.firing(run)
     if not firing:
-        rows += [heading("Nothing fires", width), *paragraph("No rule found time that could be won back.", width, "dim"), blank(width)]
+        found += [heading("No finding"), text("No rule found time that can be recovered.", "dim"), BLANK]
     for number, finding in enumerate(firing, 1):
-        rows += [*_finding(number, finding, run.knobs, width), blank(width)]
-    rows += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"], width)
-    rows += _group("Clear", [one for one in run.findings if one.state == "clear"], width)
-    if run.baseline is not None:
-        rows += [heading("Baseline", width), *paragraph(run.baseline.words, width), blank(width)]
+        found += [*finding_report(number, finding, run.knobs), BLANK]
+    found += _group("Cannot decide", [one for one in run.findings if one.state == "cant_tell"])
+    found += _group("Clear", [one for one in run.findings if one.state == "clear"])
     if not run.findings:
-        rows += paragraph("No rule has been evaluated yet: the run has to reach its steady state first.", width, "dim")
-    return rows
+        found += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
+    return [*found, run_head(run), *figures(run)]
 
 
-def _finding(number: int, finding: Finding, knobs: Knobs, width: int) -> list[Row]:
-    share = "for information" if finding.note else f"{format.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
-    rows = [
-        spread(width, [(f"{number} {finding.title}", "heading")], [(f"  {share}", "accent"), (f"   confidence {finding.confidence}", "")])
-    ]
-    rows += paragraph(finding.summary, width, "", 2)
-    rows += [line(width, ("  rule ", "dim"), (finding.rule, ""))]
+def firing_report(run: Run) -> Report:
+    """The findings that fire, or why none does: for the terminal."""
+    firing = facts.firing(run)
+    if not firing:
+        return [Line([("diagnosis: ", ""), (f"no finding{_why_none(run.findings)}", "")])]
+    found: Report = [Line([("diagnosis:", "")])]
+    for number, finding in enumerate(firing, 1):
+        found += [one._replace(indent=one.indent + 2) for one in finding_report(number, finding, run.knobs)]
+    return found
+
+
+def stake(finding: Finding) -> str:
+    """`41 % recoverable`; of a note: nothing to recover."""
+    if finding.note:
+        return "nothing to recover"
+    return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
+
+
+def finding_report(number: int, finding: Finding, knobs: Knobs) -> Report:
+    """A finding with its evidence and its suggestions."""
+    right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
+    found: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
+    found.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))
     if finding.evidence:
-        rows += [blank(width), *_evidence(finding.evidence, width)]
+        found.append(_evidence(finding.evidence))
     for suggestion in finding.suggestions:
-        rows += [blank(width), *_suggestion(suggestion, knobs, width)]
-    return rows
+        found += _suggestion(suggestion, knobs)
+    return found
 
 
-def _evidence(evidence: tuple[Evidence, ...], width: int) -> list[Row]:
-    """Signal, value, threshold and source in columns; the source takes what is left."""
-    names = min(max(len("evidence"), *(len(clean(one.signal)) for one in evidence)), max(16, width // 3))
-    values = [format.quantity(one.value, one.unit) for one in evidence]
-    limits = [format.quantity(one.threshold, one.unit) if one.threshold is not None else "–" for one in evidence]
-    of_values, of_limits = (min(FIGURE, max(len(head), *map(len, cells))) for head, cells in (("value", values), ("threshold", limits)))
-    head = f"  {fit('evidence', names)}  {'value':>{of_values}}  {'threshold':>{of_limits}}  source"
-    rows = [line(width, (head, "dim"))]
-    for one, value, limit in zip(evidence, values, limits, strict=True):
-        figures = f"{fit(value, of_values, '>')}  {fit(limit, of_limits, '>')}"
-        rows.append(line(width, (f"  {fit(one.signal, names)}  ", ""), (figures, "accent"), (f"  {one.source}", "dim")))
-    return rows
+def _evidence(evidence: Sequence[Evidence]) -> Table:
+    columns = (Column("evidence", least=16), Column("value", ">"), Column("threshold", ">"), Column("source", least=8))
+    rows = [
+        [
+            (one.signal, ""),
+            (units.quantity(one.value, one.unit), "accent"),
+            (units.quantity(one.threshold, one.unit) if one.threshold is not None else "–", "dim"),
+            (one.source, "dim"),
+        ]
+        for one in evidence
+    ]
+    return Table(columns, rows, indent=2)
 
 
-def _suggestion(suggestion: Suggestion, knobs: Knobs, width: int) -> list[Row]:
-    predicted = suggestion.predicted_speedup
-    gain = f"predicted {format.interval(predicted.low, predicted.high)}" if predicted else "no prediction"
-    rows = [spread(width, [("  try ", "dim"), (describe_changes(suggestion.changes, knobs), "title")], [(f"  {gain}", "accent")])]
-    rows += paragraph(suggestion.why, width, "", 6)
+def _suggestion(suggestion: Suggestion, knobs: Knobs) -> Report:
+    gain, changes = [(predicted(suggestion.predicted_speedup), "accent")], describe_changes(suggestion.changes, knobs)
+    found: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
+    found.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
     if suggestion.code:
-        rows.append(line(width, ("      in your own code:", "dim")))
-        rows += [line(width, ("        ", ""), (text, "code")) for text in suggestion.code.splitlines()]
-    return rows
+        found.append(text("in your own code:", "dim", indent=6))
+        found += [Line([(row, "code")], indent=8, hang=4) for row in suggestion.code.splitlines()]
+    return found
 
 
-def _group(title: str, findings: list[Finding], width: int) -> list[Row]:
+def _group(title: str, findings: list[Finding]) -> Report:
+    """A rule in a row. The title of a clear finding is its positive wording."""
     if not findings:
         return []
-    rows = [heading(f"{title} ({len(findings)})", width)]
-    for finding in findings:
-        rows += labelled(f"  {finding.rule}", finding.summary or finding.title, width, min(38, width // 2))
-    return [*rows, blank(width)]
+    found: Report = [heading(f"{title} ({len(findings)})")]
+    for one in findings:
+        words = f"{one.title}: {one.summary}" if one.summary and one.state == "clear" else one.summary or one.title
+        found.append(labelled(one.rule, words, column=RULE_COLUMN, indent=2))
+    return [*found, BLANK]
+
+
+def _why_none(findings: list[Finding]) -> str:
+    """How many rules are clear, and which signals the other rules lack."""
+    unsure = [finding for finding in findings if finding.state == "cant_tell"]
+    clear = sum(1 for finding in findings if finding.state == "clear")
+    if not findings:
+        return ": no steady state was measured"
+    missing = sorted({signal for finding in unsure for signal in finding.missing})
+    return f": {clear} rules clear, {len(unsure)} cannot decide" + (f" (missing {', '.join(missing)})" if missing else "")

@@ -13,7 +13,7 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.model.profile import OpClass, OpClassName
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, line, row_width
 from gpuconsole.report.charts import chart_rows, empty_figure
 from gpuconsole.report.page import paragraph
@@ -78,9 +78,9 @@ def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, he
 
 
 def _title(roof: Roof) -> str:
-    memory = f", {format.si(roof.bytes_per_s, 'B/s').strip()}" if roof.bytes_per_s else ""
+    memory = f", {units.si(roof.bytes_per_s, 'B/s').strip()}" if roof.bytes_per_s else ""
     ridge = f", ridge at {roof.ridge:.3g} FLOP/byte" if roof.ridge else ""
-    return f"roofline: {format.si(roof.flops_per_s, 'FLOP/s').strip()}{memory}{ridge}"
+    return f"roofline: {units.si(roof.flops_per_s, 'FLOP/s').strip()}{memory}{ridge}"
 
 
 def _sources(roof: Roof) -> str:
@@ -105,7 +105,7 @@ def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> li
     figure.ruler("x").lim(left, right)
     figure.ruler("y").lim(low, high)
     _decades(figure, "x", left, right, max(3, width // 12), lambda value: f"{value:g}")
-    _decades(figure, "y", low, high, max(2, height // 2), lambda value: format.si(value, "").strip())
+    _decades(figure, "y", low, high, max(2, height // 2), lambda value: units.si(value, "").strip())
     return chart_rows(figure, width, "".join(LETTERS.values()))
 
 

@@ -1,56 +1,62 @@
-"""The table of runs, with the trials that were turned down in between."""
+"""The table of runs, with the trials that were not kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
-from gpuconsole.report import units as format
+from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, cell_width, cut, fit, inner_width, line, panel
-from gpuconsole.report.facts import shorter
+from gpuconsole.report.facts import continues, shorter
+from gpuconsole.report.parts import Column, Table
 from gpuconsole.session.api import View
 
 
 class Entry(NamedTuple):
+    """A row. `unit` is the unit of `rate`: runs of different workloads stand in one table."""
+
     number: str
     change: str
     rate: str
     gain: float | None
     verdict: str
     style: str = ""
+    unit: str = ""
 
 
 def entries(view: View) -> list[Entry]:
-    """Runs in order; after each the trials on it that were not kept."""
+    """Runs in order; after each run the trials on it that were not kept."""
+    return run_entries(view.runs, view.trials)
+
+
+def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[Entry]:
     rows: list[Entry] = []
     before: Run | None = None
-    for run in view.runs:
-        rows.append(_run(run, before, view.trials))
-        rows += [_trial(trial, run) for trial in view.trials if trial.baseline_run == run.id and not trial.kept]
+    for run in runs:
+        rows.append(_run(run, before, trials))
+        rows += [_trial(trial, run) for trial in trials if trial.baseline_run == run.id and not trial.kept]
         before = run
     return rows
 
 
-def _run(run: Run, before: Run | None, trials: tuple[Trial, ...]) -> Entry:
-    rate, _ = run.throughput
-    text = format.spread(rate.mean, rate.std if rate.n > 1 else None, 0) if rate else format.NA
-    live = {"starting": "starting", "running": "running", "failed": "failed", "stopped": "stopped"}.get(run.state, "")
+def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
+    rate, unit = run.throughput
+    text = units.spread(rate.mean, rate.std if rate.n > 1 else None, 0) if rate else units.NA
+    live = run.state if run.state != "finished" else ""
     style = "alert" if run.state == "failed" else "title" if run.state in ("starting", "running") else ""
-    if before is None or not _continues(run, before):
-        return Entry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style)
+    unit = unit if rate else ""
+    if before is None or not continues(run, before):
+        return Entry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style, unit)
     changes = run.changes or {name: value for name, value in run.knobs.items() if before.knobs.get(name) != value}
     proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
-    if proof is not None:
-        return Entry(
-            run.id, describe_changes(changes, before.knobs), text, proof.speedup.estimate if proof.speedup else None, "kept", style
-        )
-    return Entry(run.id, describe_changes(changes, before.knobs), text, None, live or "unproven", style)
-
-
-def _continues(run: Run, before: Run) -> bool:
-    return bool(run.changes) and run.scenario == before.scenario
+    words = describe_changes(changes, before.knobs)
+    if proof is None:
+        return Entry(run.id, words, text, None, live or "unproven", style, unit)
+    gain = proof.speedup.estimate if proof.speedup else None
+    return Entry(run.id, words, text, gain, "failed" if run.state == "failed" else "kept", style, unit)
 
 
 def _trial(trial: Trial, run: Run) -> Entry:
@@ -61,20 +67,35 @@ def _trial(trial: Trial, run: Run) -> Entry:
     return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim")
 
 
+def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
+    """All rows, for the terminal."""
+    columns = (Column("run"), Column("change", least=12), Column("throughput", ">"), Column("gain", ">"), Column("verdict"))
+    rows = []
+    for entry in run_entries(runs, trials):
+        gain = units.speedup(entry.gain).strip() if entry.gain is not None else ""
+        rate = f"{entry.rate} {entry.unit}".strip()
+        rows.append([(entry.number, ""), (entry.change, entry.style), (rate, ""), (gain, ""), (entry.verdict, entry.style)])
+    return Table(columns, rows)
+
+
+# --- on the main screen -------------------------------------------------------------------------------------
+
+
 def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
-    """The newest rows when not all fit."""
+    """The newest rows when not all fit. The unit stands in the head where all rows share it, else in each row."""
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     found = entries(view)
     numbers = max([1, *(len(entry.number) for entry in found)])
-    unit = view.run.throughput[1] if view.run else "rate"
-    rates = max([len(unit), *(len(entry.rate) for entry in found)])
-    change = inner - numbers - rates - 5 - 8 - 8
-    if change < 12:  # too narrow for the spread: the mean alone
-        found = [entry._replace(rate=entry.rate.split(" ± ")[0]) for entry in found]
-        rates = max([len(unit), *(len(entry.rate) for entry in found)])
-        change = inner - numbers - rates - 5 - 8 - 8
+    known = {entry.unit for entry in found if entry.unit}
+    unit = next(iter(known)) if len(known) == 1 else "rate"
+    if len(known) > 1:
+        found = [entry._replace(rate=f"{entry.rate} {entry.unit}".strip()) for entry in found]
+    change, rates = _widths(found, unit, numbers, inner)
+    if change < 12:  # too narrow for the standard deviation
+        found = [entry._replace(rate=_mean_alone(entry.rate)) for entry in found]
+        change, rates = _widths(found, unit, numbers, inner)
     rows: list[Row] = []
     if room >= 3:
         head = f"{'#':<{numbers}}  {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':>5}  {'verdict':<8}"
@@ -85,8 +106,21 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     return panel("Runs", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
 
 
+def _widths(found: Sequence[Entry], unit: str, numbers: int, width: int) -> tuple[int, int]:
+    """Columns for the change and for the rate."""
+    rates = max([len(unit), *(len(entry.rate) for entry in found)])
+    return width - numbers - rates - 5 - 8 - 8, rates
+
+
+def _mean_alone(rate: str) -> str:
+    """`18 240 ± 210 tokens/s` without the standard deviation; the unit stays."""
+    mean, _, rest = rate.partition(" ± ")
+    unit = "".join(word for word in rest.split() if not word.isdecimal() and word[:1].isalpha())
+    return f"{mean} {unit}".strip()
+
+
 def _against_baseline(run: Run | None, width: int) -> list[Segment]:
-    """The current run beside its baseline: all of it where there is room; red only for what is slower beyond noise."""
+    """The current run beside its baseline, in the longest wording that fits. Red: the run is slower beyond noise."""
     found = run.baseline if run is not None else None
     if found is None:
         return []
@@ -96,7 +130,8 @@ def _against_baseline(run: Run | None, width: int) -> list[Segment]:
 
 
 def _row(entry: Entry, numbers: int, change: int, rates: int, width: int) -> Row:
-    gain = format.speedup(entry.gain) if entry.gain is not None else " " * 5
-    verdict = "good" if entry.verdict == "kept" else "alert" if entry.verdict == "failed" and entry.style == "alert" else entry.style
+    gain = units.speedup(entry.gain) if entry.gain is not None else " " * 5
+    kept = entry.verdict == "kept"
+    verdict = "good" if kept else entry.style
     text = f"{entry.number:<{numbers}}  {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
-    return line(width, (text, entry.style), (gain, "good" if entry.verdict == "kept" else entry.style), (f"  {entry.verdict:<8}", verdict))
+    return line(width, (text, entry.style), (gain, "good" if kept else entry.style), (f"  {entry.verdict:<8}", verdict))

@@ -1,46 +1,108 @@
-"""A serving run's latencies and its server's state, each in a line."""
+"""A serving run: its requests, its latencies and the state of its server."""
 
 from __future__ import annotations
 
 from gpuconsole.model.run import Distribution, Run
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
+from gpuconsole.model.serving import FORMULAS
+from gpuconsole.model.text import visible
+from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line, row_width
+from gpuconsole.report.parts import Column, Report, Table, labelled
+from gpuconsole.report.run.figures import costs, utilization
 from gpuconsole.session.api import View
 
-LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"), ("client queue", "client_queue_s"))
-"""What matters most comes first: the last ones go where there is no room."""
+LATENCIES = (
+    ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"), ("client queue", "client_queue_s"), ("chunk gap", "chunk_gap_s"),
+)  # fmt: skip
+"""The most important first: the last ones are left out where there is no room."""
 FULL = 0.9
+"""Use of the KV cache from which on the figure is marked."""
+
+
+# --- all figures --------------------------------------------------------------------------------------------
+
+
+def request_report(run: Run) -> Report:
+    """Requests per second, failures with their causes, goodput. Nothing for a run that does not serve."""
+    summary = run.summary
+    if not run.serves:
+        return []
+    found: Report = []
+    if summary.requests_per_s is not None:
+        counts = f"   {summary.requests} answered, {summary.failed_requests} failed"
+        found.append(labelled("requests", [(request_rate(run), "title"), (counts, "alert" if summary.failed_requests else "")]))
+    found += [labelled("", f"{count} x {visible(cause)}", "alert", indent=2) for cause, count in summary.failures.items()]
+    if summary.goodput_per_s is not None:
+        found.append(labelled("goodput", f"{goodput(run)} within the objective"))
+    return found
+
+
+def latency_report(run: Run) -> Report:
+    """A table of latencies, each with its formula."""
+    known = [(name, field, getattr(run.summary, field)) for name, field in LATENCIES if getattr(run.summary, field) is not None]
+    if not run.serves or not known:
+        return []
+    heads = (("mean", 3), ("p50", 0), ("p90", 2), ("p95", 4), ("p99", 0))
+    columns = (Column("latency"), *(Column(head, ">", drop=drop) for head, drop in heads), Column("formula", least=16, drop=1))
+    return [Table(columns, [_latency_cells(name, field, found) for name, field, found in known])]
+
+
+def _latency_cells(name: str, field: str, found: Distribution) -> list[Segment]:
+    times = [units.duration(value) if value is not None else "" for value in (found.mean, found.p50, found.p90, found.p95, found.p99)]
+    return [(name, "dim"), *((text, "") for text in times), (FORMULAS[field].partition(": ")[2], "dim")]
+
+
+def request_rate(run: Run) -> str:
+    """`12.4 requests/s`."""
+    found = run.summary.requests_per_s
+    return f"{units.plain(found.mean)} requests/s" if found else units.NA
+
+
+def goodput(run: Run) -> str:
+    """`11.9 requests/s`: requests that meet the objective."""
+    found = run.summary.goodput_per_s
+    return f"{units.plain(found)} requests/s" if found is not None else units.NA
+
+
+# --- on the main screen -------------------------------------------------------------------------------------
 
 
 def serving_rows(view: View, run: Run, width: int, room: int) -> list[Row]:
-    """Latencies, then the server; as many rows as there is room for."""
+    """Latencies, then the state of the server, in at most `room` rows."""
     return [_latencies(run, width), _server(view, run, width)][: max(0, room)]
 
 
 def figures(view: View, run: Run, width: int) -> list[Segment]:
-    """Requests per second, those within the objective, what tokens cost, and failures."""
+    """Requests per second, goodput, cost and failures."""
     summary = run.summary
     if summary.requests_per_s is None:
         return []
-    text = f"{format.digits(summary.requests_per_s.mean)} requests/s"
+    words = [request_rate(run)]
     if summary.goodput_per_s is not None:
-        text += f"   goodput {format.digits(summary.goodput_per_s)}/s"
-    text += facts.costs(view) if width >= 100 else ""
+        words.append(f"goodput {goodput(run) if width >= 100 else f'{units.plain(summary.goodput_per_s)}/s'}")
+    words += live_costs(view, run) if width >= 100 else []
     failed: list[Segment] = []
     if summary.failed_requests:
         cause = next(iter(summary.failures), "") if width >= 110 else ""
         failed = [(f"   {summary.failed_requests} failed" + (f": {cause}" if cause else ""), "alert")]
-    return [(text, "accent"), *failed]
+    return [("   ".join(words), "accent"), *failed]
+
+
+def live_costs(view: View, run: Run) -> list[str]:
+    """Tokens per joule and cost: of the whole run when it has ended, of the last interval before."""
+    summary = run.summary
+    if summary.tokens_per_j is not None or summary.cost_per_million_tokens is not None:
+        return costs(summary.tokens_per_j, summary.cost_per_million_tokens)
+    return costs(facts.latest(view, "workload.tokens_per_j"), facts.latest(view, "workload.cost_per_million_tokens"))
 
 
 def _latencies(run: Run, width: int) -> Row:
     entries: list[Segment] = []
-    for name, field in LATENCIES:
+    for name, field in LATENCIES[:5]:
         found: Distribution | None = getattr(run.summary, field)
-        p50, p99, unit = format.durations(found.p50, found.p99) if found is not None else (format.NA, "", "")
-        entry: list[Segment] = [("   " if entries else "", ""), (f"{name} p50", "dim"), (f" {p50.strip()}", "title")]
-        entry += [(f" p99 {p99.strip()} {unit}", "")] if found is not None else []
+        p50, p99 = units.p50_p99(found.p50, found.p99) if found is not None else (units.NA, "")
+        entry: list[Segment] = [("   " if entries else "", ""), (f"{name} p50", "dim"), (f" {p50}", "title")]
+        entry += [(f" p99 {p99}", "")] if found is not None else []
         if row_width(entries + entry) > width:
             break
         entries += entry
@@ -50,22 +112,20 @@ def _latencies(run: Run, width: int) -> Row:
 def _server(view: View, run: Run, width: int) -> Row:
     running, waiting = facts.latest(view, "server.requests_running"), facts.latest(view, "server.requests_waiting")
     if running is None and waiting is None:
-        told = "the server has not told its state yet" if facts.active(view) else "the server's side is unknown"
-        return line(width, (told if view.run is not None else "", "dim"))
+        unknown = "the server has not reported its state yet" if facts.active(view) else "the state of the server is not known"
+        return line(width, (unknown, "dim"))
     usage, preemptions = facts.latest(view, "server.kv_cache_usage_ratio"), facts.latest(view, "server.preemptions_per_s")
     hits = facts.latest(view, "server.prefix_hit_ratio")
     entries: list[Segment] = [("server ", "dim"), (f"running {running or 0:.0f}  waiting {waiting or 0:.0f}", "title")]
     more: list[Segment] = []
     if usage is not None:
-        more.append((f"  KV cache {format.percent(usage)}", "alert" if usage >= FULL else ""))
+        more.append((f"  KV cache {units.percent(usage)}", "alert" if usage >= FULL else ""))
     if preemptions is not None:
-        more.append((f"  preemptions {format.digits(preemptions)}/s", "alert" if preemptions > 0 else ""))
+        more.append((f"  preemptions {units.plain(preemptions)}/s", "alert" if preemptions > 0 else ""))
     if hits is not None:
-        more.append((f"  prefix hits {format.percent(hits)}", ""))
-    for name, ratio in (("MFU", run.summary.mfu_ratio), ("MBU", run.summary.mbu_ratio)):
-        if ratio is not None:
-            more.append((f"  {name} {format.percent(ratio)}", ""))
-    for entry in more:  # whole ones only
+        more.append((f"  prefix hits {units.percent(hits)}", ""))
+    more += [(f"  {words}", "") for name in ("MFU", "MBU") if (words := utilization(run, name, with_peak=False))]
+    for entry in more:  # whole entries only
         if row_width([*entries, entry]) <= width:
             entries.append(entry)
     return line(width, *entries)

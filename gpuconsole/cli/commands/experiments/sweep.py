@@ -19,13 +19,15 @@ from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.experiments.sweep import Sweeper, interval, points
-from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import find
-from gpuconsole.model.knobs.knob import KnobError, Knobs, Value, show
+from gpuconsole.model.knobs.knob import KnobError, Knobs, Value
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.serving import ServingChoice
+from gpuconsole.report.experiments.sweep import sweep_report
+from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError
 
 EXAMPLES = """examples:
@@ -34,7 +36,6 @@ EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
   gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
 """
-BAR = 30
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -112,7 +113,11 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
             return INTERRUPTED if sweeping.cancelled() else 1
         if target is not None:
             write_whole(target, encode(msgspec.structs.replace(engine.snapshot(), sweeps=newest)))
-        print(to_json(newest[0]) if args.json else "\n".join(lines(newest[0], tuple(vary))))
+        print(
+            to_json(newest[0])
+            if args.json
+            else printed(sweep_report(newest[0], tuple(vary), [interval(point.rates) for point in newest[0].points]))
+        )
         return 1 if any(point.error for point in newest[0].points) else 0
     finally:
         await engine.close()
@@ -123,29 +128,3 @@ def _progress(sweep: Sweep, newest: list[Sweep]) -> None:
     done = sum(len(point.rates) for point in sweep.points)
     with contextlib.suppress(OSError):
         print(f"{sweep.elapsed_s:5.0f} s  {done} of {sweep.repeats * len(sweep.points)} blocks", file=sys.stderr, flush=True)
-
-
-def lines(sweep: Sweep, names: tuple[str, ...]) -> list[str]:
-    """Every point with mean, standard deviation and interval, and a bar as long as its mean."""
-    best = sweep.best
-    words = [" ".join(f"{name}={show(point.knobs[name])}" for name in names) for point in sweep.points]
-    wide = max(map(len, words))
-    told = [
-        f"{sweep.scenario} on {sweep.device}, {sweep.unit}, {sweep.clock} clock, {sweep.repeats} interleaved repeats, {sweep.elapsed_s:.0f} s"
-    ]
-    for word, point in zip(words, sweep.points, strict=True):
-        told.append(f"  {word:<{wide}}  {_figures(point, best)}")
-    return told
-
-
-def _figures(point: SweepPoint, best: SweepPoint | None) -> str:
-    bounds, mean = interval(point.rates), point.mean
-    if mean is None or bounds is None or best is None or not best.mean:
-        return f"n/a: {point.error or 'too few repeats'}"
-    bar = "█" * round(BAR * mean / best.mean)
-    more = "  best" if point is best else "  settled early" if point.settled and len(point.rates) < len(best.rates) else ""
-    return f"{_number(mean):>10} ± {_number(point.std):<8} [{_number(bounds[0])}, {_number(bounds[1])}]  {bar}{more}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.1f}".replace(",", " ")

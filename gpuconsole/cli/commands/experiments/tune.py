@@ -19,11 +19,12 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.tune import TUNE_S, Tuner
-from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments.certificate import Certificate, CertificateError, decode, encode
 from gpuconsole.model.files import write_whole
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import visible
+from gpuconsole.report.experiments.tuning import attempt_line, certificate_report
+from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario, and make it faster: what the diagnosis suggests is tried, most gain per second of trial first; what is proven by
@@ -40,7 +41,6 @@ EXAMPLES = """examples:
   gpuconsole tune serve-prefix --resume tuned.json          go on where it was broken off
   gpuconsole verify tuned.json                              check what it says
 """
-VERDICTS = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided", None: "failed"}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -133,7 +133,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
             with contextlib.suppress(SessionError):
                 engine.export(args.snapshot)
         await engine.close()
-    print(to_json(certificate) if args.json else "\n".join(lines(certificate)))
+    print(to_json(certificate) if args.json else printed(certificate_report(certificate)))
     return 1 if failed else 0
 
 
@@ -177,37 +177,3 @@ async def _tune(
 def tell(text: str) -> None:
     with contextlib.suppress(OSError):
         print(visible(text), file=sys.stderr, flush=True)
-
-
-def attempt_line(number: int, one: Attempt) -> str:
-    trial = one.trial
-    predicted = f"predicted {trial.predicted.low:.2f}-{trial.predicted.high:.2f}x" if trial.predicted else "not predicted"
-    kept = "kept" if trial.kept else f"not kept: {trial.error}" if trial.error else "not kept"
-    return f"{one.at_s:5.0f} s  {number}. {describe_changes(trial.changes, one.knobs)}   {_measured(trial)}   {predicted}   {VERDICTS[trial.verdict]}, {kept}   ({one.rule})"
-
-
-def _measured(trial: Trial) -> str:
-    return f"{trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}]" if trial.speedup else "n/a"
-
-
-def lines(certificate: Certificate) -> list[str]:
-    """The whole session: what was tried, what came of it, and how to have it."""
-    told = [f"tuned {certificate.scenario} on {certificate.device} in {certificate.elapsed_s:.0f} s: {certificate.stopped}"]
-    told += [attempt_line(number, one) for number, one in enumerate(certificate.attempts, 1)]
-    if not certificate.changed:
-        return [visible(one) for one in (*told, "nothing was kept: it stays as it is")]
-    total = gain(certificate)
-    told.append(f"in all  {total}" if total else "in all  not measured in one trial")
-    told.append(f"flags   gpuconsole run {certificate.scenario} {certificate.flags}")
-    codes = dict.fromkeys(one.code for one in certificate.attempts if one.trial.kept)
-    told += [f"code    {row}" for code in codes for row in code.splitlines()]
-    return [visible(one) for one in told]
-
-
-def gain(certificate: Certificate) -> str:
-    """All that was kept, against the start."""
-    total, proof = certificate.gain, certificate.proof
-    if total is None:
-        return ""
-    how = f", {proof.blocks} blocks, {proof.method}" if proof is not None else ""
-    return f"{total.estimate:.2f}x [{total.low:.2f}, {total.high:.2f}] against the start{how}"

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gpuconsole.cli.commands.experiments.tune import gain, read_certificate
+from gpuconsole.cli.commands.experiments.tune import read_certificate
 from gpuconsole.cli.options.console import add_console_options
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.nodes import add_node_options
@@ -20,6 +20,8 @@ from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import visible
+from gpuconsole.report.experiments.trial import measured, verdict
+from gpuconsole.report.experiments.tuning import gain
 from gpuconsole.session.api import SessionError
 
 EXAMPLES = """examples:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if not certificate.changed:
         raise UsageError(f"--measure: {args.file} kept nothing")
     try:
-        return _judge(certificate, asyncio.run(_measure(args, certificate)))
+        return _judge(certificate, *asyncio.run(_measure(args, certificate)))
     except SessionError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
@@ -91,8 +93,7 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
         await engine.close()
 
 
-def _judge(certificate: Certificate, measured: tuple[Engine, Trial]) -> int:
-    engine, trial = measured
+def _judge(certificate: Certificate, engine: Engine, trial: Trial) -> int:
     here = engine.environment()
     for name in ("cpu", "cores", "torch", "cuda", "driver"):
         there, now = getattr(certificate.environment, name), getattr(here, name)
@@ -101,5 +102,5 @@ def _judge(certificate: Certificate, measured: tuple[Engine, Trial]) -> int:
     if trial.speedup is None:
         print(f"measured  n/a: {trial.error}")
         return 1
-    print(f"measured  {trial.speedup.estimate:.2f}x [{trial.speedup.low:.2f}, {trial.speedup.high:.2f}], {trial.verdict}")
+    print(f"measured  {measured(trial)}, {verdict(trial)}")
     return 0 if trial.verdict == "win" else 1

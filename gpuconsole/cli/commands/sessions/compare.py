@@ -12,7 +12,9 @@ from gpuconsole.model.experiments.comparison import Comparison, Difference, Metr
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
-from gpuconsole.report.quantities import si
+from gpuconsole.report.cells import Segment
+from gpuconsole.report.parts import Column, Report, Table, labelled, printed, text
+from gpuconsole.report.units import change, quantity
 
 EXAMPLES = """examples:
   gpuconsole compare before.json after.json           the last run of each
@@ -44,7 +46,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     (one, here, name), (other, there, other_name) = _run(args.before), _run(args.after)
     found = compare(one, other, (here, there), (name, other_name))
-    print(to_json(found) if args.json else "\n".join(lines(found, args.all)))
+    print(to_json(found) if args.json else printed(comparison_report(found, args.all)))
     return 0
 
 
@@ -61,37 +63,36 @@ def _run(word: str) -> tuple[Run, Environment, str]:
     return chosen, snapshot.environment, f"{file}#{chosen.id} {chosen.scenario} on {chosen.device}"
 
 
-def lines(found: Comparison, everything: bool) -> list[str]:
-    told = [visible(f"before  {found.before}"), visible(f"after   {found.after}")]
-    told += _differences("environment", found.environment, "the same")
-    told += _differences("knobs", found.knobs, "the same")
+def comparison_report(found: Comparison, everything: bool) -> Report:
+    """The differences around the runs, then a table of metrics. `everything`: also the metrics that did not change."""
+    report: Report = [labelled("before", visible(found.before), column=12), labelled("after", visible(found.after), column=12)]
+    report += [*_differences("environment", found.environment), *_differences("knobs", found.knobs)]
     shown = [one for one in found.metrics if everything or (one.verdict not in ("same", "undecided") and _moved(one))]
-    wide = max((len(one.metric) for one in shown), default=0)
-    for one in shown:
-        relative = f"{one.relative:+8.1%}" if one.relative is not None else "        "
-        interval = f"[{one.change.low:+.1%}, {one.change.high:+.1%}]" if one.change is not None else one.why_not if everything else ""
-        told.append(
-            f"  {one.metric:<{wide}}  {_value(one.before, one.unit):>15}  {_value(one.after, one.unit):>15}  {relative}  {one.verdict:<10} {interval}".rstrip()
-        )
+    columns = [Column("metric"), Column("before", ">"), Column("after", ">"), Column("change", ">"), Column("verdict"), Column("interval")]
+    if shown:
+        report.append(Table(columns, [_cells(one, everything) for one in shown], indent=2))
     hidden = len(found.metrics) - len(shown)
     if hidden:
-        told.append(f"  {hidden} more are the same, undecided or single figures: --all shows them")
+        report.append(text(f"{hidden} more metrics are the same, undecided or single figures: --all shows them", "dim", indent=2))
     for words, names in (("only before", found.only_before), ("only after", found.only_after)):
         if names and everything:
-            told.append(visible(f"{words}: {', '.join(names)}"))
-    return told
+            report.append(labelled(words, visible(", ".join(names))))
+    return report
 
 
-def _value(value: float, unit: str) -> str:
-    if unit == "s" and abs(value) < 1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.1%}" if unit == "ratio" else si(value, unit)
+def _cells(one: MetricChange, everything: bool) -> list[Segment]:
+    interval = f"[{change(one.change.low)}, {change(one.change.high)}]" if one.change is not None else one.why_not if everything else ""
+    values = [quantity(value, one.unit) for value in (one.before, one.after)]
+    relative = change(one.relative) if one.relative is not None else ""
+    return [(words, "") for words in (one.metric, *values, relative, one.verdict, interval)]
 
 
 def _moved(one: MetricChange) -> bool:
-    """A single figure that has hardly changed says nothing."""
+    """Whether the change is worth a row: a single figure has to differ by 2 %."""
     return one.change is not None or one.relative is None or abs(one.relative) >= 0.02
 
 
-def _differences(title: str, found: list[Difference], none: str) -> list[str]:
-    return [f"{title:<12}{none}"] if not found else [visible(f"{title:<12}{one.name} {one.before} -> {one.after}") for one in found]
+def _differences(title: str, found: list[Difference]) -> Report:
+    if not found:
+        return [labelled(title, "the same", column=12)]
+    return [labelled(title, visible(f"{one.name} {one.before} -> {one.after}"), column=12) for one in found]

@@ -13,7 +13,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.modelling import refresh_figures
 from gpuconsole.model.files import write_whole
-from gpuconsole.report.run.summary import run_text
+from gpuconsole.report.session import run_text
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuconsole.cli.options.console import add_eco_option, eco, has_screen
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.replay import Replay
-from gpuconsole.report.run.summary import session_text
+from gpuconsole.report.session import session_text
 from gpuconsole.session.view import make_snapshot
 from gpuconsole.wire.recording import RecordingError
 

@@ -1,0 +1,41 @@
+"""The report of a whole session in the terminal: every run and every trial."""
+
+from __future__ import annotations
+
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.text import visible
+from gpuconsole.report.experiments.trial import trial_report
+from gpuconsole.report.parts import BLANK, Report, labelled, printed
+from gpuconsole.report.run.findings import firing_report
+from gpuconsole.report.run.models import models_report
+from gpuconsole.report.run.profile import profile_report
+from gpuconsole.report.run.runs import runs_table
+from gpuconsole.report.run.summary import figures, run_head
+
+
+def session_text(snapshot: Snapshot) -> str:
+    """All runs and trials, a block each, then the table of runs where there are several."""
+    blocks = [run_text(run, snapshot.trials) for run in snapshot.runs]
+    blocks += [trial_text(trial, snapshot) for trial in snapshot.trials]
+    if len(snapshot.runs) > 1:
+        blocks.append(printed([runs_table(snapshot.runs, snapshot.trials)]))
+    return "\n\n".join(blocks)
+
+
+def run_text(run: Run, trials: list[Trial]) -> str:
+    """A run with its figures, models, profile and diagnosis."""
+    inside: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
+    inside += figures(run)
+    larger = [part for part in (models_report(run), profile_report(run)) if part]
+    for part in larger:
+        inside += [BLANK, *part]
+    inside += [BLANK] if larger else []
+    return "\n".join([printed([run_head(run)]), printed([*inside, *firing_report(run)], indent=2)])
+
+
+def trial_text(trial: Trial, snapshot: Snapshot) -> str:
+    """A trial with all its figures."""
+    before = next((run.knobs for run in snapshot.runs if run.id == trial.baseline_run), None)
+    return printed(trial_report(trial, before))
