@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gpuconsole.workloads.training import gpt
+from gpuconsole.workloads.training.churn import ChurnTask
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 
@@ -31,8 +32,11 @@ def losses(loop: TrainingLoop, steps: int) -> list[float]:
 
 
 def job_state(loop: TrainingLoop) -> list[torch.Tensor]:
-    """All that a step of the job depends on: weights, buffers, optimizer, random state."""
+    """All that a step of the job depends on: weights, buffers, optimizer, random state, and what the workload keeps beside its model."""
     tensors = [*loop.task.model.state_dict().values()]
+    if isinstance(loop.task, ChurnTask):
+        tensors += [tensor for batch in loop.task._kept for tensor in batch]
+        tensors.append(torch.tensor(loop.task._chance.getstate()[1]))
     for values in loop.optimizer.state.values():
         tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
     return [tensor.clone() for tensor in [*tensors, torch.random.get_rng_state()]]

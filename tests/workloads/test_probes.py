@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training import gpt, vision
+from gpuconsole.workloads.training import churn, gpt, vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import gpu_probes
 from gpuconsole.workloads.training.probes.catalog import PROBES, loader_alone
@@ -21,13 +21,16 @@ from tests.workloads.running import knobs_of
 from tests.workloads.small import job_state, small_gpt_loop
 
 
-@pytest.fixture(params=["gpt", "vision"])
+@pytest.fixture(params=["gpt", "vision", "churn"])
 def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     device = torch.device("cpu")
     threads = torch.get_num_threads()
     if request.param == "gpt":
         knobs = knobs_of("train-gpt", batch_size=2, seq_len=32, d_model=64, n_layer=1)
         task: Any = gpt.create(knobs, device, 0)
+    elif request.param == "churn":
+        knobs = knobs_of("fragmented-memory", batch_size=8, d_model=32, n_layer=1)
+        task = churn.create(knobs, device, 0)
     else:
         knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8)
         task = vision.create(knobs, device, 0)
@@ -86,6 +89,18 @@ def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
         ratios[name] = loader_alone(loop)["probe.loader_cpu_ratio"].value
         loop.close()
     assert ratios["sleeps"] < 0.5 < ratios["computes"]  # by how much is the machine's: what its host takes away is in no run queue
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loader_probe_measures_across_epochs(tmp_path: Path, persistent: bool) -> None:
+    """The end of an epoch replaces the workers where they are not persistent: their processes no longer exist when the probe ends."""
+    changes = {"num_workers": 1, "max_train_samples": 8, "persistent_workers": persistent, "transform_cost": 2}
+    knobs = knobs_of("vision-healthy", batch_size=4, width=8, **changes)
+    loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+    found = loader_alone(loop)
+    loop.close()
+    assert 0 < found["probe.loader_cpu_ratio"].value <= 1
+    assert "failed" not in found["probe.loader_samples_per_s"].source
 
 
 def test_the_loader_probe_tells_unpacking_from_waiting(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ Rehearsal of kept features is what continual learning does. To an allocator it i
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +55,7 @@ class ChurnTask:
         self._chance = random.Random(seed)
         self._batch_size = int(knobs["batch_size"])
         self._kept: list[Batch] = []
+        self._preserving = False
         shape = int(knobs["d_model"]), int(knobs["n_layer"])
         self.model: nn.Module = VerseNet(*shape).to(device)
         self._head = self.model.head
@@ -77,10 +80,23 @@ class ChurnTask:
             return loss  # an evaluation, or a probe with a batch of its own: what is kept stays as it is
         if self._kept:
             loss = loss + self._judge(*self._chance.choice(self._kept))
+        new = features.detach().to(torch.float32, copy=True), named
+        if self._preserving:
+            return loss
         if len(self._kept) == KEPT:
             self._kept.pop(self._chance.randrange(KEPT))
-        self._kept.append((features.detach().to(torch.float32, copy=True), named))
+        self._kept.append(new)
         return loss
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Passes in this block do the same work, and change neither the replay buffer nor the random generator."""
+        state, self._preserving = self._chance.getstate(), True
+        try:
+            yield
+        finally:
+            self._chance.setstate(state)
+            self._preserving = False
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         return len(batch[0]), 0

@@ -5,14 +5,14 @@ Each probe is a function from the loop to signals.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from gpuconsole.agent.clock import now, process_cpu_s
+from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
 from gpuconsole.agent.memory_stats import allocator_name
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
@@ -166,29 +166,49 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
             for _ in range(workers * int(knobs["prefetch_factor"])):
                 if now() - start < LONGEST * budget_s:
                     stream.next()
-            pids = stream.worker_pids()
-            cpu_before, runq_before = _load_times(pids, workers, loop)
+            usage = LoaderUsage(stream, workers, loop.account.times)
             start, batches = now(), 0
             waits.clear()
             least = 3 * max(1, workers)  # several hand out their batches in bursts
             while batches < 2 or now() - start < budget_s or (batches < least and now() - start < LONGEST * budget_s):
                 stream.next()
                 batches += 1
+                usage.read()
             wall, waited = now() - start, sum(waits)
-            cpu_after, runq_after = _load_times(pids, workers, loop)
         finally:
             stream.close()
-    busy = cpu_after - cpu_before
-    present = max(1e-9, wall * len(pids) - (runq_after - runq_before))
+    busy, queued = usage.seconds()
+    present = max(1e-9, wall * max(1, workers) - queued)
     return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / wall), batches)
 
 
-def _load_times(pids: list[int], workers: int, loop: TrainingLoop) -> tuple[float, float]:
-    """CPU and run-queue seconds of the loading processes; of this thread where it loads by itself."""
-    if not workers:
-        return time.thread_time(), loop.account.times.runq_s()
-    pairs = [process_cpu_s(pid) for pid in pids]
-    return sum(cpu for cpu, _ in pairs), sum(runq for _, runq in pairs)
+class LoaderUsage:
+    """CPU and run-queue seconds of a loader's processes from now on; of this thread where the loader has no processes.
+
+    The end of an epoch may replace the processes. So they are read after each batch, and the last reading of a process that has ended counts.
+    """
+
+    def __init__(self, stream: LoaderStream, workers: int, times: ThreadTimes) -> None:
+        self._stream, self._workers, self._times = stream, workers, times
+        self._last: dict[int, tuple[float, float]] = {}
+        self.read()
+        self._first = dict(self._last)
+
+    def read(self) -> None:
+        if not self._workers:
+            self._last[0] = (self._times.cpu_s(), self._times.runq_s())
+            return
+        for pid in self._stream.worker_pids():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                self._last[pid] = process_cpu_s(pid)
+
+    def seconds(self) -> tuple[float, float]:
+        """CPU and run-queue seconds between the construction and the last reading."""
+        first = [self._first.get(pid, (0.0, 0.0)) for pid in self._last]  # a process that began later began at 0
+        return (
+            sum(cpu for cpu, _ in self._last.values()) - sum(cpu for cpu, _ in first),
+            sum(queued for _, queued in self._last.values()) - sum(queued for _, queued in first),
+        )
 
 
 def op_mix(loop: TrainingLoop) -> Signals:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -25,11 +25,12 @@ class ProbeError(RuntimeError):
 
 @contextmanager
 def untouched(loop: TrainingLoop) -> Iterator[None]:
-    """Restore buffers (batch norm), gradients and random state afterwards."""
+    """Restore buffers (batch norm), gradients, random state and what the task itself keeps afterwards."""
     buffers = {name: buffer.clone() for name, buffer in loop.task.model.named_buffers()}
     cuda = [loop.device] if loop.device.type == "cuda" else []
+    preserved = getattr(loop.task, "preserved", nullcontext)  # few tasks keep anything
     try:
-        with torch.random.fork_rng(devices=cuda):
+        with torch.random.fork_rng(devices=cuda), preserved():
             yield
     finally:
         with torch.no_grad():
