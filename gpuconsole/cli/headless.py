@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.profile import nsys_line, profile_once
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.progress import Progress
 from gpuconsole.diagnosis.standing import in_doubt
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.finding import Interval, Suggestion
@@ -26,12 +26,11 @@ from gpuconsole.wire.events import AnyEvent, Note
 DEFAULT_DURATION_S = 60.0
 TICK_S = 0.25
 AFTER_TRIAL_S = 5.0
-LINE_EVERY_S = 5.0
 START_S = 300.0
 SERVER_START_S = 1260.0
-"""A large model takes minutes to load and compile; the serving worker itself gives up after 20."""
+"""A large model takes minutes to load and compile. The serving worker itself stops waiting after 20 minutes."""
 TRIAL_LATEST = 0.75
-"""A suggestion is tried once the diagnosis stands, at the latest after this share of the duration."""
+"""A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the duration."""
 
 
 class HeadlessRun:
@@ -40,7 +39,7 @@ class HeadlessRun:
     def __init__(
         self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, snapshot: Path | None, recording: Path | None, serves: bool = False
     ) -> None:
-        """`serves`: the scenario is a model server, for which no training worker need be warmed."""
+        """`serves`: the scenario runs a model server, which needs no warm training worker."""
         self._args = args
         self._serves = serves
         self._knobs = knobs
@@ -59,7 +58,7 @@ class HeadlessRun:
         engine = live_engine(self._args)
         for note in engine.state.notes:
             print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
-        engine.listeners.append(self._heard)
+        engine.listeners.append(self._on_event)
         on_interrupt(self._interrupted.set)
         warming = asyncio.create_task(_nothing() if self._serves else engine.warm())
         try:
@@ -78,12 +77,12 @@ class HeadlessRun:
             warming.cancel()
             await engine.close()
 
-    def _heard(self, event: AnyEvent) -> None:
+    def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, Note):
             self._progress.line(event.text)
 
     async def _measure(self, engine: Engine) -> None:
-        """Until the duration is over, the run has ended, or someone interrupts."""
+        """Returns when the duration is over, the run has ended, or the user interrupts."""
         first_step: float | None = None
         begun = time.monotonic()
         tried = not (self._args.apply_top or self._tries)
@@ -106,7 +105,7 @@ class HeadlessRun:
             if not tried and first_step is not None and self._ready(view, elapsed):
                 tried = True
                 await self._try(engine, view)
-                # what was kept is measured too, also when the trial has used the duration up
+                # a kept change is measured too, even where the trial took all of the duration
                 self._duration_s = max(self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S)
                 continue
             if first_step is not None and elapsed >= self._duration_s:
@@ -116,15 +115,15 @@ class HeadlessRun:
             await self._wait(TICK_S)
 
     def _measurable(self, view: View, elapsed: float) -> bool:
-        """Whether the run is steady, or will hardly be in the time that is left."""
+        """Whether the run is steady, or so much time has passed that it must be measured as it is."""
         steady = view.run is not None and view.run.steady_from_s is not None
         return steady or elapsed > self._duration_s * TRIAL_LATEST
 
     def _ready(self, view: View, elapsed: float) -> bool:
-        """Whether the diagnosis stands: steady, nothing being probed, no rule left in doubt; and with --apply-top a suggestion."""
+        """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. With --apply-top a suggestion is needed too."""
         run = view.run
         if not self._tries and top_suggestion(view) is None:
-            return False  # one may still come
+            return False  # a later evaluation may suggest a change
         if run is None or run.steady_from_s is None:
             return elapsed > self._duration_s * TRIAL_LATEST
         settled = bool(run.findings) and not view.probing and not in_doubt(run)
@@ -170,7 +169,7 @@ class HeadlessRun:
             sys.stdout.buffer.write(encode(snapshot))
         else:
             print(session_text(snapshot))
-            self._tell_nsys(engine)
+            self._print_nsys_line(engine)
         for line in (*engine.comparing.kept, *engine.comparing.failed):
             print(f"gpuconsole: {line}", file=sys.stderr)
         failed = failed or bool(self._args.save_baseline and engine.comparing.failed)
@@ -182,7 +181,7 @@ class HeadlessRun:
         return 1 if failed else 0
 
     def _regressed(self, snapshot: Snapshot) -> bool:
-        """Whether any run is slower than its baseline; says so, or that there was nothing to hold it against."""
+        """Whether any run is slower than its baseline. Prints such runs, and those that have no baseline to compare with."""
         for run in snapshot.runs:
             words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
             if run.baseline is None or run.baseline.change is None:
@@ -191,7 +190,7 @@ class HeadlessRun:
                 print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)
         return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
 
-    def _tell_nsys(self, engine: Engine) -> None:
+    def _print_nsys_line(self, engine: Engine) -> None:
         line = nsys_line(self._args.scenario, self._knobs, engine.device().id) if self._args.profile else None
         if line is not None:
             print(line)
@@ -204,63 +203,4 @@ def top_suggestion(view: View) -> Suggestion | None:
 
 
 async def _nothing() -> None:
-    """There is nothing to warm."""
-
-
-class Progress:
-    """A bar that redraws itself on a terminal, a plain line now and then elsewhere."""
-
-    def __init__(self, stream: object) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._terminal = sys.stderr.isatty()
-        self._last = -LINE_EVERY_S
-        self._drawn = False
-
-    def show(self, view: View, elapsed: float, duration: float) -> None:
-        text = describe(view)
-        with contextlib.suppress(OSError):  # a reader that went away must not cost the run
-            self._show(text, elapsed, duration)
-
-    def _show(self, text: str, elapsed: float, duration: float) -> None:
-        if self._terminal:
-            filled = int(24 * min(1.0, elapsed / duration))
-            print(
-                f"\r\033[K[{'#' * filled}{'.' * (24 - filled)}] {elapsed:5.0f}/{duration:.0f} s  {text}"[:160],
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._drawn = True
-        elif time.monotonic() - self._last >= LINE_EVERY_S:
-            self._last = time.monotonic()
-            print(f"{elapsed:5.0f}/{duration:.0f} s  {text}", file=sys.stderr, flush=True)
-
-    def line(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self.done()
-            print(text, file=sys.stderr, flush=True)
-
-    def done(self) -> None:
-        if self._drawn:
-            print(file=sys.stderr)
-            self._drawn = False
-
-
-def describe(view: View) -> str:
-    """The present moment in half a line."""
-    run = view.run
-    if run is None:
-        return "starting"
-    if run.state == "starting":
-        stage, _, _ = view.stage.partition("; ")  # what follows is a command for other machines, which has been shown
-        return f"{run.scenario} on {run.device}: {stage or 'starting'}"
-    rate, unit = run.throughput
-    parts = [f"{run.scenario} on {run.device}", f"{rate.p50:,.0f} {unit}".replace(",", " ") if rate else "first steps"]
-    if view.probing:
-        parts.append(f"probe {view.probing}")
-    firing = [finding.rule for finding in run.findings if finding.state == "fires"]
-    if firing:
-        parts.append(firing[0])
-    elif run.steady_from_s is None:
-        parts.append("not steady yet")
-    return "  ".join(parts)
+    """The warm-up of a scenario that has nothing to warm."""

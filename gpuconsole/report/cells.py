@@ -1,7 +1,7 @@
-"""Rows of cells: the one shape that every painter returns.
+"""Rows of cells: the one shape that every report has on the screen.
 
-A row is a list of (text, style name). `line` makes every row: it shows control characters, cuts and pads, so
-that a row is exactly as wide as asked whatever the text.
+A row is a list of (text, style name). `line` makes every row: it makes control characters visible, cuts and pads the text,
+so that a row has exactly the requested width for any text.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ASCII = str.maketrans(
 
 
 def clean(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey."""
+    """`text` without any character that steers a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "·" for char in visible(text))
 
 
 def cell_width(text: str) -> int:
-    """Terminal cells that `text` takes."""
+    """The number of terminal cells of `text`."""
     return len(text) if text.isascii() else sum(_char_width(char) for char in text)
 
 
@@ -46,7 +46,7 @@ def _char_width(char: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The first `width` cells of `text`, ending in an ellipsis when something was cut off."""
+    """The first `width` cells of `text`, with an ellipsis at the end where text was cut off."""
     if cell_width(text) <= width:
         return text
     if width <= 0:
@@ -85,7 +85,7 @@ def line(width: int, *segments: Segment | str) -> Row:
 
 
 def spread(width: int, left: Iterable[Segment], right: Iterable[Segment]) -> Row:
-    """`left` at the left, `right` at the right edge; where both do not fit, `left` is cut."""
+    """`left` at the left edge and `right` at the right edge. Where both do not fit, `left` is cut."""
     end = line_of(right)
     room = width - row_width(end)
     if room <= 0:
@@ -94,7 +94,7 @@ def spread(width: int, left: Iterable[Segment], right: Iterable[Segment]) -> Row
 
 
 def line_of(segments: Iterable[Segment]) -> Row:
-    """Segments as they are, cleaned: a row as wide as its text."""
+    """The segments, cleaned: a row as wide as its text."""
     return [(clean(text), style) for text, style in segments if text]
 
 
@@ -112,7 +112,7 @@ def fill(rows: list[Row], width: int, height: int) -> list[Row]:
 
 
 def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
-    """`text` in lines of at most `width` cells, at most `limit` of them; the last ends in an ellipsis when text is left."""
+    """`text` in at most `limit` lines of at most `width` cells. The last line ends in an ellipsis where text is left over."""
     lines: list[str] = []
     words = [part for word in clean(" ".join(text.split())).split(" ") for part in _pieces(word, width)]
     current = ""
@@ -131,7 +131,7 @@ def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word longer than a line, such as a path, in parts that fit; nothing of it is lost."""
+    """A word in parts of at most `width` cells: a long path is not cut."""
     pieces, used = [""], 0
     for char in word:
         size = _char_width(char)
@@ -149,9 +149,9 @@ def beside(*panels: list[Row]) -> list[Row]:
 
 
 def panel(title: str, right: list[Segment], rows: list[Row], width: int, height: int, boxed: bool) -> list[Row]:
-    """`rows` under a titled rule, or in a box; `rows` must be `inner_width` wide.
+    """`rows` under a titled rule, or in a box. `rows` must be `inner_width` wide.
 
-    What stands at the right of the rule matters most (it is the figure), so the title is what gives way.
+    The text at the right of the rule is the figure of the panel. Where both do not fit, the title is cut.
     """
     if height <= 0:
         return []
@@ -162,6 +162,8 @@ def panel(title: str, right: list[Segment], rows: list[Row], width: int, height:
     if row_width(figure) > room:
         figure = []
     room -= row_width(figure)
+    if figure and cell_width(clean(title)) == room - 2:  # one cell short: the title needs the cell more than the rule does
+        figure, room = figure[:-1], room + 1
     name = cut(clean(title), max(0, room - 3))
     head: Row = [(f"{left_end}─ ", "dim"), (name, "title"), (" ", "")] if room >= 4 else [(left_end, "dim")]
     head = [part for part in head if part[0]]
@@ -180,7 +182,7 @@ def inner_width(width: int, boxed: bool) -> int:
 
 
 def to_ascii(row: Row) -> Row:
-    """The row for a terminal that cannot show UTF-8: one cell for one cell."""
+    """The row for a terminal that cannot show UTF-8. Each cell becomes one ASCII cell."""
     return [(_ascii(text), style) for text, style in row]
 
 

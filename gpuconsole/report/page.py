@@ -1,10 +1,9 @@
-"""Rows that scroll: what the other screens are made of."""
+"""Rows that scroll: the layout of the other screens."""
 
 from __future__ import annotations
 
+from gpuconsole.report import parts
 from gpuconsole.report.cells import Row, fill, line, wrap
-
-Lines = list[Row]
 
 
 def window(rows: list[Row], offset: int, width: int, height: int) -> list[Row]:
@@ -13,7 +12,7 @@ def window(rows: list[Row], offset: int, width: int, height: int) -> list[Row]:
 
 
 def follow(offset: int, cursor: int, height: int, total: int) -> int:
-    """The offset nearest to `offset` that has `cursor` in sight, with a row of context where there is one."""
+    """The offset nearest to `offset` with which `cursor` is in sight, with one row of context where there is room."""
     if height <= 0:
         return 0
     margin = 1 if height >= 3 else 0
@@ -30,6 +29,6 @@ def paragraph(text: str, width: int, style: str = "", indent: int = 0) -> list[R
 
 
 def labelled(label: str, text: str, width: int, column: int = 12, style: str = "") -> list[Row]:
-    """`label` at the left, the wrapped text in a column of its own."""
-    parts = wrap(text, max(8, width - column)) or [""]
-    return [line(width, (f"{label if n == 0 else '':<{column}}", "dim"), (part, style)) for n, part in enumerate(parts)]
+    """`label` at the left, the wrapped text in a column of its own. A label as long as its column has a row of its own."""
+    bare = label.lstrip(" ")
+    return parts.lay_out([parts.labelled(bare, text, style, column - (len(label) - len(bare)), len(label) - len(bare))], width)

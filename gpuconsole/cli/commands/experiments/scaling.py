@@ -9,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.headless import START_S, TICK_S, Progress
+from gpuconsole.cli.headless import START_S, TICK_S
 from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.console import add_console_options
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.cli.progress import Progress
 from gpuconsole.diagnosis.models.collective import weak_scaling
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs

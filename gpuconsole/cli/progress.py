@@ -1,0 +1,84 @@
+"""The progress of a headless run on stderr: one line that redraws itself on a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TextIO
+
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import clean, cut
+from gpuconsole.session.api import View
+
+LINE_EVERY_S = 5.0
+BAR = 24
+DEFAULT_COLUMNS = 80
+"""For a terminal that does not report its width."""
+
+
+class Progress:
+    """Writes to `stream`. A reader that went away does not end the run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._last = -LINE_EVERY_S
+        self._drawn = False
+
+    def show(self, view: View, elapsed: float, duration: float) -> None:
+        """The state of the run, `elapsed` of `duration` seconds."""
+        text = f"{elapsed:5.0f}/{duration:.0f} s  {clean(describe(view))}"
+        with contextlib.suppress(OSError):
+            if self._terminal:
+                filled = int(BAR * min(1.0, elapsed / duration))
+                bar = f"[{'#' * filled}{'.' * (BAR - filled)}] {text}"
+                # A line as wide as the terminal would wrap, and the next \r would begin a new row.
+                self._write(f"\r\033[K{cut(bar, self._columns() - 1)}")
+                self._drawn = True
+            elif time.monotonic() - self._last >= LINE_EVERY_S:
+                self._last = time.monotonic()
+                self._write(f"{text}\n")
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        with contextlib.suppress(OSError):
+            self.done()
+            self._write(f"{text}\n")
+
+    def done(self) -> None:
+        """End the line that redraws itself."""
+        if self._drawn:
+            self._write("\n")
+            self._drawn = False
+
+    def _columns(self) -> int:
+        """The present width: the window may have been resized."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS
+        except (OSError, ValueError):
+            return DEFAULT_COLUMNS
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def describe(view: View) -> str:
+    """The current state in half a line."""
+    run = view.run
+    if run is None:
+        return "starting"
+    if run.state == "starting":
+        stage, _, _ = view.stage.partition("; ")  # the rest is a command for other machines, which was printed before
+        return f"{run.scenario} on {run.device}: {stage or 'starting'}"
+    rate, unit = run.throughput
+    parts = [f"{run.scenario} on {run.device}", f"{units.rate(rate.p50, 0)} {unit}" if rate else "first steps"]
+    if view.probing:
+        parts.append(f"probe {view.probing}")
+    firing = facts.firing(run)
+    if firing:
+        parts.append(firing[0].rule)
+    elif run.steady_from_s is None:
+        parts.append("not steady yet")
+    return "  ".join(parts)
