@@ -1,0 +1,57 @@
+"""The progress line of a headless run."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import select
+import struct
+import termios
+
+import msgspec
+import pyte
+import pytest
+
+from gpuconsole.cli.progress import Progress
+from tests.tui.fake_session import gpu_view
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_line_redraws_itself_in_one_row_of_any_terminal(columns: int) -> None:
+    view = gpu_view(probing="a probe with a name that is longer than any terminal is wide " * 3)
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 10, columns, 0, 0))
+    with os.fdopen(writer, "w") as stream:
+        progress = Progress(stream)
+        for second in range(8):
+            progress.show(view, second, 60.0)
+        written = b""
+        while b" 7/60 s" not in written or select.select([reader], [], [], 0.2)[0]:
+            written += os.read(reader, 1 << 16)
+    os.close(reader)
+    screen = pyte.Screen(columns, 10)
+    pyte.Stream(screen).feed(written.decode())
+    rows = [row.rstrip() for row in screen.display if row.strip()]
+    assert len(rows) == 1
+    assert rows[0].startswith("[##") and "7/60 s" in rows[0]
+    assert len(rows[0]) >= columns - 2  # all of the width is used
+
+
+def test_without_a_terminal_lines_are_plain_and_rare() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    for second in range(3):
+        progress.show(gpu_view(), second, 60.0)
+    progress.line("a note")
+    progress.done()
+    assert stream.getvalue() == "    0/60 s  train-gpt on gpu:0  18 240 tokens/s  input.too_few_workers\na note\n"
+
+
+def test_text_from_outside_cannot_steer_the_terminal() -> None:
+    view = gpu_view()
+    run = msgspec.structs.replace(view.runs[-1], scenario="\x1b[2Jevil")
+    stream = io.StringIO()
+    Progress(stream).show(msgspec.structs.replace(view, runs=(run,)), 0.0, 60.0)
+    assert "\x1b" not in stream.getvalue()

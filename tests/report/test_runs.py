@@ -1,0 +1,65 @@
+"""The table of runs and the verdict of the last trial: each belongs to its own run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.runs import paint_runs
+from gpuconsole.session.api import View
+from tests.tui.fake_session import KNOBS, cpu_view, gpu_view
+from tests.tui.test_paint import text
+
+
+def images_after_tokens() -> View:
+    """A kept trial on train-gpt, then a run of another scenario, which counts samples."""
+    view = gpu_view()
+    done = msgspec.structs.replace(view.runs[-1], state="finished")
+    summary = Summary(samples_per_s=Distribution(110.0, 5.9, 300, 110.0), steps=300)
+    other = Run("3", "train-vision", "training.vision", {"batch_size": 4}, "gpu:0", "running", steady_from_s=3.0, summary=summary)
+    return msgspec.structs.replace(view, runs=(view.runs[0], done, other))
+
+
+def row_of(view: View, start: str, width: int) -> str:
+    return next(row for row in text(paint_runs(view, width, 10, True)).splitlines() if row.lstrip("│ ").startswith(start))
+
+
+def test_each_run_has_its_own_unit() -> None:
+    for width in (60, 80, 100):
+        view = images_after_tokens()
+        assert "samples/s" in row_of(view, "3 ", width)
+        assert "tokens/s" in row_of(view, "2 ", width) and "samples/s" not in row_of(view, "2 ", width)
+        assert "tokens/s" not in row_of(view, "3 ", width)
+
+
+def test_a_unit_that_all_runs_share_stands_in_the_head_alone() -> None:
+    head, first = text(paint_runs(gpu_view(), 100, 10, True)).splitlines()[1:3]
+    assert "tokens/s" in head and "tokens/s" not in first
+
+
+def test_the_verdict_of_another_scenario_is_not_shown() -> None:
+    assert "last trial" in text(paint_diagnosis(gpu_view(), "", 100, 20, True))
+    assert "last trial" not in text(paint_diagnosis(images_after_tokens(), "", 100, 20, True))
+
+
+def test_the_verdict_stays_while_runs_continue_one_another() -> None:
+    view = gpu_view()
+    kept = msgspec.structs.replace(view, trials=view.trials[:1])  # on run 1, which run 2 continues
+    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  win, kept" in text(paint_diagnosis(kept, "", 100, 20, True))
+    again = msgspec.structs.replace(view.runs[-1], id="3", changes={})
+    assert "last trial" not in text(paint_diagnosis(msgspec.structs.replace(kept, runs=(*view.runs, again)), "", 100, 20, True))
+
+
+def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:
+    first = Run("1", "data-starved", "training.gpt", KNOBS, "cpu", "finished", summary=cpu_view().runs[0].summary)
+    second = Run(
+        "2", "data-starved", "training.gpt", {**KNOBS, "batch_size": 32}, "cpu", "failed", "out of memory", changes={"batch_size": 32}
+    )
+    trial = Trial("1", "1", {"batch_size": 32}, "done", Speedup(1.3, 1.2, 1.4), verdict="win", kept=True)
+    view = cpu_view(runs=(first, second), trials=(trial,))
+    painted = paint_runs(view, 100, 8, True)
+    row = next(row for row in painted if "32" in text([row]))
+    assert "failed" in text([row]) and "kept" not in text([row])
+    assert ("  failed  ", "alert") in row
