@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gpuconsole"
 FILES_PER_FOLDER = 12
