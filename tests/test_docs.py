@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.knobs.rows import rows
+from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.parser import COMMANDS
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
@@ -24,3 +28,28 @@ def test_the_table_of_knobs_has_every_knob() -> None:
 
 def test_every_knob_is_measured_on_some_scenario_or_said_to_be_without_effect() -> None:
     assert CATALOGUE.keys() <= {name for row in rows() for name in row.changes}
+
+
+def test_the_page_of_commands_has_every_command_and_every_common_option() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `{name.replace('_', '-')}` |" not in page] == []
+    common = argparse.ArgumentParser(add_help=False)
+    add_console_options(common)
+    options = re.findall(r"--[a-z-]+", common.format_help())
+    assert [option for option in options if f"`{option}" not in page] == []
+
+
+def test_the_links_between_the_pages_lead_somewhere() -> None:
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "benchmarks/results/README.md",
+    ]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
