@@ -18,7 +18,8 @@ from benchmarks.diagbench.knobs import changes_to_try
 from benchmarks.diagbench.rows import WORTH, Realised, Row, best
 from benchmarks.machine import commit
 from gpuconsole.diagnosis.case import Case as RuleCase
-from gpuconsole.diagnosis.engine import PROBE_OF, evaluate
+from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.trial import USUAL, TrialLimits
 from gpuconsole.experiments.until_diagnosed import until_diagnosed

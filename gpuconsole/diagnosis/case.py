@@ -1,136 +1,61 @@
-"""What a rule is given, and what a rule is."""
+"""What a rule reads: one run's knobs and signals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuconsole.model.finding import Confidence, Evidence, Finding, Interval, Resource, Signal, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs, Value, describe_changes
+from gpuconsole.model.finding import Evidence, Signal
+from gpuconsole.model.knobs.catalogue import Knobs
 
 
-class Missing(LookupError):
-    """A rule asked for a signal that was not measured: it can't tell."""
+class CantTell(Exception):
+    """A rule cannot conclude anything. The message is the reason, one clause fit for a user."""
+
+
+class Missing(CantTell):
+    """A rule needs a signal that was not measured."""
 
     def __init__(self, signal: str) -> None:
-        super().__init__(signal)
+        super().__init__(f"needs {signal}")
         self.signal = signal
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run as the rules see it: its knobs, and signals by name. `serves`: a model server under load, not training."""
+    """One run as the rules see it. `signals` by name; `serves`: a model server under load, not training.
+
+    `read` collects the names of the signals that were asked for, measured or not, in the order of the first request.
+    """
 
     knobs: Knobs
     signals: dict[str, Signal]
     serves: bool = False
+    read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
+
+    def has(self, *signals: str) -> bool:
+        """Whether all of these signals were measured."""
+        self.read.update(dict.fromkeys(signals))
+        return all(signal in self.signals for signal in signals)
+
+    def signal(self, name: str) -> Signal:
+        """The signal with its unit and source; raises Missing."""
+        if not self.has(name):
+            raise Missing(name)
+        return self.signals[name]
 
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
-        if signal not in self.signals:
-            raise Missing(signal)
-        return self.signals[signal].value
+        return self.signal(signal).value
 
     def get(self, signal: str, default: float) -> float:
-        """For signals that only refine: the value, or `default` where it was not measured."""
-        return self.signals[signal].value if signal in self.signals else default
+        """The value of a signal that only refines a result, or `default` if it was not measured."""
+        return self.signal(signal).value if self.has(signal) else default
 
     def evidence(self, signal: str, threshold: float | None = None) -> Evidence:
-        found = self.signals.get(signal)
-        if found is None:
-            raise Missing(signal)
+        """The signal beside the threshold that it was compared with (None: shown for context); raises Missing."""
+        found = self.signal(signal)
         return Evidence(signal, found.value, found.unit, threshold, found.source)
 
     def if_known(self, *signals: str, threshold: float | None = None) -> tuple[Evidence, ...]:
-        """Evidence of those that were measured: what refines a finding, and which it does without."""
-        return tuple(self.evidence(name, threshold) for name in signals if name in self.signals)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A figure that a rule decides by, and where it comes from."""
-
-    name: str
-    value: float
-    unit: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule, complete: what it needs, what it decides by, what it means, and the check itself."""
-
-    id: str
-    title: str
-    signals: tuple[str, ...]
-    thresholds: tuple[Threshold, ...]
-    text: str
-    check: Callable[[Case], Finding] = field(repr=False)
-    knobs: tuple[str, ...] = ()
-    """Those that its suggestions turn."""
-    resource: Resource = "time"
-    """What they would save: its findings say the same."""
-    serving: bool = False
-    """Whether it is about model servers; the others are about training."""
-    shared: bool = False
-    """About the hardware, so about both."""
-
-    def threshold(self, name: str) -> float:
-        return next(threshold.value for threshold in self.thresholds if threshold.name == name)
-
-
-def clear(rule: str, title: str, level: float, evidence: tuple[Evidence, ...] = (), summary: str = "") -> Finding:
-    """The rule looked and found nothing."""
-    return Finding(rule=rule, state="clear", title=title, evidence=evidence, level=level, summary=summary)
-
-
-def fires(
-    rule: str,
-    title: str,
-    summary: str,
-    *,
-    recoverable: float,
-    confidence: Confidence,
-    evidence: tuple[Evidence, ...],
-    suggestions: tuple[Suggestion, ...] = (),
-    level: float = 1.0,
-    note: bool = False,
-    resource: Resource = "time",
-    wants: tuple[str, ...] = (),
-) -> Finding:
-    """The rule found its cause; `recoverable` is the share of step time (or of the memory limit) at stake.
-
-    `wants`: signals of a probe with which it could predict what its suggestion gains.
-    """
-    return Finding(rule, "fires", title, max(0.0, recoverable), confidence, summary, evidence, suggestions, note, wants, level, resource)
-
-
-TRIAL_ERROR = 0.06
-"""What two trials of one and the same change differ by on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
-
-
-def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
-    """A suggestion, if the workload has those knobs and they would change; else None.
-
-    `predicted` is what the model says; the measurement that it will be held against adds an error of its own.
-    """
-    if any(name not in case.knobs for name in changes) or all(case.knobs[name] == value for name, value in changes.items()):
-        return None
-    if predicted is not None:
-        low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))  # what is said to gain is not said to lose
-        predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
-    return Suggestion(changes, predicted, f"{describe_changes(changes, case.knobs)}: {why}", code)
-
-
-def some(*suggestions: Suggestion | None) -> tuple[Suggestion, ...]:
-    return tuple(suggestion for suggestion in suggestions if suggestion is not None)
-
-
-def speedup_interval(estimate: float, relative_error: float) -> Interval:
-    """A predicted speed-up with its error applied to the gain, never below 1."""
-    gain = max(0.0, estimate - 1)
-    return Interval(1 + gain * (1 - relative_error), 1 + gain * (1 + relative_error))
-
-
-def knob_int(value: Value) -> int:
-    return int(value)
+        """Evidence from those of the signals that were measured."""
+        return tuple(self.evidence(name, threshold) for name in signals if self.has(name))

@@ -1,4 +1,4 @@
-"""Runs every rule on a case, steadies the verdicts over time, and ranks what fires."""
+"""Runs every rule on a case, and steadies the conclusions over time."""
 
 from __future__ import annotations
 
@@ -8,128 +8,77 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
-from gpuconsole.diagnosis.case import Case, Missing, Rule
+from gpuconsole.diagnosis.case import CantTell, Case, Missing
+from gpuconsole.diagnosis.precedence import rank, settle
+from gpuconsole.diagnosis.probes import ORDER, PROBE_OF
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.finding import Finding
-from gpuconsole.model.profile import OP_CLASSES
 
 OPEN_AFTER = 2
-"""Windows in a row that must agree before a finding is shown."""
+"""Evaluations in a row that must agree before a finding is shown."""
+SEEN_ONCE = "fires for the first time; the next evaluation must confirm it"
+"""The summary of a finding that is not shown yet."""
 CLOSE_BELOW = 0.6
 """A shown finding stays until its leading signal falls below this share of its threshold."""
-
-PROBE_OF = {
-    "probe.concurrency_gain": "concurrency_step",
-    "probe.prefix_cut_gain": "prefix_reuse",
-    "probe.prefix_salt_ratio": "prefix_reuse",
-    "comm.exposed_s": "exposed_communication",
-    "comm.exchange_large_s": "exchange_sizes",
-    "comm.straggler_ratio": "exposed_communication",
-    "probe.cached_pass_s": "cached_batch",
-    "probe.batch_cost_ratio": "batch_elasticity",
-    "probe.step_no_side_work_s": "side_work_off",
-    "probe.batch_factor": "batch_elasticity",
-    "probe.loader_samples_per_s": "loader_alone",
-    "probe.loader_cpu_ratio": "loader_alone",
-    "probe.loader_plus_1_samples_per_s": "loader_alone",
-    "stack.script_ratio": "script_lines",
-    "probe.attention_sdpa_speedup": "swap_attention",
-    "probe.precision_bf16_native": "swap_precision",
-    "probe.optim_present_step_s": "swap_optim",
-    "probe.channels_last_speedup": "swap_layout",
-    "probe.threads_tried": "swap_threads",
-    "probe.threads_speedup": "swap_threads",
-    **{f"profile.{name}_ratio": "op_mix" for name in (*OP_CLASSES, "busy", "tensor_core")},
-    "memory.heap_allocated_peak_bytes": "heap_peaks",
-    "profile.elementwise_bytes": "op_mix",
-    "profile.elementwise_bytes_per_s": "op_mix",
-    "profile.launches_per_s": "op_mix",
-    "profile.mean_kernel_s": "op_mix",
-    "comm.bus_bytes_per_s": "exchange_sizes",
-    "comm.bytes_per_step": "exposed_communication",
-    "probe.issue_s": "launch",
-    "probe.sync_gaps_s": "sync_gaps",
-    "probe.h2d_pinned_s": "h2d_copies",
-}
-"""Which probe measures a missing signal."""
-PROBE_ORDER = (
-    "cached_batch",
-    "memory_parts",
-    "heap_peaks",
-    "side_work_off",
-    "loader_alone",
-    "script_lines",
-    "exposed_communication",
-    "swap_attention",
-    "swap_optim",
-    "batch_elasticity",
-    "launch",
-    "op_mix",
-    "swap_precision",
-    "swap_layout",
-    "swap_threads",
-    "sync_gaps",
-    "h2d_copies",
-)
-"""Those that settle one cause come first, those that look for what may be hidden later. A probe that is not named here comes last."""
-FIRST = "hw.errors"
-"""Has nothing to recover, and stands before everything that has: results may be wrong."""
 
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule: one per module in `rules/`, found by looking there."""
-    modules = sorted(module.name for module in pkgutil.iter_modules(rules_package.__path__) if not module.name.startswith("_"))
-    return tuple(importlib.import_module(f"{rules_package.__name__}.{name}").RULE for name in modules)
+    """Every rule, sorted by id: the classes in the modules of `rules/` whose names do not begin with an underscore."""
+    names = [module.name for module in pkgutil.iter_modules(rules_package.__path__) if not module.name.startswith("_")]
+    modules = [importlib.import_module(f"{rules_package.__name__}.{name}") for name in names]
+    classes = [
+        entry for module in modules for entry in vars(module).values() if isinstance(entry, type) and entry.__module__ == module.__name__
+    ]
+    return tuple(sorted((entry() for entry in classes if issubclass(entry, Rule)), key=lambda rule: rule.id))
 
 
 def evaluate(case: Case) -> list[Finding]:
-    """Every rule's conclusion that is about such work, ranked: what fires by weight, notes after it, then what can't tell, then clear."""
-    return rank([_check(rule, case) for rule in all_rules() if rule.shared or rule.serving == case.serves])
+    """The conclusions of all rules that are about this kind of work, after precedence, ranked (precedence.rank)."""
+    return rank(settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case))
 
 
-def _check(rule: Rule, case: Case) -> Finding:
+def conclude(rule: Rule, case: Case) -> Finding:
+    """One rule's own conclusion. A rule that fails cannot tell; the other rules continue."""
     try:
         return rule.check(case)
     except Missing as missing:
-        return Finding(rule.id, "cant_tell", rule.title, summary=f"needs {missing.signal}", missing=(missing.signal,))
-
-
-def rank(findings: list[Finding]) -> list[Finding]:
-    order = {"fires": 0, "cant_tell": 1, "clear": 2}
-    return sorted(findings, key=lambda f: (order[f.state], f.state != "fires" or f.rule != FIRST, f.note, -f.weight, f.rule))
+        return rule.cant_tell(str(missing), (missing.signal,))
+    except CantTell as reason:
+        return rule.cant_tell(str(reason))
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:
-    """Probes that would let a rule tell, each once, in PROBE_ORDER; then those that would let one that fires predict."""
-    found = []
+    """Probes that would let a rule conclude, each once, in the order of PROBES; then those that would let a firing rule predict."""
+    found: list[str] = []
     for state in ("cant_tell", "fires"):
-        wanted = dict.fromkeys(PROBE_OF[signal] for f in findings if f.state == state for signal in f.missing if signal in PROBE_OF)
-        found += sorted(wanted, key=lambda probe: PROBE_ORDER.index(probe) if probe in PROBE_ORDER else len(PROBE_ORDER))
+        wanted = {PROBE_OF[signal] for f in findings if f.state == state for signal in f.missing if signal in PROBE_OF}
+        found += sorted(wanted, key=ORDER.__getitem__)
     return list(dict.fromkeys(found))
 
 
 def about(findings: Iterable[Finding], tunable: Collection[str]) -> list[Finding]:
-    """Those of rules that may suggest to turn one of these knobs to save time; all of them where none is named."""
+    """Findings of rules that may suggest to change one of these knobs to save time; all findings if no knob is named."""
     rules = {rule.id for rule in all_rules() if rule.resource == "time" and not set(tunable).isdisjoint(rule.knobs)}
     return [finding for finding in findings if not tunable or finding.rule in rules]
 
 
 class Steadied:
-    """Findings over successive windows: opened by two in a row, closed only well below the threshold."""
+    """Findings over successive evaluations: two in a row open a finding, and only a value well below the threshold closes it."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._open: dict[str, Finding] = {}
         self.opened: list[Finding] = []
-        """What the last look showed for the first time."""
+        """What the last update showed for the first time."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a finding needs only one more look to be shown."""
+        """Whether a finding needs only one more evaluation to be shown."""
         return any(0 < seen < OPEN_AFTER and rule not in self._open for rule, seen in self._seen.items())
 
     def update(self, findings: list[Finding]) -> list[Finding]:
-        """What to show after this window."""
+        """What to show after this evaluation, ranked."""
         before = set(self._open)
         shown = rank([self._steady(finding) for finding in findings])
         self.opened = [finding for rule, finding in self._open.items() if rule not in before]
@@ -142,7 +91,7 @@ class Steadied:
             if self._seen[rule] >= OPEN_AFTER or rule in self._open:
                 self._open[rule] = finding
                 return finding
-            return Finding(rule, "cant_tell", finding.title, summary="seen once, waiting for a second look", level=finding.level)
+            return Finding(rule, "cant_tell", finding.title, summary=SEEN_ONCE, level=finding.level)
         self._seen[rule] = 0
         if rule in self._open and finding.state == "clear" and finding.level >= CLOSE_BELOW:
             return self._open[rule]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpuconsole.diagnosis.engine import PROBE_OF, about
+from gpuconsole.diagnosis.engine import SEEN_ONCE, about
+from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.model.run import Run
 
 SETTLED_S = 1.0
@@ -50,4 +51,4 @@ def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:
     findings = about(run.findings, tunable)
     probes = {PROBE_OF[signal] for finding in findings for signal in finding.missing if signal in PROBE_OF}
     waiting = any(f"probe.{probe}" not in run.unavailable for probe in probes)
-    return waiting or any("second look" in finding.summary for finding in findings)
+    return waiting or any(finding.summary == SEEN_ONCE for finding in findings)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
+from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.machine.environment import cores
 from gpuconsole.model.finding import Finding
@@ -24,10 +25,6 @@ acts on it (a tuner looks every 0.25 s) finds the workload free."""
 BETWEEN_PROBES_S = 0.25
 """Ordinary steps, as many as are told at a time."""
 WINDOW_S = 30.0
-DECISIVE = ("side_work_off", "loader_alone", "script_lines", "exposed_communication")
-"""Asked for only where a phase already takes too much: they settle what the account has shown, and go before all others."""
-FIRST_PROBES = ("cached_batch", "memory_parts")
-"""Run once on every steady run: what a step costs without its input, and where memory goes, are worth knowing whatever the rules ask."""
 
 
 class Diagnosing:
@@ -82,7 +79,7 @@ class Diagnosing:
         findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
         if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
-            first = [one for one in due if one in FIRST_PROBES]
+            first = [one for one in due if one in ALWAYS]
             for probe in first if due[:1] == first[:1] else due[:1]:
                 await self._run_probe(probe, worker)
                 if self._state.record is not record:
@@ -105,7 +102,7 @@ class Diagnosing:
 
     def _due(self, findings: list[Finding]) -> list[str]:
         record = self._state.record
-        first = () if record is None or record.run.serves or self.tunable else FIRST_PROBES
+        first = () if record is None or record.run.serves or self.tunable else ALWAYS
         wanted = wanted_probes(about(findings, self.tunable))
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         return [probe for probe in order if probe not in self._probed]

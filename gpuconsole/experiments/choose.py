@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from gpuconsole.diagnosis.case import TRIAL_ERROR
+from gpuconsole.diagnosis.suggest import TRIAL_ERROR
 from gpuconsole.experiments.blocks import plans
 from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion

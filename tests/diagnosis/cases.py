@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.model.finding import Signal
+from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 
 HEALTHY = {
@@ -44,3 +45,8 @@ def case(without: tuple[str, ...] = (), knobs: Knobs | None = None, **changes: f
 def loader(rate: float, plus_1: float, cpu: float) -> dict[str, float]:
     """What probe P6 says."""
     return {"probe__loader_samples_per_s": rate, "probe__loader_plus_1_samples_per_s": plus_1, "probe__loader_cpu_ratio": cpu}
+
+
+def check(rule: str, a_case: Case) -> Finding:
+    """One rule's own conclusion, before precedence; raises Missing."""
+    return next(entry for entry in all_rules() if entry.id == rule).check(a_case)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.rules import comm_exposed, comm_small_buckets, comm_straggler
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
+from tests.diagnosis.cases import check
 
 DDP: Knobs = {
     "sharding": "ddp",
@@ -26,7 +26,7 @@ def case(signals: dict[str, float], knobs: Knobs | None = None) -> Case:
 
 
 def test_exposed_communication_is_worth_what_accumulation_saves() -> None:
-    found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.03}))
+    found = check("comm.exposed", case({**STEP, "comm.exposed_s": 0.03}))
     assert found.state == "fires" and found.recoverable_ratio == pytest.approx(0.3 * 3 / 4)
     first = found.suggestions[0]
     assert first.changes == {"gradient_accumulation_steps": 4}
@@ -35,50 +35,50 @@ def test_exposed_communication_is_worth_what_accumulation_saves() -> None:
 
 
 def test_accumulation_saves_gradients_and_not_the_parameters_that_shards_gather_in_every_pass() -> None:
-    shards = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.03}, {"sharding": "zero3"}))
+    shards = check("comm.exposed", case({**STEP, "comm.exposed_s": 0.03}, {"sharding": "zero3"}))
     assert shards.recoverable_ratio == pytest.approx(0.3 / 3 * 3 / 4)
     several_passes = case({**STEP, "comm.exposed_s": 0.03}, {"sharding": "zero3", "gradient_accumulation_steps": 2})
-    assert comm_exposed.check(several_passes).level == pytest.approx(0.3 * (1 / 3 + 2 * 2 / 3) / 0.10)
+    assert check("comm.exposed", several_passes).level == pytest.approx(0.3 * (1 / 3 + 2 * 2 / 3) / 0.10)
 
 
 def test_a_slow_process_is_waited_for_in_every_pass_of_a_step() -> None:
     late = {**STEP, **EVEN, "comm.straggler_ratio": 1.3, "comm.late_s": 0.02, "comm.late_in_backward_ratio": 0.0}
-    assert comm_straggler.check(case(late, {"gradient_accumulation_steps": 2})).recoverable_ratio == pytest.approx(0.4)
+    assert check("comm.straggler", case(late, {"gradient_accumulation_steps": 2})).recoverable_ratio == pytest.approx(0.4)
 
 
 def test_hidden_communication_is_no_finding() -> None:
-    assert comm_exposed.check(case({**STEP, "comm.exposed_s": 0.005})).state == "clear"
+    assert check("comm.exposed", case({**STEP, "comm.exposed_s": 0.005})).state == "clear"
 
 
 def test_what_the_last_process_spends_in_ordinary_steps_counts_where_it_is_more_than_in_the_probe() -> None:
-    found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.005, "ranks.least_comm_ratio": 0.2}))
+    found = check("comm.exposed", case({**STEP, "comm.exposed_s": 0.005, "ranks.least_comm_ratio": 0.2}))
     assert found.state == "fires" and found.recoverable_ratio == pytest.approx(0.2 * 3 / 4)
     four = case({**STEP, "comm.exposed_s": 0.005, "ranks.least_comm_ratio": 0.2, "comm.exchanges_per_step": 4.0})
-    assert comm_exposed.check(four).state == "clear"  # of one exchange; that there are four is another rule's
+    assert check("comm.exposed", four).state == "clear"  # of one exchange; that there are four is another rule's
 
 
 def test_split_matrices_should_become_replicas() -> None:
-    found = comm_exposed.check(case({**STEP, "comm.exposed_s": 0.04}, {"sharding": "none", "tensor_parallel": 2}))
+    found = check("comm.exposed", case({**STEP, "comm.exposed_s": 0.04}, {"sharding": "none", "tensor_parallel": 2}))
     assert found.suggestions[0].changes == {"tensor_parallel": 1, "sharding": "ddp"}
 
 
 def test_one_process_communicates_with_nobody() -> None:
     alone = case(STEP, {"sharding": "none", "nproc": 1})
-    assert [rule.check(alone).state for rule in (comm_exposed, comm_small_buckets, comm_straggler)] == ["clear"] * 3
+    assert [check(rule, alone).state for rule in ("comm.exposed", "comm.small_buckets", "comm.straggler")] == ["clear"] * 3
 
 
 def test_small_buckets_claim_what_large_ones_save_and_no_more() -> None:
     signals = {**STEP, "comm.exposed_s": 0.05, "comm.exchange_now_s": 0.08, "comm.exchange_large_s": 0.02, "comm.bus_bytes_per_s": 1e9}
     crumbs = case(signals, {"bucket_cap_mb": 0.1})
-    small, exposed = comm_small_buckets.check(crumbs), comm_exposed.check(crumbs)
+    small, exposed = check("comm.small_buckets", crumbs), check("comm.exposed", crumbs)
     assert small.recoverable_ratio == pytest.approx(0.5 * 0.75)
     assert exposed.recoverable_ratio == pytest.approx(0.5 * 0.25 * 3 / 4)
     assert small.suggestions[0].changes == {"bucket_cap_mb": 25.0}
 
 
 def test_a_slow_backward_pass_is_named_with_its_process() -> None:
-    found = comm_straggler.check(
-        case({**STEP, **EVEN, "comm.straggler_ratio": 1.8, "comm.late_s": 0.04, "comm.late_in_backward_ratio": 0.97})
+    found = check(
+        "comm.straggler", case({**STEP, **EVEN, "comm.straggler_ratio": 1.8, "comm.late_s": 0.04, "comm.late_in_backward_ratio": 0.97})
     )
     assert found.state == "fires" and "rank 1" in found.summary and "backward" in found.summary
     assert found.recoverable_ratio == pytest.approx(0.4)
@@ -86,9 +86,9 @@ def test_a_slow_backward_pass_is_named_with_its_process() -> None:
 
 @pytest.mark.parametrize("signals", [EVEN, {**EVEN, "comm.straggler_ratio": 1.15, "comm.straggler_spread": 0.1}])
 def test_noise_makes_nobody_slow(signals: dict[str, float]) -> None:
-    assert comm_straggler.check(case({**STEP, **signals})).state == "clear"
+    assert check("comm.straggler", case({**STEP, **signals})).state == "clear"
 
 
 def test_a_process_that_waits_for_its_data_shows_in_the_account() -> None:
-    found = comm_straggler.check(case({**STEP, **EVEN, "ranks.busy_ratio": 1.5, "ranks.busiest": 0.0}))
+    found = check("comm.straggler", case({**STEP, **EVEN, "ranks.busy_ratio": 1.5, "ranks.busiest": 0.0}))
     assert found.state == "fires" and "rank 0" in found.summary and "data" in found.summary

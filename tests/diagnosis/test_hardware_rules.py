@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import TRIAL_ERROR, Case
+from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.suggest import TRIAL_ERROR
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.session.figures.trend import steady_growth
@@ -305,7 +306,7 @@ def test_hardware_findings_need_two_looks_and_suggest_no_knob() -> None:
     seen = [next(f for f in steadied.update(evaluate(gpu(**HOT))) if f.rule == "hw.thermal") for _ in range(2)]
     assert [finding.state for finding in seen] == ["cant_tell", "fires"]
     assert seen[1].suggestions == ()
-    assert [rule.id for rule in all_rules() if rule.shared] == [
+    assert [rule.id for rule in all_rules() if rule.subject == "hardware"] == [
         *sorted(rule for rule in NEW if rule.startswith("hw.")),
         "link.pcie_degraded",
     ]

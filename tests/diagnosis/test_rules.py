@@ -190,7 +190,7 @@ def test_evidence_carries_value_threshold_and_source_and_suggestions_name_real_k
 def test_every_rule_names_the_knobs_that_its_suggestions_turn() -> None:
     """As its file has them: the keys of the changes that it may suggest."""
     for rule in all_rules():
-        tree = ast.parse(inspect.getsource(sys.modules[rule.check.__module__]))
+        tree = ast.parse(inspect.getsource(sys.modules[type(rule).__module__]))
         keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant)]
         assert set(rule.knobs) == {key for key in keys if key in CATALOGUE}, rule.id
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import TRIAL_ERROR, Missing
-from gpuconsole.diagnosis.rules import (
-    comm_accum_without_no_sync,
-    host_eval_stall,
-    host_python_overhead,
-    input_epoch_restart,
-    input_ipc_collate,
-    input_jitter,
-    input_slow_storage,
-    input_too_few_workers,
-    mem_leak_host,
-)
+from gpuconsole.diagnosis.case import Missing
+from gpuconsole.diagnosis.suggest import TRIAL_ERROR
 from gpuconsole.model.knobs.catalogue import Knobs
-from tests.diagnosis.cases import case, loader
+from tests.diagnosis.cases import case, check, loader
 
 WORKERS: Knobs = {"num_workers": 1, "prefetch_factor": 2, "persistent_workers": False, "collate_fn": "list"}
 FAST = loader(rate=1000.0, plus_1=1900.0, cpu=0.6)
@@ -34,39 +24,39 @@ def test_restarts_that_are_most_of_the_wait_are_the_cause_and_no_other_rule_clai
         data_wait_typical_ratio=0.0,
         **FAST,
     )
-    finding = input_epoch_restart.RULE.check(found)
+    finding = check("input.epoch_restart", found)
     assert finding.state == "fires" and finding.suggestions[0].changes == {"persistent_workers": True}
-    assert all(rule.RULE.check(found).state == "clear" for rule in (input_jitter, input_slow_storage, input_too_few_workers))
+    assert all(check(rule, found).state == "clear" for rule in ("input.jitter", "input.slow_storage", "input.too_few_workers"))
 
 
 @pytest.mark.parametrize(("restart", "fires"), [(0.05, False), (0.09, True)])
 def test_where_the_processes_stay_an_empty_queue_is_a_long_wait_like_others(restart: float, fires: bool) -> None:
     waits = {"data_wait_ratio": restart + 0.03, "data_wait_typical_ratio": 0.03, "data_wait_excess_ratio": restart}
     found = case(knobs={**WORKERS, "persistent_workers": True}, loader__restart_ratio=restart, loader__restarts=4.0, **waits, **FAST)
-    assert (input_epoch_restart.RULE.check(found).state == "fires") == fires
-    assert all(rule.RULE.check(found).state == "clear" for rule in (input_jitter, input_slow_storage, input_too_few_workers))
+    assert (check("input.epoch_restart", found).state == "fires") == fires
+    assert all(check(rule, found).state == "clear" for rule in ("input.jitter", "input.slow_storage", "input.too_few_workers"))
 
 
 def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
     found = case(knobs=WORKERS, data_wait_ratio=0.5, loader__restart_ratio=0.04, **loader(rate=100.0, plus_1=200.0, cpu=0.1))
-    assert input_epoch_restart.RULE.check(found).state == "clear"
-    assert input_slow_storage.RULE.check(found).state == "fires"
+    assert check("input.epoch_restart", found).state == "clear"
+    assert check("input.slow_storage", found).state == "fires"
 
 
 def test_restarts_that_are_most_of_the_long_waits_are() -> None:
     """The batches after the first of an epoch are late too, and the others wait a little."""
     waits = {"data_wait_ratio": 0.127, "data_wait_typical_ratio": 0.028, "data_wait_excess_ratio": 0.101, "loader__restarts": 4.0}
     found = case(knobs=WORKERS, loader__restart_ratio=0.06, **waits, **FAST)
-    assert input_epoch_restart.RULE.check(found).state == "fires" and input_jitter.RULE.check(found).state == "clear"
+    assert check("input.epoch_restart", found).state == "fires" and check("input.jitter", found).state == "clear"
     rare = case(knobs=WORKERS, loader__restart_ratio=0.04, **waits, **FAST)
-    assert input_epoch_restart.RULE.check(rare).state == "clear" and input_jitter.RULE.check(rare).state == "fires"
+    assert check("input.epoch_restart", rare).state == "clear" and check("input.jitter", rare).state == "fires"
 
 
 def test_few_long_waits_of_a_fast_loader_are_jitter() -> None:
     found = case(knobs=WORKERS, data_wait_ratio=0.2, data_wait_typical_ratio=0.001, data_wait_excess_ratio=0.2, **FAST)
-    finding = input_jitter.RULE.check(found)
+    finding = check("input.jitter", found)
     assert finding.state == "fires" and finding.suggestions[0].changes == {"prefetch_factor": 8}
-    assert input_slow_storage.RULE.check(found).state == "clear"
+    assert check("input.slow_storage", found).state == "clear"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +72,13 @@ def test_few_long_waits_of_a_fast_loader_are_jitter() -> None:
 )
 def test_a_loader_that_is_too_slow_is_no_jitter(changes: dict[str, float]) -> None:
     several = {**WORKERS, "num_workers": 2}
-    assert input_jitter.RULE.check(case(knobs=several, data_wait_ratio=0.2, **{**FAST, **changes})).state == "clear"
+    assert check("input.jitter", case(knobs=several, data_wait_ratio=0.2, **{**FAST, **changes})).state == "clear"
 
 
 def test_one_worker_hands_out_no_bursts() -> None:
     """Whatever the loader's own rate was in a short look: if the median step does not wait, single samples are slow."""
     waits = {"data_wait_ratio": 0.2, "data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.2, "samples_per_step": 16.0, "step_s": 0.2}
-    finding = input_jitter.RULE.check(case(knobs={**WORKERS, "num_workers": 1}, **waits))
+    finding = check("input.jitter", case(knobs={**WORKERS, "num_workers": 1}, **waits))
     assert finding.state == "fires" and finding.suggestions[0].changes == {"prefetch_factor": 8}
 
 
@@ -102,7 +92,7 @@ def test_a_queue_that_is_not_full_again_soon_is_no_cure(rate: float, first: str)
         "samples_per_step": 16.0,
         "step_s": 0.25,
     }
-    finding = input_jitter.RULE.check(case(knobs={**WORKERS, "num_workers": 1}, probe__loader_samples_per_s=rate, **waits))
+    finding = check("input.jitter", case(knobs={**WORKERS, "num_workers": 1}, probe__loader_samples_per_s=rate, **waits))
     assert list(finding.suggestions[0].changes) == [first]
 
 
@@ -128,7 +118,7 @@ def test_so_many_workers_that_they_outlast_a_slow_sample(
     }
     knobs = {**WORKERS, "num_workers": 1, "prefetch_factor": prefetch_factor}
     found = case(knobs=knobs, samples_per_step=16.0, probe__loader_samples_per_s=80.0, probe__loader_cpu_ratio=cpu, **waits)
-    suggestion = input_jitter.RULE.check(found).suggestions[0]
+    suggestion = check("input.jitter", found).suggestions[0]
     assert suggestion.changes == {"num_workers": workers}
     assert suggestion.predicted_speedup is not None
     assert (suggestion.predicted_speedup.low + suggestion.predicted_speedup.high) / 2 == pytest.approx(gain, rel=0.02)
@@ -139,31 +129,31 @@ def test_few_slow_samples_promise_little_for_sure(seen: float, error: float) -> 
     waits = {"data_wait_ratio": 0.25, "data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.25, "step_s": 0.25}
     long = {"data_wait_long_s": 0.5, "data_wait_long_steps": seen}
     found = case(knobs={**WORKERS, "num_workers": 1}, samples_per_step=16.0, probe__loader_samples_per_s=80.0, **waits, **long)
-    promised = input_jitter.RULE.check(found).suggestions[0].predicted_speedup
+    promised = check("input.jitter", found).suggestions[0].predicted_speedup
     assert promised is not None and promised.high == pytest.approx((1 + (1 + error) / 3) * (1 + TRIAL_ERROR), rel=0.001)
 
 
 def test_without_workers_there_is_no_queue() -> None:
     found = case(loader__restart_ratio=0.0, data_wait_ratio=0.3, data_wait_typical_ratio=0.0, data_wait_excess_ratio=0.3, **FAST)
-    assert [rule.RULE.check(found).state for rule in (input_jitter, input_epoch_restart, input_ipc_collate)] == ["clear"] * 3
+    assert [check(rule, found).state for rule in ("input.jitter", "input.epoch_restart", "input.ipc_collate")] == ["clear"] * 3
 
 
 def test_a_training_process_that_unpacks_is_the_limit() -> None:
     slow = loader(rate=150.0, plus_1=160.0, cpu=0.3)
     stacked = {"samples_per_step": 16.0, "step_s": 0.1, "probe__loader_stacked_samples_per_s": 200.0}
     found = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow, **stacked)
-    finding = input_ipc_collate.RULE.check(found)
+    finding = check("input.ipc_collate", found)
     assert finding.state == "fires" and finding.suggestions[0].changes == {"collate_fn": "stack"}
     predicted = finding.suggestions[0].predicted_speedup
     assert predicted is not None and predicted.low < 0.1 / 0.08 < predicted.high, "a loader that stacks gives a batch in 80 ms"
     older = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
-    assert input_ipc_collate.RULE.check(older).state == "fires", "as recorded before a loader that stacks was measured"
+    assert check("input.ipc_collate", older).state == "fires", "as recorded before a loader that stacks was measured"
     at_once = case(knobs={**WORKERS, "collate_fn": "stack"}, data_wait_ratio=0.4, probe__loader_receive_ratio=0.9, **slow)
-    assert input_ipc_collate.RULE.check(at_once).suggestions == (), "batches are made by the workers as it is"
-    assert input_slow_storage.RULE.check(found).state == "clear"
+    assert check("input.ipc_collate", at_once).suggestions == (), "batches are made by the workers as it is"
+    assert check("input.slow_storage", found).state == "clear"
     waits = case(knobs=WORKERS, data_wait_ratio=0.4, probe__loader_receive_ratio=0.1, **slow)
-    assert input_ipc_collate.RULE.check(waits).state == "clear"
-    assert input_slow_storage.RULE.check(waits).state == "fires"
+    assert check("input.ipc_collate", waits).state == "clear"
+    assert check("input.slow_storage", waits).state == "fires"
 
 
 STACK = {"stack__script_ratio": 0.2, "stack__line_ratio": 0.2}
@@ -171,23 +161,23 @@ STACK = {"stack__script_ratio": 0.2, "stack__line_ratio": 0.2}
 
 def test_python_between_phases_asks_for_the_stack_and_then_names_its_cause() -> None:
     with pytest.raises(Missing, match=r"stack\.script_ratio"):
-        host_python_overhead.RULE.check(case(other_ratio=0.3))
-    lists = host_python_overhead.RULE.check(case(knobs={"gradient_percentiles": "python"}, other_ratio=0.3, gc__pause_ratio=0.01, **STACK))
+        check("host.python_overhead", case(other_ratio=0.3))
+    lists = check("host.python_overhead", case(knobs={"gradient_percentiles": "python"}, other_ratio=0.3, gc__pause_ratio=0.01, **STACK))
     assert lists.suggestions[0].changes == {"gradient_percentiles": "torch"}
     collector = case(knobs={"gc_collect_every": 1, "gradient_percentiles": "off"}, other_ratio=0.3, gc__pause_ratio=0.28, **STACK)
-    finding = host_python_overhead.RULE.check(collector)
+    finding = check("host.python_overhead", collector)
     assert "garbage collector" in finding.summary and finding.suggestions[0].changes == {"gc_collect_every": 0}
 
 
 def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:
     found = case(other_ratio=0.3, gc__pause_ratio=0.0, stack__script_ratio=0.0, stack__line_ratio=0.0)
-    assert host_python_overhead.RULE.check(found).state == "clear"
+    assert check("host.python_overhead", found).state == "clear"
 
 
 def test_evaluation_may_cost_more_than_a_log_record() -> None:
     knobs: Knobs = {"eval_every": 4, "eval_batch_size": 1}
-    assert host_eval_stall.RULE.check(case(knobs=knobs, eval_ratio=0.07)).state == "clear"
-    finding = host_eval_stall.RULE.check(case(knobs=knobs, eval_ratio=0.4, probe__step_no_side_work_s=0.06))
+    assert check("host.eval_stall", case(knobs=knobs, eval_ratio=0.07)).state == "clear"
+    finding = check("host.eval_stall", case(knobs=knobs, eval_ratio=0.4, probe__step_no_side_work_s=0.06))
     assert [one.changes for one in finding.suggestions] == [{"eval_every": 80}, {"eval_batch_size": 0}]
 
 
@@ -202,7 +192,7 @@ GROWTH = {
 
 
 def test_memory_that_grows_with_every_step_leaks_and_says_how_long_it_lasts() -> None:
-    finding = mem_leak_host.RULE.check(case(**GROWTH))
+    finding = check("mem.leak_host", case(**GROWTH))
     assert finding.state == "fires" and finding.resource == "memory" and "8 minutes" in finding.summary
 
 
@@ -217,7 +207,7 @@ def test_memory_that_grows_with_every_step_leaks_and_says_how_long_it_lasts() ->
     ],
 )
 def test_memory_that_settles_or_lasts_does_not(changes: dict[str, float]) -> None:
-    assert mem_leak_host.RULE.check(case(**{**GROWTH, **changes})).state == "clear"
+    assert check("mem.leak_host", case(**{**GROWTH, **changes})).state == "clear"
 
 
 REPLICAS: Knobs = {"sharding": "ddp", "gradient_accumulation_steps": 4, "sync_each_batch": True}
@@ -225,7 +215,7 @@ REPLICAS: Knobs = {"sharding": "ddp", "gradient_accumulation_steps": 4, "sync_ea
 
 def test_exchanges_beyond_the_first_are_waste() -> None:
     found = case(knobs=REPLICAS, comm__exchanges_per_step=4.0, comm__exposed_s=0.01)
-    finding = comm_accum_without_no_sync.RULE.check(found)
+    finding = check("comm.accum_without_no_sync", found)
     assert finding.state == "fires" and finding.recoverable_ratio == pytest.approx(0.3)
     assert finding.suggestions[0].changes == {"sync_each_batch": False}
 
@@ -233,4 +223,4 @@ def test_exchanges_beyond_the_first_are_waste() -> None:
 def test_hidden_exchanges_and_single_ones_are_none() -> None:
     hidden = case(knobs=REPLICAS, comm__exchanges_per_step=4.0, comm__exposed_s=0.0005)
     once = case(knobs={**REPLICAS, "sync_each_batch": False}, comm__exchanges_per_step=1.0, comm__exposed_s=0.01)
-    assert [comm_accum_without_no_sync.RULE.check(one).state for one in (hidden, once)] == ["clear", "clear"]
+    assert [check("comm.accum_without_no_sync", one).state for one in (hidden, once)] == ["clear", "clear"]

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import all_rules, evaluate, wanted_probes
-from gpuconsole.diagnosis.rules import (
-    serve_batch_too_small,
-    serve_client_bound,
-    serve_decode_bandwidth_bound,
-    serve_frontend_cpu,
-    serve_kv_full_preemption,
-    serve_long_context_cliff,
-    serve_over_capacity,
-    serve_prefill_bound,
-    serve_prefill_stalls_decode,
-    serve_prefix_reuse_missed,
-    serve_saturated_healthy,
-    serve_seats_too_few,
-    serve_token_budget_small,
-)
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from tests.diagnosis.cases import check
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {"max_num_seqs": 32}
 HEALTHY = {
@@ -71,11 +55,11 @@ def case(signals: dict[str, float] | None = None, knobs: Knobs | None = None) ->
     return Case({**KNOBS, **(knobs or {})}, found, serves=True)
 
 
-FIRES: list[tuple[ModuleType, dict[str, float], Knobs, Knobs]] = [
-    (serve_client_bound, {"client.cpu_ratio": 0.97}, {}, {}),
-    (serve_client_bound, {"client.lateness_s": 0.03}, {}, {}),
+FIRES: list[tuple[str, dict[str, float], Knobs, Knobs]] = [
+    ("serve.client_bound", {"client.cpu_ratio": 0.97}, {}, {}),
+    ("serve.client_bound", {"client.lateness_s": 0.03}, {}, {}),
     (
-        serve_seats_too_few,
+        "serve.seats_too_few",
         {
             "server.seats_taken_ratio": 0.68,
             "server.requests_waiting": 24.0,
@@ -87,74 +71,70 @@ FIRES: list[tuple[ModuleType, dict[str, float], Knobs, Knobs]] = [
         {"max_num_seqs": 32},
     ),
     (
-        serve_kv_full_preemption,
+        "serve.kv_full_preemption",
         {"server.preemptions_per_request": 0.8, "server.kv_cache_peak_ratio": 1.0, "server.prompt_tokens_per_s": 2560.0},
         {"num_gpu_blocks_override": 100},
         {"num_gpu_blocks_override": 0},
     ),
     (
-        serve_kv_full_preemption,
+        "serve.kv_full_preemption",
         {"server.preemptions_per_request": 0.05, "server.kv_cache_peak_ratio": 0.99},
         {"server": "vllm"},
         {"gpu_memory_utilization": 0.95},
     ),
     (
-        serve_over_capacity,
+        "serve.over_capacity",
         {"client.request_rate": 60.0, "server.queue_s": 5.0, "server.e2e_s": 5.5, "server.requests_waiting": 200.0},
         {"request_rate": 60.0},
         {"request_rate": 17.0},
     ),
     (
-        serve_prefill_bound,
+        "serve.prefill_bound",
         {"server.prefill_s": 0.15, "server.decode_s": 0.05, "client.prompt_tokens": 1024.0},
         {"prompt_tokens": 1024},
         {"prompt_tokens": 512},
     ),
     (
-        serve_prefill_stalls_decode,
+        "serve.prefill_stalls_decode",
         {"client.prompt_tokens": 2048.0, "client.chunk_gap_s": 0.02, "client.chunk_gap_p99_s": 0.3, "server.requests_running": 4.0},
         {},
         {"max_num_batched_tokens": 512},
     ),
     (
-        serve_batch_too_small,
+        "serve.batch_too_small",
         {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "probe.concurrency_gain": 2.1, "probe.concurrency_factor": 4.0},
         {"concurrency": 2},
         {"concurrency": 8},
     ),
     (
-        serve_decode_bandwidth_bound,
+        "serve.decode_bandwidth_bound",
         {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013},
         {"concurrency": 1},
         {"quantization": "int8"},
     ),
     (
-        serve_prefix_reuse_missed,
+        "serve.prefix_reuse_missed",
         {"client.shared_prefix_ratio": 0.8, "probe.prefix_cut_gain": 1.8},
         {"enable_prefix_caching": False},
         {"enable_prefix_caching": True},
     ),
     (
-        serve_token_budget_small,
+        "serve.token_budget_small",
         {"client.prompt_tokens": 2048.0, "server.prefill_s": 0.5, "server.decode_s": 0.3, "client.chunk_gap_p99_s": 0.01},
         {"max_num_batched_tokens": 128},
         {"max_num_batched_tokens": 512},
     ),
-    (serve_frontend_cpu, {"server.frontend_cpu_ratio": 0.95, "client.tpot_s": 0.012}, {"server": "vllm"}, {"api_server_count": 2}),
-    (serve_long_context_cliff, {"client.prompt_tokens": 2048.0}, {"prompt_tokens": 2048}, {"prompt_tokens": 1040}),
+    ("serve.frontend_cpu", {"server.frontend_cpu_ratio": 0.95, "client.tpot_s": 0.012}, {"server": "vllm"}, {"api_server_count": 2}),
+    ("serve.long_context_cliff", {"client.prompt_tokens": 2048.0}, {"prompt_tokens": 2048}, {"prompt_tokens": 1040}),
 ]
 
 
 SPLIT = {"client.prompt_tokens": 2048.0, "server.prefill_s": 0.5, "server.decode_s": 0.3, "client.chunk_gap_p99_s": 0.01}
 
 
-def name(module: ModuleType) -> str:
-    return str(module.__name__.rpartition(".")[2])
-
-
-@pytest.mark.parametrize(("rule", "signals", "knobs", "changes"), FIRES, ids=[name(row[0]) for row in FIRES])
-def test_it_fires_and_suggests(rule: ModuleType, signals: dict[str, float], knobs: Knobs, changes: Knobs) -> None:
-    found: Finding = rule.check(case(signals, knobs))
+@pytest.mark.parametrize(("rule", "signals", "knobs", "changes"), FIRES, ids=[row[0] for row in FIRES])
+def test_it_fires_and_suggests(rule: str, signals: dict[str, float], knobs: Knobs, changes: Knobs) -> None:
+    found: Finding = check(rule, case(signals, knobs))
     assert found.state == "fires" and 0 < found.recoverable_ratio < 1 and found.summary and found.evidence
     assert (found.suggestions[0].changes if found.suggestions else {}) == changes
 
@@ -162,40 +142,48 @@ def test_it_fires_and_suggests(rule: ModuleType, signals: dict[str, float], knob
 @pytest.mark.parametrize(
     ("rule", "signals", "knobs"),
     [
-        (serve_seats_too_few, {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "server.kv_cache_usage_ratio": 0.97}, {}),
-        (serve_seats_too_few, {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "client.request_rate": 60.0}, {}),
-        (serve_seats_too_few, {"server.seats_taken_ratio": 1.0}, {}),
-        (serve_seats_too_few, {"server.seats_taken_ratio": 0.4, "server.requests_waiting": 9.0}, {}),
-        (serve_kv_full_preemption, {"server.kv_cache_peak_ratio": 1.0}, {}),
-        (serve_over_capacity, {"client.request_rate": 10.0}, {"request_rate": 10.0}),
-        (serve_over_capacity, {"server.queue_s": 5.0, "server.e2e_s": 5.5, "server.requests_waiting": 50.0}, {}),
-        (serve_prefill_stalls_decode, {"client.chunk_gap_p99_s": 0.3}, {}),
-        (serve_prefill_stalls_decode, {"client.chunk_gap_p99_s": 0.3, "client.prompt_tokens": 4096.0, "server.requests_running": 1.0}, {}),
-        (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8, "server.prefix_hit_ratio": 0.75}, {}),
-        (serve_prefix_reuse_missed, {"server.prefix_hit_ratio": 0.0}, {"enable_prefix_caching": False}),
-        (serve_prefix_reuse_missed, {"client.shared_prefix_ratio": 0.8}, {"enable_prefix_caching": False}),
-        (serve_token_budget_small, {**SPLIT, "mfu_ratio": 0.5}, {"max_num_batched_tokens": 128}),
-        (serve_token_budget_small, {**SPLIT, "client.chunk_gap_p99_s": 0.05}, {"max_num_batched_tokens": 128}),
-        (serve_token_budget_small, {**SPLIT, "server.decode_s": 50.0}, {"max_num_batched_tokens": 128}),
-        (serve_token_budget_small, SPLIT, {"max_num_batched_tokens": 2048}),
-        (serve_frontend_cpu, {"server.frontend_cpu_ratio": 0.75}, {}),
-        (serve_frontend_cpu, {"client.tpot_s": 0.012}, {}),
-        (serve_saturated_healthy, {"mbu_ratio": 0.7, "server.queue_s": 0.3}, {}),
-        (serve_saturated_healthy, {"mbu_ratio": 0.5, "mfu_ratio": 0.4}, {}),
-        (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "probe.concurrency_gain": 1.05, "probe.concurrency_factor": 4.0}, {}),
-        (serve_batch_too_small, {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0}, {"concurrency": 1}),
-        (serve_decode_bandwidth_bound, {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.05}, {}),
+        ("serve.seats_too_few", {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "server.kv_cache_usage_ratio": 0.97}, {}),
+        ("serve.seats_too_few", {"server.seats_taken_ratio": 1.0, "server.requests_waiting": 9.0, "client.request_rate": 60.0}, {}),
+        ("serve.seats_too_few", {"server.seats_taken_ratio": 1.0}, {}),
+        ("serve.seats_too_few", {"server.seats_taken_ratio": 0.4, "server.requests_waiting": 9.0}, {}),
+        ("serve.kv_full_preemption", {"server.kv_cache_peak_ratio": 1.0}, {}),
+        ("serve.over_capacity", {"client.request_rate": 10.0}, {"request_rate": 10.0}),
+        ("serve.over_capacity", {"server.queue_s": 5.0, "server.e2e_s": 5.5, "server.requests_waiting": 50.0}, {}),
+        ("serve.prefill_stalls_decode", {"client.chunk_gap_p99_s": 0.3}, {}),
         (
-            serve_decode_bandwidth_bound,
+            "serve.prefill_stalls_decode",
+            {"client.chunk_gap_p99_s": 0.3, "client.prompt_tokens": 4096.0, "server.requests_running": 1.0},
+            {},
+        ),
+        ("serve.prefix_reuse_missed", {"client.shared_prefix_ratio": 0.8, "server.prefix_hit_ratio": 0.75}, {}),
+        ("serve.prefix_reuse_missed", {"server.prefix_hit_ratio": 0.0}, {"enable_prefix_caching": False}),
+        ("serve.prefix_reuse_missed", {"client.shared_prefix_ratio": 0.8}, {"enable_prefix_caching": False}),
+        ("serve.token_budget_small", {**SPLIT, "mfu_ratio": 0.5}, {"max_num_batched_tokens": 128}),
+        ("serve.token_budget_small", {**SPLIT, "client.chunk_gap_p99_s": 0.05}, {"max_num_batched_tokens": 128}),
+        ("serve.token_budget_small", {**SPLIT, "server.decode_s": 50.0}, {"max_num_batched_tokens": 128}),
+        ("serve.token_budget_small", SPLIT, {"max_num_batched_tokens": 2048}),
+        ("serve.frontend_cpu", {"server.frontend_cpu_ratio": 0.75}, {}),
+        ("serve.frontend_cpu", {"client.tpot_s": 0.012}, {}),
+        ("serve.saturated_healthy", {"mbu_ratio": 0.7, "server.queue_s": 0.3}, {}),
+        ("serve.saturated_healthy", {"mbu_ratio": 0.5, "mfu_ratio": 0.4}, {}),
+        ("serve.batch_too_small", {"server.weight_bytes": 1.7e8, "probe.concurrency_gain": 1.05, "probe.concurrency_factor": 4.0}, {}),
+        ("serve.batch_too_small", {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0}, {"concurrency": 1}),
+        (
+            "serve.decode_bandwidth_bound",
+            {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.05},
+            {},
+        ),
+        (
+            "serve.decode_bandwidth_bound",
             {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013},
             {"quantization": "int8"},
         ),
-        (serve_long_context_cliff, {"server.requests_running": 100.0}, {}),
+        ("serve.long_context_cliff", {"server.requests_running": 100.0}, {}),
     ],
     ids=str,
 )
-def test_what_only_looks_like_it_is_clear(rule: ModuleType, signals: dict[str, float], knobs: Knobs) -> None:
-    assert rule.check(case(signals, knobs)).state == "clear"
+def test_what_only_looks_like_it_is_clear(rule: str, signals: dict[str, float], knobs: Knobs) -> None:
+    assert check(rule, case(signals, knobs)).state == "clear"
 
 
 def test_a_healthy_server_has_no_finding_and_no_doubt() -> None:
@@ -210,25 +198,26 @@ def test_without_the_servers_side_only_the_client_can_tell() -> None:
 
 
 def test_rules_about_training_and_about_serving_keep_apart() -> None:
-    assert {rule.serving for rule in all_rules() if rule.id.startswith("serve.")} == {True}
-    assert not [rule.id for rule in all_rules() if rule.serving and not rule.id.startswith("serve.")]
+    assert {rule.id for rule in all_rules() if rule.subject == "serving"} == {
+        rule.id for rule in all_rules() if rule.id.startswith("serve.")
+    }
 
 
 def test_int8_of_the_embedded_server_is_for_cpus() -> None:
     reading = {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013}
     on_gpu = Case({**KNOBS, "concurrency": 1}, case(reading | {"is_gpu": 1.0}).signals, serves=True)
-    found = serve_decode_bandwidth_bound.check(on_gpu)
+    found = check("serve.decode_bandwidth_bound", on_gpu)
     assert found.state == "fires" and not found.suggestions
 
 
 def test_at_the_roof_with_nobody_waiting_the_advice_is_to_stop() -> None:
-    found = serve_saturated_healthy.check(case({"mbu_ratio": 0.7}))
+    found = check("serve.saturated_healthy", case({"mbu_ratio": 0.7}))
     assert found.state == "fires" and found.recoverable_ratio == 0.0 and not found.suggestions
 
 
 def test_what_a_cache_would_give_is_asked_for_once_it_is_missed() -> None:
     signals = {name: signal for name, signal in case({"client.shared_prefix_ratio": 0.8}).signals.items() if not name.startswith("probe.")}
-    found = serve_prefix_reuse_missed.check(Case({**KNOBS, "enable_prefix_caching": False}, signals, serves=True))
+    found = check("serve.prefix_reuse_missed", Case({**KNOBS, "enable_prefix_caching": False}, signals, serves=True))
     assert found.state == "fires" and found.suggestions[0].predicted_speedup is None
     assert wanted_probes([found]) == ["prefix_reuse"]
 
@@ -238,7 +227,7 @@ def test_of_a_server_that_tells_no_hits_the_prompts_with_beginnings_of_their_own
     del signals["server.prefix_hit_ratio"]
     told = {name: Signal(value, "", "test") for name, value in signals.items()}
     for salt, state in ((1.02, "fires"), (1.9, "clear")):
-        found = serve_prefix_reuse_missed.check(Case(KNOBS, {**told, "probe.prefix_salt_ratio": Signal(salt, "x", "test")}, True))
+        found = check("serve.prefix_reuse_missed", Case(KNOBS, {**told, "probe.prefix_salt_ratio": Signal(salt, "x", "test")}, True))
         assert found.state == state
 
 
@@ -254,7 +243,7 @@ def test_a_prefix_that_is_reused_is_attended_to_by_every_token(output: float) ->
         "server.kv_bytes_per_token": 8000.0,
         "server.peak_bytes_per_s": 1e10,
     }
-    found = serve_prefix_reuse_missed.check(case(signals, {"enable_prefix_caching": False}))
+    found = check("serve.prefix_reuse_missed", case(signals, {"enable_prefix_caching": False}))
     predicted = found.suggestions[0].predicted_speedup
     assert predicted is not None
     reading_s = 0.8 * 512 * output * 8000 / 1e10
@@ -265,4 +254,4 @@ def test_a_prefix_that_is_reused_is_attended_to_by_every_token(output: float) ->
 def test_a_prefix_that_costs_as_much_to_attend_to_as_to_compute_is_no_finding() -> None:
     signals = {"client.shared_prefix_ratio": 0.8, "probe.prefix_cut_gain": 2.0, "server.requests_per_s": 20.0, "client.output_tokens": 64.0}
     more = {"client.prompt_tokens": 512.0, "server.kv_bytes_per_token": 8000.0, "server.peak_bytes_per_s": 1e10}
-    assert serve_prefix_reuse_missed.check(case({**signals, **more}, {"enable_prefix_caching": False})).state == "clear"
+    assert check("serve.prefix_reuse_missed", case({**signals, **more}, {"enable_prefix_caching": False})).state == "clear"

@@ -26,7 +26,7 @@ from tests.waiting import until
 SLOW = Finding(
     "host.logging_io",
     "fires",
-    "Logging holds up the step",
+    "Training waits for logging",
     0.4,
     "high",
     suggestions=(Suggestion({"log_every": 20}, Interval(1.4, 1.6), "rarer", "if step % 20 == 0: log()"),),
@@ -60,7 +60,7 @@ class Engine:
         return Trial("1", "1", changes, "done", Speedup(1.5, 1.4, 1.6), predicted=predicted, verdict="win", kept=True)
 
 
-FINE = Finding("host.logging_io", "clear", "Logging holds up the step")
+FINE = Finding("host.logging_io", "clear", "Logging takes little time")
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ def test_the_main_job_by_keys(tmp_path: Path) -> None:
         terminal.wait_for("> chatty-logging")
         terminal.press("enter")
         terminal.wait_for("forward", "backward", "logging")
-        terminal.wait_for("Logging holds up the step", "log_every 1", "predicted", timeout_s=60)
+        terminal.wait_for("Training waits for logging", "log_every 1", "predicted", timeout_s=60)
         terminal.press("enter")
         terminal.wait_for("kept", timeout_s=60)
         terminal.press("u")

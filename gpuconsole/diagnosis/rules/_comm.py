@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Threshold
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Threshold
 
 EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step warns, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
 LATE = Threshold("late", 1.10, "x", "a process 10 % slower than the others' median warns, 20 % is serious (TraceML; alloc 20 %)")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, clear
-from gpuconsole.model.finding import Finding
+from gpuconsole.diagnosis.case import Case
 
 MOST = 0.9
 """No share of a step that a rule claims is larger."""
@@ -12,10 +11,6 @@ MOST = 0.9
 def on_gpu(case: Case) -> bool:
     """Asked first, so that a run on a CPU is told nothing of GPUs. Raises Missing."""
     return case.value("is_gpu") > 0
-
-
-def not_on_gpu(rule: str, title: str) -> Finding:
-    return clear(rule, title, 0.0, summary="the run is not on a GPU")
 
 
 def compute_ratio(case: Case) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
 
-from gpuconsole.diagnosis.case import Case, Threshold, speedup_interval
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, Cause
+from gpuconsole.diagnosis.rule import Threshold
+from gpuconsole.diagnosis.suggest import speedup_interval
 from gpuconsole.model.finding import Evidence, Interval
 
 WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step warns, 20 % is serious")
@@ -26,32 +29,44 @@ EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one ad
 TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
 RECEIVES = Threshold("receives", 0.5, "ratio", "the training process unpacks for half of the time that the loader alone takes")
 
-Cause = Literal["none", "epoch_restart", "ipc_collate", "jitter", "slow_storage", "cpu_transform", "too_few_workers"]
+
+def cause(case: Case) -> Cause | None:
+    """Why the step waits for data: the first of CAUSES_OF_DATA_WAIT that applies; None if the step waits too little.
+
+    Needs probe P6 once the wait is large enough; raises Missing until the probe has run.
+    """
+    return next((name for name in CAUSES_OF_DATA_WAIT if _APPLIES[name](case)), None)
 
 
-def cause(case: Case) -> Cause:
-    """Why the step waits for data. Needs probe P6 once the wait is large enough; raises Missing until it has run."""
-    wait, workers = case.value("data_wait_ratio"), int(case.knobs.get("num_workers", 0))
-    if workers and _is_restart(case, wait):
-        return "epoch_restart"
-    if wait < min(WAIT.value, EXCESS.value if workers else 1.0):
-        return "none"
-    if workers and _is_jitter(case):
-        return "jitter"
-    if wait < WAIT.value:
-        return "none"
+def _waits(case: Case) -> bool:
+    return case.value("data_wait_ratio") >= WAIT.value
+
+
+def _workers(case: Case) -> int:
+    return int(case.knobs.get("num_workers", 0))
+
+
+def _receiving(case: Case) -> bool:
+    """The training process receives batches for longer than the loading processes compute."""
+    if not _waits(case) or not _workers(case):
+        return False
     cpu = loading_cpu_ratio(case)
-    if workers and case.get("probe.loader_receive_ratio", 0.0) >= max(RECEIVES.value, cpu):
-        return "ipc_collate"
-    if cpu < SLEEPS.value:
-        return "slow_storage"
-    if predicted(case, next_workers(case)) >= WORKER_GAIN.value:
-        return "too_few_workers"
-    return "cpu_transform"
+    return case.get("probe.loader_receive_ratio", 0.0) >= max(RECEIVES.value, cpu)
 
 
-def _is_restart(case: Case, wait: float) -> bool:
-    """Epochs' ends are most of the wait, or, where ordinary batches are in time, of the long waits: batches soon after an end are late too."""
+def _sleeping(case: Case) -> bool:
+    return _waits(case) and loading_cpu_ratio(case) < SLEEPS.value
+
+
+def _lacking_workers(case: Case) -> bool:
+    return _waits(case) and predicted(case, next_workers(case)) >= WORKER_GAIN.value
+
+
+def _restarting(case: Case) -> bool:
+    """Ends of epochs are most of the wait; or of the long waits, where ordinary batches are in time: batches soon after an end are late too."""
+    wait = case.value("data_wait_ratio")
+    if not _workers(case):
+        return False
     restart = case.get("loader.restart_ratio", 0.0)
     if restart < least_restart(case).value or case.get("loader.restarts", 0.0) < RESTARTS.value:
         return False
@@ -64,16 +79,18 @@ def least_restart(case: Case) -> Threshold:
     return EXCESS if case.knobs.get("persistent_workers", False) else RESTART
 
 
-def _is_jitter(case: Case) -> bool:
-    """Few long waits, of a loader whose ordinary batches are in time.
+def _stalling(case: Case) -> bool:
+    """Few waits are long, and ordinary batches are in time.
 
-    With one worker the median step waits for what an ordinary batch lacks. Several may hand out their batches in bursts: then the loader's
-    own rate tells.
+    With one worker, the median step then waits for nothing that an ordinary batch lacks. Several workers may deliver their batches in
+    bursts, so the loader's own rate decides.
     """
+    if not _workers(case) or case.value("data_wait_ratio") < EXCESS.value:
+        return False
     if case.get("data_wait_excess_ratio", 0.0) < EXCESS.value or case.value("data_wait_typical_ratio") >= TYPICAL.value:
         return False
     eaten = case.value("samples_per_step") / compute_s(case)
-    return int(case.knobs["num_workers"]) == 1 or case.value("probe.loader_samples_per_s") > 1.1 * eaten
+    return _workers(case) == 1 or case.value("probe.loader_samples_per_s") > 1.1 * eaten
 
 
 def loading_cpu_ratio(case: Case) -> float:
@@ -146,3 +163,13 @@ def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
 def worker_code(case: Case, workers: int) -> str:
     prefetch = case.knobs.get("prefetch_factor", 2)
     return f"DataLoader(dataset, ..., num_workers={workers}, persistent_workers=True, prefetch_factor={prefetch})"
+
+
+_APPLIES: dict[Cause, Callable[[Case], bool]] = {
+    "epoch_restart": _restarting,
+    "jitter": _stalling,
+    "ipc_collate": _receiving,
+    "slow_storage": _sleeping,
+    "too_few_workers": _lacking_workers,
+    "cpu_transform": _waits,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Threshold
 
 NOTABLE_QUEUE = 1.0
 """Fewer requests than this waiting on average are a passing moment, not a queue."""
@@ -30,3 +31,33 @@ def stalled_ratio(case: Case) -> float:
 
 def open_loop(case: Case) -> bool:
     return case.value("client.request_rate") > 0
+
+
+SPIKE = Threshold("spike", 3.0, "ratio", "gaps between chunks: p99 is three times p50 (tensward 2 and 3; DIAGNOSIS I06)")
+FRONTEND_BUSY = Threshold("busy", 0.7, "cores", "70 % of the one core that a Python process can use (tensward 0.7 and 0.9; DIAGNOSIS I11)")
+MORE_USERS = Threshold("gain", 1.3, "x", "a third more throughput for four times the users: less is not worth a change of the load")
+
+
+def spike(case: Case) -> float:
+    """The 99th percentile of the gaps between chunks over their median."""
+    return case.value("client.chunk_gap_p99_s") / max(1e-9, case.value("client.chunk_gap_p50_s"))
+
+
+def tokens_stall(case: Case) -> bool:
+    """Whether single gaps between chunks are far longer than the usual gap."""
+    return spike(case) >= SPIKE.value
+
+
+def frontend_is_busy(case: Case) -> bool:
+    """Whether the process that answers requests may be short of CPU."""
+    return case.get("server.frontend_cpu_ratio", 0.0) >= FRONTEND_BUSY.value
+
+
+def several_users(case: Case) -> bool:
+    """Whether a fixed number of users, more than one, sends the load."""
+    return not open_loop(case) and int(case.knobs["concurrency"]) > 1
+
+
+def more_users_gain(case: Case) -> bool:
+    """Whether more concurrent requests raise the throughput (probe P12). Raises Missing."""
+    return several_users(case) and case.value("probe.concurrency_gain") >= MORE_USERS.value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Threshold
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Threshold
 from gpuconsole.model.finding import Interval
 
 SHARE = Threshold("share", 0.05, "ratio", "5 % of step time; train-doctor warns at 2 %, gpu-idle and TraceML at 5 %")
@@ -19,7 +20,7 @@ def predicted(case: Case, share: float) -> Interval:
     removed = share * (1 - 1 / TIMES_RARER)
     estimates = [1 / (1 - removed)]
     all_side_work = sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval"))
-    if "probe.step_no_side_work_s" in case.signals and all_side_work > 0:
+    if case.has("probe.step_no_side_work_s") and all_side_work > 0:
         by_probe = 1 - case.value("probe.step_no_side_work_s") / case.value("step_s")
         estimates.append(1 / (1 - min(0.95, max(0.0, by_probe) * share / all_side_work * (1 - 1 / TIMES_RARER))))
     low, high = min(estimates), max(estimates)

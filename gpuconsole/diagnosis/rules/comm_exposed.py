@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _comm
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 
-ID = "comm.exposed"
-TITLE = "Communication holds up the step"
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
 
 
-def check(case: Case) -> Finding:
-    if not _comm.several(case):
-        return clear(ID, TITLE, 0.0, summary="one process, or several that exchange nothing")
-    ratio = _comm.exposed_ratio(case)
-    limit = _comm.EXPOSED.value
-    evidence = (
-        case.evidence("comm.exposed_s", limit * _comm.step_s(case)),
-        case.evidence("comm.pass_s"),
-        case.evidence("comm.pass_alone_s"),
-        case.evidence("step_s"),
-        *case.if_known("ranks.least_comm_ratio", threshold=limit),
-    )
-    if ratio < limit:
-        return clear(ID, TITLE, ratio / limit, evidence)
-    certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
-    matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
-    return fires(
-        ID,
-        TITLE,
-        f"{ratio:.0%} of a step is communication that no computation hides ({_what(case)})",
-        recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
-        confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
-        evidence=evidence,
-        suggestions=_suggestions(case, ratio),
-        level=ratio / limit,
-    )
+class CommExposed(Rule):
+    id = "comm.exposed"
+    title = "The step waits for communication"
+    clear_title = "Computation hides the communication"
+    thresholds = (_comm.EXPOSED,)
+    knobs = ("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook")
+    text = """Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
+shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
+without it is communication that overlaps with nothing. In ordinary steps the process that communicates least came last and waited for
+nobody: what it spends counts where it is more. Waiting for a slow process is not counted here: see comm.straggler.
+Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k), O the optimizer's time, E that of the gradients:
+all of it with ddp and zero1, a half with zero2 and a third with zero3, whose other transfers gather parameters in every pass."""
+
+    def check(self, case: Case) -> Finding:
+        if not _comm.several(case):
+            return self.clear(0.0, summary="one process, or several that exchange nothing")
+        ratio = _comm.exposed_ratio(case)
+        limit = _comm.EXPOSED.value
+        evidence = (
+            case.evidence("comm.exposed_s", limit * _comm.step_s(case)),
+            case.evidence("comm.pass_s"),
+            case.evidence("comm.pass_alone_s"),
+            case.evidence("step_s"),
+            *case.if_known("ranks.least_comm_ratio", threshold=limit),
+        )
+        if ratio < limit:
+            return self.clear(ratio / limit, evidence)
+        certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
+        matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
+        return self.fires(
+            f"{ratio:.0%} of a step is communication that no computation hides ({_what(case)})",
+            recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
+            confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
+            evidence=evidence,
+            suggestions=_suggestions(case, ratio),
+            level=ratio / limit,
+        )
 
 
 def _what(case: Case) -> str:
@@ -48,11 +59,11 @@ def _what(case: Case) -> str:
     return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients a step{gathers}"
 
 
-def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
+def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
     if int(case.knobs.get("tensor_parallel", 1)) > 1:
         whole: Knobs = {"tensor_parallel": 1, "sharding": "ddp"}
         gain = speedup_interval(1 / (1 - ratio), 0.5)
-        return some(
+        return [
             suggest(
                 case,
                 whole,
@@ -60,9 +71,9 @@ def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
                 "gradients travel once a step in place of results in every layer",
                 "model = DistributedDataParallel(model)",
             )
-        )
+        ]
     passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
-    return some(
+    return [
         suggest(
             case,
             {"gradient_accumulation_steps": passes},
@@ -79,7 +90,7 @@ def _suggestions(case: Case, ratio: float) -> tuple[Suggestion, ...]:
         )
         if case.knobs.get("sharding") in ("ddp", "zero1") and case.knobs.get("comm_hook") == "none"
         else None,
-    )
+    ]
 
 
 def predicted(case: Case, rarer: int) -> float:
@@ -87,27 +98,3 @@ def predicted(case: Case, rarer: int) -> float:
     step = _comm.step_s(case)
     saved = (_comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=(
-        "comm.exposed_s",
-        "comm.pass_s",
-        "comm.pass_alone_s",
-        "step_s",
-        "optimizer_ratio",
-        "ranks.least_comm_ratio",
-        "comm.exchanges_per_step",
-    ),
-    thresholds=(_comm.EXPOSED,),
-    knobs=("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook"),
-    text="""Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
-shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
-without it is communication that overlaps with nothing. In ordinary steps the process that communicates least came last and waited for
-nobody: what it spends counts where it is more. Waiting for a slow process is not counted here: see comm.straggler.
-Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k), O the optimizer's time, E that of the gradients:
-all of it with ddp and zero1, a half with zero2 and a third with zero3, whose other transfers gather parameters in every pass.""",
-    check=check,
-)

@@ -2,74 +2,69 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _comm
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 
-ID = "comm.straggler"
-TITLE = "One process holds up the others"
 PREDICTION_ERROR = 0.3
 
 
-def check(case: Case) -> Finding:
-    if not _comm.several(case):
-        return clear(ID, TITLE, 0.0, summary="one process, or several that exchange nothing")
-    ratio, limit = _comm.late_ratio(case), _comm.LATE.value
-    level = (ratio - 1) / (limit - 1)
-    by_itself = case.value("comm.straggler_ratio")
-    evidence = (
-        case.evidence("comm.straggler_ratio", limit),
-        case.evidence("comm.late_s"),
-        case.evidence("comm.pass_alone_s"),
-        *case.if_known("ranks.busy_ratio", threshold=limit),
-    )
-    if ratio < limit:
-        return clear(ID, TITLE, level, evidence)
-    in_passes = by_itself == ratio or by_itself >= limit
-    rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
-    share = min(
-        0.9,
-        int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / _comm.step_s(case)
-        if in_passes
-        else 1 - 1 / ratio,
-    )
-    return fires(
-        ID,
-        TITLE,
-        f"rank {rank} takes {ratio - 1:.0%} longer than the others{_where(case, in_passes)}; they wait for it in every step",
-        recoverable=share,
-        confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"straggler_ms": 0.0},
-                speedup_interval(1 / (1 - share), PREDICTION_ERROR),
-                f"the exercise's delay off; on a real box give rank {rank} less work, or leave its device or machine out",
-                f"# rank {rank}: compare clocks, temperature and co-tenants of its device with the others'",
-            )
-            if case.knobs.get("straggler_ms")
-            else None
-        ),
-        level=level,
-    )
+class CommStraggler(Rule):
+    id = "comm.straggler"
+    title = "One process is slower than the others"
+    clear_title = "No process is slower than the others"
+    thresholds = (_comm.LATE, _comm.LATE_OUTSIDE)
+    knobs = ("straggler_ms",)
+    text = """Probe P8 runs passes without communication on every process: each then takes its own time, and the slow one shows, also when
+it loses its time in the backward pass, where step times are equal because all wait in the all-reduce. What happens outside of
+passes (waiting for data) is read off the time account: a step's time without communication, per process. A slow link is told
+from a slow process by that: it makes nobody's own pass longer."""
+
+    def check(self, case: Case) -> Finding:
+        if not _comm.several(case):
+            return self.clear(0.0, summary="one process, or several that exchange nothing")
+        ratio, limit = _comm.late_ratio(case), _comm.LATE.value
+        level = (ratio - 1) / (limit - 1)
+        by_itself = case.value("comm.straggler_ratio")
+        evidence = (
+            case.evidence("comm.straggler_ratio", limit),
+            case.evidence("comm.late_s"),
+            case.evidence("comm.pass_alone_s"),
+            *case.if_known("ranks.busy_ratio", threshold=limit),
+        )
+        if ratio < limit:
+            return self.clear(level, evidence)
+        in_passes = by_itself == ratio or by_itself >= limit
+        rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
+        share = min(
+            0.9,
+            int(case.knobs.get("gradient_accumulation_steps", 1)) * case.value("comm.late_s") / _comm.step_s(case)
+            if in_passes
+            else 1 - 1 / ratio,
+        )
+        return self.fires(
+            f"rank {rank} takes {ratio - 1:.0%} longer than the others{_where(case, in_passes)}; they wait for it in every step",
+            recoverable=share,
+            confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"straggler_ms": 0.0},
+                    speedup_interval(1 / (1 - share), PREDICTION_ERROR),
+                    f"the exercise's delay off; on a real box give rank {rank} less work, or leave its device or machine out",
+                    f"# rank {rank}: compare clocks, temperature and co-tenants of its device with the others'",
+                )
+                if case.knobs.get("straggler_ms")
+                else None
+            ],
+            level=level,
+        )
 
 
 def _where(case: Case, in_passes: bool) -> str:
     if not in_passes:
         return " before its passes (data)"
     return " in its backward pass" if case.value("comm.late_in_backward_ratio") > 0.75 else ""
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("comm.straggler_ratio", "comm.slowest_rank", "comm.late_s", "ranks.busy_ratio", "ranks.busiest", "step_s"),
-    thresholds=(_comm.LATE, _comm.LATE_OUTSIDE),
-    knobs=("straggler_ms",),
-    text="""Probe P8 runs passes without communication on every process: each then takes its own time, and the slow one shows, also when
-it loses its time in the backward pass, where step times are equal because all wait in the all-reduce. What happens outside of
-passes (waiting for data) is read off the time account: a step's time without communication, per process. A slow link is told
-from a slow process by that: it makes nobody's own pass longer.""",
-    check=check,
-)

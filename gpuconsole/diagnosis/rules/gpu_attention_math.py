@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _gpu, _swap
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-ID = "gpu.attention_math"
-TITLE = "Attention writes all its scores to memory"
 
-
-def check(case: Case) -> Finding:
-    if _gpu.compute_ratio(case) < _swap.GAIN.value or case.knobs.get("attention") != "math":
-        return clear(ID, TITLE, 0.0, summary="attention runs as one fused kernel, or is too little of the step")
-    faster, recoverable = case.value("probe.attention_sdpa_speedup"), _swap.saves(case, "attention_sdpa")
-    evidence = _swap.evidence(case, "attention_sdpa")
-    level = recoverable / _swap.GAIN.value
-    if recoverable < _swap.GAIN.value:
-        return clear(ID, TITLE, min(level, 0.99), evidence)
-    return fires(
-        ID,
-        TITLE,
-        f"the same pass with the fused kernel runs {faster:.2f}x as fast: every score is written to memory and read again",
-        recoverable=recoverable,
-        confidence=_swap.confidence(case, "attention_sdpa"),
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"attention": "sdpa"},
-                _swap.predicted(case, "attention_sdpa"),
-                "one kernel that keeps the scores on the chip; the activations of attention shrink from T x T to T x d",
-                "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
-            )
-        ),
-        level=level,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("forward_ratio", "backward_ratio", "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread"),
-    thresholds=(_swap.GAIN,),
-    knobs=("attention",),
-    text="""softmax(q k^T / sqrt d) v, written out, puts a T x T matrix of scores per head into memory several times in a pass, and keeps
+class GpuAttentionMath(Rule):
+    id = "gpu.attention_math"
+    title = "Attention is not fused"
+    clear_title = "Attention costs no avoidable time"
+    thresholds = (_swap.GAIN,)
+    knobs = ("attention",)
+    text = """softmax(q k^T / sqrt d) v, written out, puts a T x T matrix of scores per head into memory several times in a pass, and keeps
 it for the backward pass. A fused kernel (FlashAttention and its kin, behind torch's scaled_dot_product_attention) works on
 tiles and writes none of them. The rule looks only where attention is `math`, and it does not guess: probe P5 runs the same
-pass both ways, in turn. The longer the sequence, the larger the gain (on a CPU 1.2x at 256 tokens, 3x at 1024).""",
-    check=check,
-)
+pass both ways, in turn. The longer the sequence, the larger the gain (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
+
+    def check(self, case: Case) -> Finding:
+        if _gpu.compute_ratio(case) < _swap.GAIN.value or case.knobs.get("attention") != "math":
+            return self.clear(0.0, summary="attention runs as one fused kernel, or is too little of the step")
+        faster, recoverable = case.value("probe.attention_sdpa_speedup"), _swap.saves(case, "attention_sdpa")
+        evidence = _swap.evidence(case, "attention_sdpa")
+        level = recoverable / _swap.GAIN.value
+        if recoverable < _swap.GAIN.value:
+            return self.clear(min(level, 0.99), evidence)
+        return self.fires(
+            f"the same pass with the fused kernel runs {faster:.2f}x as fast: every score is written to memory and read again",
+            recoverable=recoverable,
+            confidence=_swap.confidence(case, "attention_sdpa"),
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"attention": "sdpa"},
+                    _swap.predicted(case, "attention_sdpa"),
+                    "one kernel that keeps the scores on the chip; the activations of attention shrink from T x T to T x d",
+                    "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+                )
+            ],
+            level=level,
+        )

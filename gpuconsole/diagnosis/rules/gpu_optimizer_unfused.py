@@ -2,69 +2,55 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
-from gpuconsole.diagnosis.rules import _swap
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules import _claims, _swap
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 
-ID = "gpu.optimizer_unfused"
-TITLE = "The optimizer is not fused"
 SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step there is little to win, whatever the kernel")
-UNFUSED = ("adamw", "adamw_foreach")
 ERROR = 0.2
 """Of the predicted gain, relative: copies of the parameters may lie better in caches than the parameters themselves."""
 
 
-def check(case: Case) -> Finding:
-    share = case.value("optimizer_ratio")
-    if case.knobs.get("optim") not in UNFUSED or share < SHARE.value:
-        return clear(ID, TITLE, 0.0, (case.evidence("optimizer_ratio", SHARE.value),))
-    present, fused = case.value("probe.optim_present_step_s"), case.value("probe.optim_fused_step_s")
-    recoverable = claimed(case)
-    evidence = (
-        case.evidence("optimizer_ratio", SHARE.value),
-        case.evidence("probe.optim_present_step_s"),
-        case.evidence("probe.optim_fused_step_s"),
-    )
-    level = recoverable / _swap.GAIN.value
-    if recoverable < _swap.GAIN.value:
-        return clear(ID, TITLE, max(0.0, min(level, 0.99)), evidence)
-    return fires(
-        ID,
-        TITLE,
-        f"the optimizer takes {share:.0%} of the step; fused, the same update takes {fused * 1e3:.1f} instead of {present * 1e3:.1f} ms",
-        recoverable=recoverable,
-        confidence="high",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"optim": "adamw_fused"},
-                speedup_interval(1 / (1 - recoverable), ERROR),
-                "one kernel reads and writes each value once; the moments are carried over, nothing else changes",
-                "torch.optim.AdamW(model.parameters(), fused=True)",
-            )
-        ),
-        level=level,
-    )
-
-
-def claimed(case: Case) -> float:
-    """The share of the step that a fused optimizer would save; 0 where it is fused, or nobody has looked."""
-    present = case.get("probe.optim_present_step_s", 0.0)
-    if case.knobs.get("optim") not in UNFUSED or present <= 0:
-        return 0.0
-    return max(0.0, case.value("optimizer_ratio") * (1 - case.value("probe.optim_fused_step_s") / present))
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("optimizer_ratio", "probe.optim_present_step_s", "probe.optim_fused_step_s"),
-    thresholds=(SHARE, _swap.GAIN),
-    knobs=("optim",),
-    text="""AdamW reads parameter, gradient and two moments and writes three of them back: 28 bytes a parameter in fp32. Done one tensor and
+class GpuOptimizerUnfused(Rule):
+    id = "gpu.optimizer_unfused"
+    title = "The optimizer is not fused"
+    clear_title = "The optimizer costs no avoidable time"
+    thresholds = (SHARE, _swap.GAIN)
+    knobs = ("optim",)
+    text = """AdamW reads parameter, gradient and two moments and writes three of them back: 28 bytes a parameter in fp32. Done one tensor and
 one operation at a time it moves several times as much and launches a kernel for each; `foreach` saves launches, `fused` saves
 the traffic too (on a CPU as well). Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the
-parameters. Many parameters and few tokens a step make it worst; gradient accumulation is the other way to pay for it less often.""",
-    check=check,
-)
+parameters. Many parameters and few tokens a step make it worst; gradient accumulation is the other way to pay for it less often."""
+
+    def check(self, case: Case) -> Finding:
+        share = case.value("optimizer_ratio")
+        if case.knobs.get("optim") not in _claims.UNFUSED or share < SHARE.value:
+            return self.clear(0.0, (case.evidence("optimizer_ratio", SHARE.value),))
+        present, fused = case.value("probe.optim_present_step_s"), case.value("probe.optim_fused_step_s")
+        recoverable = _claims.optimizer_claim(case)
+        evidence = (
+            case.evidence("optimizer_ratio", SHARE.value),
+            case.evidence("probe.optim_present_step_s"),
+            case.evidence("probe.optim_fused_step_s"),
+        )
+        level = recoverable / _swap.GAIN.value
+        if recoverable < _swap.GAIN.value:
+            return self.clear(max(0.0, min(level, 0.99)), evidence)
+        return self.fires(
+            f"the optimizer takes {share:.0%} of the step; fused, the same update takes {fused * 1e3:.1f} instead of {present * 1e3:.1f} ms",
+            recoverable=recoverable,
+            confidence="high",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"optim": "adamw_fused"},
+                    speedup_interval(1 / (1 - recoverable), ERROR),
+                    "one kernel reads and writes each value once; the moments are carried over, nothing else changes",
+                    "torch.optim.AdamW(model.parameters(), fused=True)",
+                )
+            ],
+            level=level,
+        )

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
-from gpuconsole.diagnosis.rules import gpu_dense_embedding_grad, gpu_optimizer_unfused, host_cpu_contention
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules import _claims
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-ID = "gpu.small_batch"
-TITLE = "The batch is too small for the device"
 COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch at 3.1x the time or less: fixed cost is 30 % or more of the step")
 GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time a change of batch size is not worth what it does to training")
 MEMORY = Threshold("memory_used", 0.60, "ratio", "room for the larger batch (loadtune: 60 %)")
-THREADS_FIRST = "its threads wait for each other, at any batch: host.cpu_contention comes first"
 PER_STEP = ("optimizer",)
 ERROR = 0.2
 """Of the predicted gain, relative: what two looks with probe P2 differ by."""
 
 
-def check(case: Case) -> Finding:
-    if "batch_size" not in case.knobs:
-        return clear(ID, TITLE, 0.0, (), "this workload has no batches")
-    if host_cpu_contention.too_many_threads(case):
-        seen = (case.evidence("runq_ratio"), case.evidence("threads"), *case.if_known("host.others_cpu_ratio"))
-        return clear(ID, TITLE, 0.0, seen, THREADS_FIRST)
-    cost = case.value("probe.batch_cost_ratio")
-    level = (1 - cost) / (1 - COST.value)
-    evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
-    gain = predicted(case)
-    recoverable = max(0.0, 1 - 1 / gain - gpu_optimizer_unfused.claimed(case) - gpu_dense_embedding_grad.claimed(case)) if gain > 1 else 0.0
-    if cost > COST.value or recoverable < GAIN.value:
-        return clear(ID, TITLE, min(level, 0.99), evidence)
-    factor = int(case.value("probe.batch_factor"))
-    batch = int(case.knobs["batch_size"]) * factor
-    room = case.get("memory_used_ratio", 0.0) < MEMORY.value
-    spread = case.get("probe.batch_cost_spread", 0.1)
-    return fires(
-        ID,
-        TITLE,
-        f"{factor}x the batch takes only {cost * factor:.1f}x the time: most of a step is fixed cost",
-        recoverable=recoverable,
-        confidence="high" if cost + spread <= COST.value + 0.1 else "medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"batch_size": batch},
-                Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
-                "samples/s rise; this changes training: scale the learning rate, or check the loss per sample",
-                f"DataLoader(dataset, batch_size={batch}, ...)",
-            )
-            if room
-            else None
-        ),
-        level=level,
-    )
+class GpuSmallBatch(Rule):
+    id = "gpu.small_batch"
+    title = "The batch is too small for the device"
+    clear_title = "The batch is large enough"
+    thresholds = (COST, GAIN, MEMORY)
+    knobs = ("batch_size",)
+    text = """Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
+3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
+utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the
+suggestion says so, and it is made only while memory has room. Where the job has more threads than other programs leave cores,
+their waiting for each other looks like fixed cost: then this rule is silent, and host.cpu_contention speaks."""
+
+    def check(self, case: Case) -> Finding:
+        if "batch_size" not in case.knobs:
+            return self.clear(0.0, (), "this workload has no batches")
+        cost = case.value("probe.batch_cost_ratio")
+        level = (1 - cost) / (1 - COST.value)
+        evidence = (case.evidence("probe.batch_cost_ratio", COST.value), case.evidence("probe.batch_factor"))
+        gain = predicted(case)
+        recoverable = max(0.0, 1 - 1 / gain - _claims.optimizer_claim(case) - _claims.embedding_claim(case)) if gain > 1 else 0.0
+        if cost > COST.value or recoverable < GAIN.value:
+            return self.clear(min(level, 0.99), evidence)
+        factor = int(case.value("probe.batch_factor"))
+        batch = int(case.knobs["batch_size"]) * factor
+        room = case.get("memory_used_ratio", 0.0) < MEMORY.value
+        spread = case.get("probe.batch_cost_spread", 0.1)
+        return self.fires(
+            f"{factor}x the batch takes only {cost * factor:.1f}x the time: most of a step is fixed cost",
+            recoverable=recoverable,
+            confidence="high" if cost + spread <= COST.value + 0.1 else "medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"batch_size": batch},
+                    Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
+                    "samples/s rise; this changes training: scale the learning rate, or check the loss per sample",
+                    f"DataLoader(dataset, batch_size={batch}, ...)",
+                )
+                if room
+                else None
+            ],
+            level=level,
+        )
 
 
 def predicted(case: Case, rest_per_step: bool = False) -> float:
@@ -67,29 +73,3 @@ def predicted(case: Case, rest_per_step: bool = False) -> float:
     fixed = sum(case.value(f"{phase}_ratio") for phase in PER_STEP)
     rest = (1 - compute - fixed) * (1 if rest_per_step else factor)
     return factor / (compute * factor * case.value("probe.batch_cost_ratio") + fixed + rest)
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=(
-        "probe.batch_cost_ratio",
-        "probe.batch_factor",
-        "forward_ratio",
-        "backward_ratio",
-        "optimizer_ratio",
-        "memory_used_ratio",
-        "runq_ratio",
-        "threads",
-        "cores",
-        "host.others_cpu_ratio",
-    ),
-    thresholds=(COST, GAIN, MEMORY),
-    knobs=("batch_size",),
-    text="""Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
-3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
-utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the
-suggestion says so, and it is made only while memory has room. Where the job has more threads than other programs leave cores,
-their waiting for each other looks like fixed cost: then this rule is silent, and host.cpu_contention speaks.""",
-    check=check,
-)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 
-ID = "h2d.pageable_or_serial"
-TITLE = "The GPU waits for batches to be copied"
 SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, by the CUDA stream's own time (TraceML .10/.20, fournex .15; DIAGNOSIS T07)")
 SERIOUS = 0.20
 ERROR = 0.3
@@ -18,56 +18,65 @@ PINNED_CODE = "DataLoader(..., pin_memory=True); batch = batch.to(device, non_bl
 AHEAD_CODE = "with torch.cuda.stream(side): ahead = next_batch.to(device, non_blocking=True)   # then current_stream().wait_stream(side)"
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    share = case.value("h2d_ratio")
-    evidence = (case.evidence("h2d_ratio", SHARE.value), *case.if_known("probe.h2d_pageable_s", PROBE))
-    if share < SHARE.value:
-        return clear(ID, TITLE, share / SHARE.value * 0.99, evidence)
-    pageable = _differs(case, PINNED)
-    serial = case.knobs.get("h2d_stream") is False
-    how = (
-        "from pageable memory"
-        if case.knobs.get("pin_memory") is False
-        else "and the host waits for it"
-        if pageable
-        else "before the step begins"
-    )
-    fixable = pageable or serial
-    return fires(
-        ID,
-        TITLE,
-        f"{share:.0%} of a step is copying the batch to the GPU, {how}"
-        if fixable
-        else f"{share:.0%} of a step is copying, though from pinned memory and beside the work: send less (uint8 inputs, fewer columns)",
-        recoverable=share if fixable else 0.0,
-        confidence="high" if share >= SERIOUS else "medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                _changes(case, PINNED),
-                _by_pinning(case, share),
-                "copies from page-locked memory are faster, and need no wait",
-                PINNED_CODE,
-            )
+class H2dPageable(Rule):
+    id = "h2d.pageable_or_serial"
+    title = "The GPU waits for batches to be copied"
+    clear_title = "Copies to the GPU take little time"
+    thresholds = (SHARE,)
+    knobs = ("non_blocking", "pin_memory", "h2d_stream")
+    text = """How long the CUDA stream copies a batch before it can compute, by events in the stream itself: on the host's clock a copy that has to wait
+for the step before would be blamed for that. From pageable memory the driver copies twice, and non_blocking=True is then silently
+synchronous. Pinned memory makes the copy faster (probe P10 copies the present batch both ways to tell by how much); a stream of its own
+hides it behind the work. Where both are so already, only fewer bytes help."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        share = case.value("h2d_ratio")
+        evidence = (case.evidence("h2d_ratio", SHARE.value), *case.if_known("probe.h2d_pageable_s", PROBE))
+        if share < SHARE.value:
+            return self.clear(share / SHARE.value * 0.99, evidence)
+        pageable = _differs(case, PINNED)
+        serial = case.knobs.get("h2d_stream") is False
+        how = (
+            "from pageable memory"
+            if case.knobs.get("pin_memory") is False
+            else "and the host waits for it"
             if pageable
-            else None,
-            suggest(
-                case,
-                _changes(case, {**PINNED, "h2d_stream": True}),
-                _by_overlap(share),
-                "the next batch is copied while this one computes",
-                AHEAD_CODE,
-            )
-            if serial
-            else None,
-        ),
-        level=share / SHARE.value,
-        note=not fixable,
-        wants=(PROBE,) if pageable and PROBE not in case.signals else (),
-    )
+            else "before the step begins"
+        )
+        fixable = pageable or serial
+        return self.fires(
+            f"{share:.0%} of a step is copying the batch to the GPU, {how}"
+            if fixable
+            else f"{share:.0%} of a step is copying, though from pinned memory and beside the work: send less (uint8 inputs, fewer columns)",
+            recoverable=share if fixable else 0.0,
+            confidence="high" if share >= SERIOUS else "medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    _changes(case, PINNED),
+                    _by_pinning(case, share),
+                    "copies from page-locked memory are faster, and need no wait",
+                    PINNED_CODE,
+                )
+                if pageable
+                else None,
+                suggest(
+                    case,
+                    _changes(case, {**PINNED, "h2d_stream": True}),
+                    _by_overlap(share),
+                    "the next batch is copied while this one computes",
+                    AHEAD_CODE,
+                )
+                if serial
+                else None,
+            ],
+            level=share / SHARE.value,
+            note=not fixable,
+            wants=(PROBE,) if pageable and not case.has(PROBE) else (),
+        )
 
 
 def _differs(case: Case, wanted: Knobs) -> bool:
@@ -81,7 +90,7 @@ def _changes(case: Case, wanted: Knobs) -> Knobs:
 
 def _by_pinning(case: Case, share: float) -> Interval | None:
     """T' = T - h2d (1 - t_pinned / t_pageable), both as probe P10 measured them on this batch; None before it has run."""
-    if case.knobs.get("pin_memory") is not False or PROBE not in case.signals:
+    if case.knobs.get("pin_memory") is not False or not case.has(PROBE):
         return None
     saved = share * max(0.0, 1 - case.value(PROBE) / max(1e-9, case.value("probe.h2d_pageable_s")))
     return speedup_interval(1 / (1 - min(_gpu.MOST, saved)), ERROR)
@@ -90,17 +99,3 @@ def _by_pinning(case: Case, share: float) -> Interval | None:
 def _by_overlap(share: float) -> Interval:
     """At best the copy hides behind the rest, or the rest behind the copy."""
     return Interval(1.0, 1 / max(share, 1 - share))
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", "h2d_ratio", "probe.h2d_pageable_s", PROBE),
-    thresholds=(SHARE,),
-    knobs=("non_blocking", "pin_memory", "h2d_stream"),
-    text="""How long the CUDA stream copies a batch before it can compute, by events in the stream itself: on the host's clock a copy that has to wait
-for the step before would be blamed for that. From pageable memory the driver copies twice, and non_blocking=True is then silently
-synchronous. Pinned memory makes the copy faster (probe P10 copies the present batch both ways to tell by how much); a stream of its own
-hides it behind the work. Where both are so already, only fewer bytes help.""",
-    check=check,
-)

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _side_work
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-ID = "host.checkpoint_stall"
-TITLE = "Checkpoints hold up training"
 
-
-def check(case: Case) -> Finding:
-    share = case.value("checkpoint_ratio")
-    limit = _side_work.SHARE.value
-    if share < limit:
-        return clear(ID, TITLE, share / limit, (case.evidence("checkpoint_ratio", limit),))
-    case.value("probe.step_no_side_work_s")
-    every = _side_work.rarer(case, "save_every")
-    return fires(
-        ID,
-        TITLE,
-        f"writing checkpoints takes {share:.0%} of training time (one every {case.knobs['save_every']} steps)",
-        recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
-        confidence="high",
-        evidence=(case.evidence("checkpoint_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),
-        suggestions=some(
-            suggest(
-                case,
-                {"save_every": every},
-                _side_work.predicted(case, share),
-                "20 times more rarely; at a failure, 20 times more steps are repeated",
-                f"if step % {every} == 0:\n    torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # and off the training thread",
-            )
-        ),
-        level=share / limit,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("checkpoint_ratio", "probe.step_no_side_work_s", "step_s"),
-    thresholds=(_side_work.SHARE,),
-    knobs=("save_every",),
-    text="""Time in which training waits for torch.save and the disk. A longer interval divides it; Young and Daly give
+class HostCheckpointStall(Rule):
+    id = "host.checkpoint_stall"
+    title = "Training waits for checkpoints"
+    clear_title = "Checkpoints take little time"
+    thresholds = (_side_work.SHARE,)
+    knobs = ("save_every",)
+    text = """Time in which training waits for torch.save and the disk. A longer interval divides it; Young and Daly give
 sqrt(2 C MTBF) as the interval that loses least, C being the time of one checkpoint. torch.distributed.checkpoint.async_save
-copies the state and writes it while training goes on.""",
-    check=check,
-)
+copies the state and writes it while training goes on."""
+
+    def check(self, case: Case) -> Finding:
+        share = case.value("checkpoint_ratio")
+        limit = _side_work.SHARE.value
+        if share < limit:
+            return self.clear(share / limit, (case.evidence("checkpoint_ratio", limit),))
+        case.value("probe.step_no_side_work_s")
+        every = _side_work.rarer(case, "save_every")
+        return self.fires(
+            f"writing checkpoints takes {share:.0%} of training time (one every {case.knobs['save_every']} steps)",
+            recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
+            confidence="high",
+            evidence=(case.evidence("checkpoint_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),
+            suggestions=[
+                suggest(
+                    case,
+                    {"save_every": every},
+                    _side_work.predicted(case, share),
+                    "20 times more rarely; at a failure, 20 times more steps are repeated",
+                    f"if step % {every} == 0:\n    torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # and off the training thread",
+                )
+            ],
+            level=share / limit,
+        )

@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _side_work
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-ID = "host.eval_stall"
-TITLE = "Evaluation holds up training"
 SHARE = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is work that is wanted, so it may cost more than a log record")
 
 
-def check(case: Case) -> Finding:
-    share = case.value("eval_ratio")
-    limit = SHARE.value
-    if share < limit:
-        return clear(ID, TITLE, share / limit, (case.evidence("eval_ratio", limit),))
-    case.value("probe.step_no_side_work_s")
-    every = _side_work.rarer(case, "eval_every")
-    size, small = int(case.knobs.get("batch_size", 0)), int(case.knobs.get("eval_batch_size", 0))
-    return fires(
-        ID,
-        TITLE,
-        f"evaluation takes {share:.0%} of step time (once every {case.knobs['eval_every']} steps)",
-        recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
-        confidence="high",
-        evidence=(case.evidence("eval_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),
-        suggestions=some(
-            suggest(
-                case,
-                {"eval_every": every},
-                _side_work.predicted(case, share),
-                "the same evaluation, 20 times more rarely",
-                f"if step % {every} == 0:\n    evaluate(model)",
-            ),
-            suggest(
-                case,
-                {"eval_batch_size": 0},
-                None,
-                f"evaluate {size} samples at once in place of {small}: there is no backward pass that needs the memory",
-                f"DataLoader(held_out, batch_size={size})",
-            )
-            if 0 < small < size
-            else None,
-        ),
-        level=share / limit,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("eval_ratio", "probe.step_no_side_work_s", "step_s"),
-    thresholds=(SHARE,),
-    knobs=("eval_every", "eval_batch_size"),
-    text="""The share of step time in evaluation, timed around it. Evaluation is often run too often, over too much, or at a batch size
+class HostEvalStall(Rule):
+    id = "host.eval_stall"
+    title = "Training waits for evaluation"
+    clear_title = "Evaluation takes little time"
+    thresholds = (SHARE,)
+    knobs = ("eval_every", "eval_batch_size")
+    text = """The share of step time in evaluation, timed around it. Evaluation is often run too often, over too much, or at a batch size
 far below what fits without a backward pass. Predicted for evaluating N times more rarely: 1 / (1 - s (1 - 1/N)); probe P3 runs the same
-steps with logging, checkpoints and evaluation off and so measures what leaving them out is worth.""",
-    check=check,
-)
+steps with logging, checkpoints and evaluation off and so measures what leaving them out is worth."""
+
+    def check(self, case: Case) -> Finding:
+        share = case.value("eval_ratio")
+        limit = SHARE.value
+        if share < limit:
+            return self.clear(share / limit, (case.evidence("eval_ratio", limit),))
+        case.value("probe.step_no_side_work_s")
+        every = _side_work.rarer(case, "eval_every")
+        size, small = int(case.knobs.get("batch_size", 0)), int(case.knobs.get("eval_batch_size", 0))
+        return self.fires(
+            f"evaluation takes {share:.0%} of step time (once every {case.knobs['eval_every']} steps)",
+            recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
+            confidence="high",
+            evidence=(case.evidence("eval_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),
+            suggestions=[
+                suggest(
+                    case,
+                    {"eval_every": every},
+                    _side_work.predicted(case, share),
+                    "the same evaluation, 20 times more rarely",
+                    f"if step % {every} == 0:\n    evaluate(model)",
+                ),
+                suggest(
+                    case,
+                    {"eval_batch_size": 0},
+                    None,
+                    f"evaluate {size} samples at once in place of {small}: there is no backward pass that needs the memory",
+                    f"DataLoader(held_out, batch_size={size})",
+                )
+                if 0 < small < size
+                else None,
+            ],
+            level=share / limit,
+        )

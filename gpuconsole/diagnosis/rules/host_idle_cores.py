@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _comm, _gpu, _swap
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-ID = "host.idle_cores"
-TITLE = "Cores stand idle while the training thread computes"
 OTHERS = Threshold("others", 0.5, "ratio", "where other programs use half of the cores that are left, those are not idle")
 ERROR = 0.25
 """Of the predicted gain, relative: the core that was idle is needed now and then by loader, console and neighbours."""
 
 
-def check(case: Case) -> Finding:
-    if _gpu.on_gpu(case):
-        return clear(ID, TITLE, 0.0, summary="the run computes on a GPU")
-    if _comm.several(case):
-        return clear(ID, TITLE, 0.0, summary="several processes share the cores")
-    compute, threads, cores = _gpu.compute_ratio(case), case.value("threads"), case.value("cores")
-    most = cores - int(case.knobs.get("num_workers", 0))
-    seen = (case.evidence("threads"), case.evidence("cores"), *case.if_known("host.others_cpu_ratio"))
-    if most <= threads:
-        return clear(ID, TITLE, 0.0, seen, "no core is left")
-    if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS.value * (most - threads):
-        return clear(ID, TITLE, 0.0, seen, "other programs use the cores that are left")
-    if compute * (1 - threads / most) < _swap.GAIN.value:
-        return clear(ID, TITLE, 0.0, seen, "too little of the step is computing")
-    tried, faster = case.value("probe.threads_tried"), case.value("probe.threads_speedup")
-    recoverable = _swap.saves(case, "threads")
-    evidence = (*_swap.evidence(case, "threads"), case.evidence("probe.threads_tried"), *seen)
-    level = recoverable / _swap.GAIN.value
-    if recoverable < _swap.GAIN.value:
-        return clear(ID, TITLE, max(0.0, min(level, 0.99)), evidence)
-    on_purpose = case.knobs.get("num_threads") == 0
-    return fires(
-        ID,
-        TITLE,
-        f"{threads:.0f} of {cores:.0f} cores compute; on {tried:.0f} the same pass runs {faster:.2f}x as fast",
-        recoverable=0.0 if on_purpose else recoverable,
-        confidence=_swap.confidence(case, "threads"),
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"num_threads": int(tried)},
-                _predicted(case, compute, faster),
-                "every core that the loader's workers leave; console and neighbours take theirs from it now and then",
-                f"torch.set_num_threads({tried:.0f})",
-            )
-        ),
-        level=level,
-        note=on_purpose,
-    )
+class HostIdleCores(Rule):
+    id = "host.idle_cores"
+    title = "CPU cores are idle while the training thread computes"
+    clear_title = "More CPU cores would gain nothing"
+    thresholds = (OTHERS, _swap.GAIN)
+    knobs = ("num_threads",)
+    text = """A run on a CPU computes on num_threads threads: by default one less than there are cores, which leaves one to loader, console and
+neighbours and keeps timings quiet. Where cores stand idle, more threads may compute faster. Probe P5 runs the present pass on all that
+the loader's workers leave, in turn with the present one and by the clock on the wall, so that what others need shows in it; small operations
+gain nothing, since handing them out costs more than it saves. With num_threads = 0 it is a note: that core was left free on purpose."""
+
+    def check(self, case: Case) -> Finding:
+        if _gpu.on_gpu(case):
+            return self.clear(0.0, summary="the run computes on a GPU")
+        if _comm.several(case):
+            return self.clear(0.0, summary="several processes share the cores")
+        compute, threads, cores = _gpu.compute_ratio(case), case.value("threads"), case.value("cores")
+        most = cores - int(case.knobs.get("num_workers", 0))
+        seen = (case.evidence("threads"), case.evidence("cores"), *case.if_known("host.others_cpu_ratio"))
+        if most <= threads:
+            return self.clear(0.0, seen, "no core is left")
+        if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS.value * (most - threads):
+            return self.clear(0.0, seen, "other programs use the cores that are left")
+        if compute * (1 - threads / most) < _swap.GAIN.value:
+            return self.clear(0.0, seen, "too little of the step is computing")
+        tried, faster = case.value("probe.threads_tried"), case.value("probe.threads_speedup")
+        recoverable = _swap.saves(case, "threads")
+        evidence = (*_swap.evidence(case, "threads"), case.evidence("probe.threads_tried"), *seen)
+        level = recoverable / _swap.GAIN.value
+        if recoverable < _swap.GAIN.value:
+            return self.clear(max(0.0, min(level, 0.99)), evidence)
+        on_purpose = case.knobs.get("num_threads") == 0
+        return self.fires(
+            f"{threads:.0f} of {cores:.0f} cores compute; on {tried:.0f} the same pass runs {faster:.2f}x as fast",
+            recoverable=0.0 if on_purpose else recoverable,
+            confidence=_swap.confidence(case, "threads"),
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"num_threads": int(tried)},
+                    _predicted(case, compute, faster),
+                    "every core that the loader's workers leave; console and neighbours take theirs from it now and then",
+                    f"torch.set_num_threads({tried:.0f})",
+                )
+            ],
+            level=level,
+            note=on_purpose,
+        )
 
 
 def _predicted(case: Case, compute: float, faster: float) -> Interval:
@@ -60,17 +69,3 @@ def _predicted(case: Case, compute: float, faster: float) -> Interval:
     low, high = (1 / (1 - share * (1 - 1 / faster)) for share in (compute, compute + case.get("optimizer_ratio", 0.0)))
     error = max(ERROR, _swap.error(case, "threads"))
     return Interval(1 + (low - 1) * (1 - error), 1 + (high - 1) * (1 + error))
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", "forward_ratio", "backward_ratio", "threads", "cores", "probe.threads_speedup", "probe.threads_tried"),
-    thresholds=(OTHERS, _swap.GAIN),
-    knobs=("num_threads",),
-    text="""A run on a CPU computes on num_threads threads: by default one less than there are cores, which leaves one to loader, console and
-neighbours and keeps timings quiet. Where cores stand idle, more threads may compute faster. Probe P5 runs the present pass on all that
-the loader's workers leave, in turn with the present one and by the clock on the wall, so that what others need shows in it; small operations
-gain nothing, since handing them out costs more than it saves. With num_threads = 0 it is a note: that core was left free on purpose.""",
-    check=check,
-)

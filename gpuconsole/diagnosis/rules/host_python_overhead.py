@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 
-ID = "host.python_overhead"
-TITLE = "The script's own Python holds up the step"
 SHARE = Threshold("share", 0.10, "ratio", "10 % of step time outside of every named phase")
 IN_SCRIPT = Threshold(
     "in_script", 0.05, "ratio", "stack samples must find the script there: what else is outside of phases is our own cost"
@@ -14,29 +14,38 @@ IN_SCRIPT = Threshold(
 GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: it, and not the lines around it, is the cause")
 
 
-def check(case: Case) -> Finding:
-    share = case.value("other_ratio")
-    evidence: tuple[Evidence, ...] = (case.evidence("other_ratio", SHARE.value),)
-    if share < SHARE.value:
-        return clear(ID, TITLE, share / SHARE.value, evidence)
-    pause = case.get("gc.pause_ratio", 0.0)
-    in_script = case.value("stack.script_ratio")
-    evidence += case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
-    if in_script < IN_SCRIPT.value and pause < GC.value:
-        return clear(ID, TITLE, 0.99, evidence, "it is not in the script")
-    collects = pause >= GC.value and pause >= share / 2
-    where = case.signals["stack.line_ratio"].source.rpartition(" at ")[2]
-    return fires(
-        ID,
-        TITLE,
-        f"{share:.0%} of step time is Python between the phases: "
-        + (f"the garbage collector, {pause:.0%}" if collects else f"most of it at {where}"),
-        recoverable=share * 0.9,
-        confidence="high" if share >= 2 * SHARE.value else "medium",
-        evidence=evidence,
-        suggestions=some(_collect_less(case, share) if collects else _by_tensors(case, share)),
-        level=share / SHARE.value,
-    )
+class HostPythonOverhead(Rule):
+    id = "host.python_overhead"
+    title = "The script's own Python code slows every step"
+    clear_title = "The script's own Python code takes little time"
+    thresholds = (SHARE, IN_SCRIPT, GC)
+    knobs = ("gc_collect_every", "gradient_percentiles")
+    text = """Time outside of every named phase: metrics over Python lists, conversions, garbage collection. Probe P15 samples the training
+thread's stack during ordinary steps and names the line; gc.callbacks time the collector. What is not in the script is the account's own
+cost and fires nothing. What helps: tensor operations in place of lists, gc.freeze() and no gc.collect() in the loop, work that
+can wait handed to another process."""
+
+    def check(self, case: Case) -> Finding:
+        share = case.value("other_ratio")
+        evidence: tuple[Evidence, ...] = (case.evidence("other_ratio", SHARE.value),)
+        if share < SHARE.value:
+            return self.clear(share / SHARE.value, evidence)
+        pause = case.get("gc.pause_ratio", 0.0)
+        in_script = case.value("stack.script_ratio")
+        evidence += case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
+        if in_script < IN_SCRIPT.value and pause < GC.value:
+            return self.clear(0.99, evidence, "it is not in the script")
+        collects = pause >= GC.value and pause >= share / 2
+        where = case.signal("stack.line_ratio").source.rpartition(" at ")[2]
+        return self.fires(
+            f"{share:.0%} of step time is Python between the phases: "
+            + (f"the garbage collector, {pause:.0%}" if collects else f"most of it at {where}"),
+            recoverable=share * 0.9,
+            confidence="high" if share >= 2 * SHARE.value else "medium",
+            evidence=evidence,
+            suggestions=[_collect_less(case, share) if collects else _by_tensors(case, share)],
+            level=share / SHARE.value,
+        )
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:
@@ -64,17 +73,3 @@ def _by_tensors(case: Case, share: float) -> Suggestion | None:
 def _interval(measured: float, share: float) -> Interval:
     low, high = sorted((measured, share))
     return Interval(1 / (1 - min(0.95, 0.85 * low)), 1 / (1 - min(0.95, 1.05 * high)))
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("other_ratio", "stack.script_ratio", "stack.line_ratio", "gc.pause_ratio"),
-    thresholds=(SHARE, IN_SCRIPT, GC),
-    knobs=("gc_collect_every", "gradient_percentiles"),
-    text="""Time outside of every named phase: metrics over Python lists, conversions, garbage collection. Probe P15 samples the training
-thread's stack during ordinary steps and names the line; gc.callbacks time the collector. What is not in the script is the account's own
-cost and fires nothing. What helps: tensor operations in place of lists, gc.freeze() and no gc.collect() in the loop, work that
-can wait handed to another process.""",
-    check=check,
-)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-ID = "hw.errors"
-TITLE = "The GPU reports hardware errors"
 ANY = Threshold("errors", 1.0, "", "one is enough: lost data, a row that waits for replacement, an XID of the hardware (DIAGNOSIS T42)")
 NVLINK = Threshold("nvlink_errors", 1.0, "", "one replay or recovery is a failure (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_ERROR)")
 CRC = Threshold("nvlink_crc", 100.0, "/s", "damaged packets matter from 100 a second on (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR)")
@@ -24,37 +23,32 @@ SAYS = {
 NEEDED = "hw.xid_errors"
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    known = {name: said for name, said in SAYS.items() if name in case.signals}
-    evidence = tuple(case.evidence(name, limit.value) for name, (limit, _) in known.items())
-    levels = {name: case.value(name) / limit.value for name, (limit, _) in known.items()}
-    found = [name for name, level in levels.items() if level >= 1]
-    if not found:
-        case.value(NEEDED)  # without the driver's own reports, silence says nothing
-        return clear(ID, TITLE, max(levels.values()), evidence)
-    words = "; ".join(f"{known[name][1]} ({case.value(name):.0f})" for name in found)
-    return fires(
-        ID,
-        TITLE,
-        f"{words}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run dcgmi diag -r 3",
-        recoverable=0.0,
-        confidence="high",
-        evidence=evidence,
-        level=max(levels.values()),
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", *SAYS),
-    thresholds=(ANY, NVLINK, CRC),
-    text="""XID events that point at the hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; those that a program causes itself, such as 13 and
+class HwErrors(Rule):
+    id = "hw.errors"
+    title = "The GPU reports hardware errors"
+    clear_title = "No GPU hardware errors"
+    subject = "hardware"
+    thresholds = (ANY, NVLINK, CRC)
+    text = """XID events that point at the hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; those that a program causes itself, such as 13 and
 31, are left out), memory errors beyond correction since the driver was loaded, rows that wait for replacement or could not be replaced,
 and NVLinks that send again, recover, or receive damaged packets while this console watches. Nothing here is about speed, but such
-a GPU may compute wrong results or stop, so it stands before all other findings.""",
-    check=check,
-    shared=True,
-)
+a GPU may compute wrong results or stop, so it stands before all other findings."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        known = {name: said for name, said in SAYS.items() if case.has(name)}
+        evidence = tuple(case.evidence(name, limit.value) for name, (limit, _) in known.items())
+        levels = {name: case.value(name) / limit.value for name, (limit, _) in known.items()}
+        found = [name for name, level in levels.items() if level >= 1]
+        if not found:
+            case.value(NEEDED)  # without the driver's own reports, silence says nothing
+            return self.clear(max(levels.values()), evidence)
+        words = "; ".join(f"{known[name][1]} ({case.value(name):.0f})" for name in found)
+        return self.fires(
+            f"{words}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run dcgmi diag -r 3",
+            recoverable=0.0,
+            confidence="high",
+            evidence=evidence,
+            level=max(levels.values()),
+        )

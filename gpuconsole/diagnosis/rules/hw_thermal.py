@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-ID = "hw.thermal"
-TITLE = "The GPU is too hot for its clocks"
 TIME = Threshold(
     "thermal_time", 0.05, "ratio", "the driver counts the time that heat holds clocks down; a healthy GPU has none (DIAGNOSIS T38)"
 )
@@ -15,39 +14,34 @@ LOSS = Threshold("clock_loss", 0.03, "ratio", "less than 3 % of the clock is les
 SURE = 0.5
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    held, loss = case.value("hw.thermal_time_ratio"), _gpu.clock_loss(case)
-    evidence = (
-        case.evidence("hw.thermal_time_ratio", TIME.value),
-        case.evidence("hw.sm_clock_ratio", 1 - LOSS.value),
-        *case.if_known("hw.temperature_c"),
-    )
-    level = min(held / TIME.value, loss / LOSS.value)
-    if level < 1:
-        return clear(ID, TITLE, level, evidence)
-    return fires(
-        ID,
-        TITLE,
-        f"heat holds clocks down for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum."
-        " See to cooling: airflow, fans, dust, inlet temperature, a neighbour's exhaust; no setting of the job cures it",
-        recoverable=_gpu.lost_to_heat(case),
-        confidence="high" if held >= SURE else "medium",
-        evidence=evidence,
-        level=level,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", "hw.thermal_time_ratio", "hw.sm_clock_ratio"),
-    thresholds=(TIME, LOSS),
-    text="""The driver counts the nanoseconds in which the GPU or its memory was too hot for its clocks, slowed by the driver or, harder, by the
+class HwThermal(Rule):
+    id = "hw.thermal"
+    title = "The GPU is too hot and lowers its clock"
+    clear_title = "Heat does not lower the GPU clock"
+    subject = "hardware"
+    thresholds = (TIME, LOSS)
+    text = """The driver counts the nanoseconds in which the GPU or its memory was too hot for its clocks, slowed by the driver or, harder, by the
 hardware itself. That counter decides, together with the SM clock under load, and not the temperature: 85 °C are nothing to worry about
 where no clock is lost. Readings without load are left out, since an idle GPU lowers its clocks to save power. What memory-bound work
-loses is less than the clock says.""",
-    check=check,
-    shared=True,
-)
+loses is less than the clock says."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        held, loss = case.value("hw.thermal_time_ratio"), _gpu.clock_loss(case)
+        evidence = (
+            case.evidence("hw.thermal_time_ratio", TIME.value),
+            case.evidence("hw.sm_clock_ratio", 1 - LOSS.value),
+            *case.if_known("hw.temperature_c"),
+        )
+        level = min(held / TIME.value, loss / LOSS.value)
+        if level < 1:
+            return self.clear(level, evidence)
+        return self.fires(
+            f"heat holds clocks down for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum."
+            " See to cooling: airflow, fans, dust, inlet temperature, a neighbour's exhaust; no setting of the job cures it",
+            recoverable=_gpu.lost_to_heat(case),
+            confidence="high" if held >= SURE else "medium",
+            evidence=evidence,
+            level=level,
+        )

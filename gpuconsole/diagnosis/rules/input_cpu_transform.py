@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 
-ID = "input.cpu_transform"
-TITLE = "CPU transforms use up the cores"
 
-
-def check(case: Case) -> Finding:
-    wait = case.value("data_wait_ratio")
-    level = wait / _input.WAIT.value
-    if _input.cause(case) != "cpu_transform":
-        return clear(ID, TITLE, level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
-    cpu = _input.loading_cpu_ratio(case)
-    cost = int(case.knobs.get("transform_cost", 0))
-    return fires(
-        ID,
-        TITLE,
-        f"a step waits {wait:.0%} of its time for data whose transforms compute {cpu:.0%} of the time, and more workers would find no core",
-        recoverable=wait,
-        confidence="high" if cpu >= _input.SATURATED.value else "medium",
-        evidence=_input.evidence(case, _input.SATURATED),
-        suggestions=some(
-            suggest(
-                case,
-                {"transform_cost": cost // 2},
-                speedup_interval(1 / (1 - wait / 2), 0.8),
-                "half of the augmentation's blur; the gain depends on its share of the transform",
-                "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU",
-            )
-            if cost
-            else None
-        ),
-        level=level,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads"),
-    thresholds=(_input.WAIT, _input.SATURATED, _input.WORKER_GAIN),
-    knobs=("transform_cost",),
-    text="""The training thread waits for batches, the loading processes are on a core most of the time (CPU seconds over
+class InputCpuTransform(Rule):
+    id = "input.cpu_transform"
+    title = "CPU transforms use all cores"
+    clear_title = "CPU transforms are not the bottleneck"
+    thresholds = (_input.WAIT, _input.SATURATED, _input.WORKER_GAIN)
+    knobs = ("transform_cost",)
+    text = """The training thread waits for batches, the loading processes are on a core most of the time (CPU seconds over
 wall less run-queue delay), and by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %.
 What helps is less work per sample: cheaper or vectorised transforms, images stored at training size, augmentation
-on the GPU, decoded samples cached, or more cores. In loader workers torch.set_num_threads(1) is right.""",
-    check=check,
-)
+on the GPU, decoded samples cached, or more cores. In loader workers torch.set_num_threads(1) is right."""
+
+    def check(self, case: Case) -> Finding:
+        wait = case.value("data_wait_ratio")
+        level = wait / _input.WAIT.value
+        if _input.cause(case) != "cpu_transform":
+            return self.clear(level if level < 1 else 0.0, (case.evidence("data_wait_ratio", _input.WAIT.value),))
+        cpu = _input.loading_cpu_ratio(case)
+        cost = int(case.knobs.get("transform_cost", 0))
+        return self.fires(
+            f"a step waits {wait:.0%} of its time for data whose transforms compute {cpu:.0%} of the time, and more workers would find no core",
+            recoverable=wait,
+            confidence="high" if cpu >= _input.SATURATED.value else "medium",
+            evidence=_input.evidence(case, _input.SATURATED),
+            suggestions=[
+                suggest(
+                    case,
+                    {"transform_cost": cost // 2},
+                    speedup_interval(1 / (1 - wait / 2), 0.8),
+                    "half of the augmentation's blur; the gain depends on its share of the transform",
+                    "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU",
+                )
+                if cost
+                else None
+            ],
+            level=level,
+        )

@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _input
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-ID = "input.epoch_restart"
-TITLE = "Every epoch starts the loader anew"
 
-
-def check(case: Case) -> Finding:
-    ratio = case.value("loader.restart_ratio")
-    if not int(case.knobs.get("num_workers", 0)):
-        return clear(ID, TITLE, 0.0, summary="no loader processes that could be started anew")
-    limit = _input.least_restart(case).value
-    evidence = (
-        case.evidence("loader.restart_ratio", limit),
-        case.evidence("data_wait_ratio"),
-        *case.if_known("loader.restarts", threshold=_input.RESTARTS.value),
-    )
-    if _input.cause(case) != "epoch_restart":
-        return clear(ID, TITLE, min(0.99, ratio / limit), evidence)
-    keep = not case.knobs.get("persistent_workers", True)
-    return fires(
-        ID,
-        TITLE,
-        f"{ratio:.0%} of the time passes between an epoch's end and the next one's first batch",
-        recoverable=0.9 * ratio if keep else 0.5 * ratio,
-        confidence="high" if keep and ratio >= 2 * limit else "medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"persistent_workers": True},
-                Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
-                "the processes stay, only their queue is filled anew",
-                "DataLoader(dataset, ..., persistent_workers=True)",
-            )
-        ),
-        level=ratio / limit,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("loader.restart_ratio", "data_wait_ratio", "loader.restarts"),
-    thresholds=(_input.RESTART, _input.EXCESS, _input.RESTARTS),
-    knobs=("persistent_workers",),
-    text="""A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
+class InputEpochRestart(Rule):
+    id = "input.epoch_restart"
+    title = "Every epoch restarts the loader processes"
+    clear_title = "Epoch starts take little time"
+    thresholds = (_input.RESTART, _input.EXCESS, _input.RESTARTS)
+    knobs = ("persistent_workers",)
+    text = """A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
 batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
 when that is most of the wait for data, or of its long waits where the others are short. Where the processes stay
 (persistent_workers), only the queue is empty when an epoch begins: then it must be 8 % of the time, as of other long waits. Short
 epochs make it worse; a sampler without end does away with it.
 Predicted: 1 / (1 - s), s between the share of those restarts, less what filling the queue still takes, and the whole wait for data: the
-batches after the first are late too.""",
-    check=check,
-)
+batches after the first are late too."""
+
+    def check(self, case: Case) -> Finding:
+        ratio = case.value("loader.restart_ratio")
+        if not int(case.knobs.get("num_workers", 0)):
+            return self.clear(0.0, summary="no loader processes that could be started anew")
+        limit = _input.least_restart(case).value
+        evidence = (
+            case.evidence("loader.restart_ratio", limit),
+            case.evidence("data_wait_ratio"),
+            *case.if_known("loader.restarts", threshold=_input.RESTARTS.value),
+        )
+        if _input.cause(case) != "epoch_restart":
+            return self.clear(min(0.99, ratio / limit), evidence)
+        keep = not case.knobs.get("persistent_workers", True)
+        return self.fires(
+            f"{ratio:.0%} of the time passes between an epoch's end and the next one's first batch",
+            recoverable=0.9 * ratio if keep else 0.5 * ratio,
+            confidence="high" if keep and ratio >= 2 * limit else "medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"persistent_workers": True},
+                    Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
+                    "the processes stay, only their queue is filled anew",
+                    "DataLoader(dataset, ..., persistent_workers=True)",
+                )
+            ],
+            level=ratio / limit,
+        )

@@ -2,72 +2,59 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-ID = "link.pcie_degraded"
-TITLE = "The PCIe link is slower than it could be"
 REACHED = Threshold("reached", 0.60, "ratio", "pinned copies reach 60 % of a healthy link's bandwidth, and more (DIAGNOSIS T08)")
 REPLAYS = Threshold("replays", 8.0, "/min", "8 replays a minute are the most that NVIDIA recommends (DCGM_LIMIT_MAX_PCIREPLAY_RATE)")
 MATTERS = 0.02
 """Below this share of a step the link is told of for information only."""
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    now = case.value("link.pcie_generation"), case.value("link.pcie_width")
-    most = case.value("link.pcie_generation_max"), case.value("link.pcie_width_max")
-    peak = case.value("link.pcie_peak_bytes_per_s")
-    replays = case.get("link.pcie_replays_per_min", 0.0)
-    # each generation doubles the last; the bandwidth of a link as it is, over that of one as it could be
-    of_most = 2.0 ** (now[0] - most[0]) * now[1] / max(1.0, most[1])
-    measured = case.get("probe.h2d_bytes_per_s", peak)
-    evidence = (
-        case.evidence("link.pcie_generation", most[0]),
-        case.evidence("link.pcie_width", most[1]),
-        *case.if_known("h2d_ratio"),
-        *case.if_known("probe.h2d_bytes_per_s", threshold=REACHED.value * peak),
-        *case.if_known("link.pcie_replays_per_min", threshold=REPLAYS.value),
-    )
-    degraded, slow, sick = of_most < 1, measured < REACHED.value * peak, replays > REPLAYS.value
-    if not (degraded or slow or sick):
-        return clear(ID, TITLE, 0.0, evidence)
-    says = [
-        f"it runs at gen{now[0]:.0f} x{now[1]:.0f} of gen{most[0]:.0f} x{most[1]:.0f}" if degraded else "",
-        f"copies reach {measured / 1e9:.1f} of {peak / 1e9:.1f} GB/s" if slow else "",
-        f"{replays:.0f} packets a minute are sent again" if sick else "",
-    ]
-    share = case.get("h2d_ratio", 0.0) * (1 - min(1.0, of_most) * (min(1.0, measured / peak / REACHED.value)))
-    return fires(
-        ID,
-        TITLE,
-        f"{'; '.join(filter(None, says))} (under load). Reseat the card, look at the slot, the riser and the BIOS settings",
-        recoverable=share,
-        confidence="high" if degraded else "medium",
-        evidence=evidence,
-        level=max(1 / of_most if of_most > 0 else 1.0, 1.0),
-        note=share < MATTERS,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=(
-        "is_gpu",
-        "link.pcie_generation",
-        "link.pcie_generation_max",
-        "link.pcie_width",
-        "link.pcie_width_max",
-        "link.pcie_peak_bytes_per_s",
-    ),
-    thresholds=(REACHED, REPLAYS),
-    text="""Generation and width of the PCIe link, read while the GPU is under load: an idle one lowers the generation to save power, which is no
+class LinkPcieDegraded(Rule):
+    id = "link.pcie_degraded"
+    title = "The PCIe link is slower than it should be"
+    clear_title = "The PCIe link runs at full speed"
+    subject = "hardware"
+    thresholds = (REACHED, REPLAYS)
+    text = """Generation and width of the PCIe link, read while the GPU is under load: an idle one lowers the generation to save power, which is no
 fault. A link that has trained at fewer lanes or an older generation than card and slot can do points at a seat, a riser or a BIOS
 setting; packets that are sent again point at the same. Where probe P10 has measured copies from pinned memory, their bandwidth
-is held against the link's. What it costs is the exposed part of host-to-device copies; without those it is for information.""",
-    check=check,
-    shared=True,
-)
+is held against the link's. What it costs is the exposed part of host-to-device copies; without those it is for information."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        now = case.value("link.pcie_generation"), case.value("link.pcie_width")
+        most = case.value("link.pcie_generation_max"), case.value("link.pcie_width_max")
+        peak = case.value("link.pcie_peak_bytes_per_s")
+        replays = case.get("link.pcie_replays_per_min", 0.0)
+        # each generation doubles the last; the bandwidth of a link as it is, over that of one as it could be
+        of_most = 2.0 ** (now[0] - most[0]) * now[1] / max(1.0, most[1])
+        measured = case.get("probe.h2d_bytes_per_s", peak)
+        evidence = (
+            case.evidence("link.pcie_generation", most[0]),
+            case.evidence("link.pcie_width", most[1]),
+            *case.if_known("h2d_ratio"),
+            *case.if_known("probe.h2d_bytes_per_s", threshold=REACHED.value * peak),
+            *case.if_known("link.pcie_replays_per_min", threshold=REPLAYS.value),
+        )
+        degraded, slow, sick = of_most < 1, measured < REACHED.value * peak, replays > REPLAYS.value
+        if not (degraded or slow or sick):
+            return self.clear(0.0, evidence)
+        says = [
+            f"it runs at gen{now[0]:.0f} x{now[1]:.0f} of gen{most[0]:.0f} x{most[1]:.0f}" if degraded else "",
+            f"copies reach {measured / 1e9:.1f} of {peak / 1e9:.1f} GB/s" if slow else "",
+            f"{replays:.0f} packets a minute are sent again" if sick else "",
+        ]
+        share = case.get("h2d_ratio", 0.0) * (1 - min(1.0, of_most) * (min(1.0, measured / peak / REACHED.value)))
+        return self.fires(
+            f"{'; '.join(filter(None, says))} (under load). Reseat the card, look at the slot, the riser and the BIOS settings",
+            recoverable=share,
+            confidence="high" if degraded else "medium",
+            evidence=evidence,
+            level=max(1 / of_most if of_most > 0 else 1.0, 1.0),
+            note=share < MATTERS,
+        )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.rules._memory import memory_evidence, memory_of
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.training import GRAPH_MODES
 
-ID = "mem.activation_capped"
-TITLE = "Activations fill the memory"
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of what may be used (PyTorch profiler 90 %, TraceML 92 %)")
 PART = Threshold("activations", 0.50, "ratio", "half of what is used: otherwise the states are the larger lever")
 CHECKPOINTED = 0.90
@@ -19,24 +19,34 @@ SLOWER = Interval(0.75, 0.85)
 """Throughput with every block checkpointed: one forward pass more is 4/3 of the FLOPs (0.75); +24 % time measured (0.81), HF says 20 %."""
 
 
-def check(case: Case) -> Finding:
-    memory = memory_of(case)
-    evidence = memory_evidence(case, USED.value)
-    part = memory.activations / memory.used
-    level = memory.used_ratio / USED.value
-    if memory.used_ratio < USED.value or part < PART.value:
-        return clear(ID, TITLE, min(level, 0.99) if part >= PART.value else 0.0, evidence)
-    return fires(
-        ID,
-        TITLE,
-        f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by activations: the next longer sequence or larger batch fails",
-        recoverable=CHECKPOINTED * memory.activations / memory.limit,
-        confidence="high",
-        evidence=evidence,
-        suggestions=some(_fused(case), _checkpointing(case), _smaller_passes(case)),
-        level=level,
-        resource="memory",
-    )
+class MemActivationCapped(Rule):
+    id = "mem.activation_capped"
+    title = "Activations fill the memory"
+    clear_title = "Activations leave memory free"
+    resource = "memory"
+    thresholds = (USED, PART)
+    knobs = ("attention", "gradient_checkpointing", "batch_size", "gradient_accumulation_steps")
+    text = """Every forward pass keeps what its backward pass needs. That grows with batch size times sequence length (with plain attention with
+its square), while parameters, gradients and optimizer state stay as they are. Bytes are counted exactly: each storage that one
+forward pass saves, once, without parameters and batch. The limit is `memory_limit_mb`, else the device's memory; on a CPU
+nothing enforces it. Checkpointing trades time for memory and is slower by itself: it pays where the memory then holds a
+larger batch or a longer sequence. This finding's share is of memory, not of time."""
+
+    def check(self, case: Case) -> Finding:
+        memory = memory_of(case)
+        evidence = memory_evidence(case, USED.value)
+        part = memory.activations / memory.used
+        level = memory.used_ratio / USED.value
+        if memory.used_ratio < USED.value or part < PART.value:
+            return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
+        return self.fires(
+            f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by activations: the next longer sequence or larger batch fails",
+            recoverable=CHECKPOINTED * memory.activations / memory.limit,
+            confidence="high",
+            evidence=evidence,
+            suggestions=[_fused(case), _checkpointing(case), _smaller_passes(case)],
+            level=level,
+        )
 
 
 def _fused(case: Case) -> Suggestion | None:
@@ -61,19 +71,3 @@ def _smaller_passes(case: Case) -> Suggestion | None:
         return None
     changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * passes}
     return suggest(case, changes, None, "half of the activations, the same samples per optimizer step", "(loss / passes).backward()")
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=tuple(f"memory.{name}_bytes" for name in ("parameters", "gradients", "optimizer", "activations", "limit")),
-    thresholds=(USED, PART),
-    knobs=("attention", "gradient_checkpointing", "batch_size", "gradient_accumulation_steps"),
-    resource="memory",
-    text="""Every forward pass keeps what its backward pass needs. That grows with batch size times sequence length (with plain attention with
-its square), while parameters, gradients and optimizer state stay as they are. Bytes are counted exactly: each storage that one
-forward pass saves, once, without parameters and batch. The limit is `memory_limit_mb`, else the device's memory; on a CPU
-nothing enforces it. Checkpointing trades time for memory and is slower by itself: it pays where the memory then holds a
-larger batch or a longer sequence. This finding's share is of memory, not of time.""",
-    check=check,
-)

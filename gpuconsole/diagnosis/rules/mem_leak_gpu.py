@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-ID = "mem.leak_gpu"
-TITLE = "GPU memory grows with every step"
 GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed; DIAGNOSIS T29)")
 SURE = 1e9
 SOON_S = 86400.0
 """A leak that lasts for more than a day is told of, but stakes nothing."""
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    growth, grown = case.value("memory.growth_bytes_per_s"), case.value("memory.grown_bytes")
-    evidence = [case.evidence("memory.growth_bytes_per_s", 0.0), case.evidence("memory.grown_bytes", GROWN.value)]
-    level = grown / GROWN.value if growth > 0 else 0.0
-    if level < 1:
-        return clear(ID, TITLE, max(0.0, level), tuple(evidence))
-    room = case.value("memory.room_bytes")
-    left_s = room / growth
-    evidence.append(case.evidence("memory.room_bytes"))
-    return fires(
-        ID,
-        TITLE,
-        f"allocated memory has grown by {grown / 1e6:.0f} MB and does not stop; it is full in {_span(left_s)} or sooner."
-        " Look for tensors that are kept with their graph: losses added up without .item() or .detach(), outputs in a list, hooks",
-        recoverable=min(_gpu.MOST, grown / (grown + room)),
-        confidence="high" if grown >= SURE else "medium",
-        evidence=tuple(evidence),
-        level=level,
-        resource="memory",
-        note=left_s > SOON_S,
-    )
+class MemLeakGpu(Rule):
+    id = "mem.leak_gpu"
+    title = "GPU memory grows with every step"
+    clear_title = "No GPU memory leak"
+    resource = "memory"
+    thresholds = (GROWN,)
+    text = """The peak of allocated memory (tensors, not what the caching allocator keeps) since the run became steady, over 50 steps or more. It leaks
+when the slope is positive beyond doubt (Theil and Sen's median of slopes, its lower 95 % bound) and as steep in the second half as in the
+first: inputs of varied length push a peak up too, but ever more rarely. The time until memory is full is taken from that lower bound."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        growth, grown = case.value("memory.growth_bytes_per_s"), case.value("memory.grown_bytes")
+        evidence = [case.evidence("memory.growth_bytes_per_s", 0.0), case.evidence("memory.grown_bytes", GROWN.value)]
+        level = grown / GROWN.value if growth > 0 else 0.0
+        if level < 1:
+            return self.clear(max(0.0, level), tuple(evidence))
+        room = case.value("memory.room_bytes")
+        left_s = room / growth
+        evidence.append(case.evidence("memory.room_bytes"))
+        return self.fires(
+            f"allocated memory has grown by {grown / 1e6:.0f} MB and does not stop; it is full in {_span(left_s)} or sooner."
+            " Look for tensors that are kept with their graph: losses added up without .item() or .detach(), outputs in a list, hooks",
+            recoverable=min(_gpu.MOST, grown / (grown + room)),
+            confidence="high" if grown >= SURE else "medium",
+            evidence=tuple(evidence),
+            level=level,
+            note=left_s > SOON_S,
+        )
 
 
 def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", "memory.growth_bytes_per_s", "memory.grown_bytes", "memory.room_bytes"),
-    thresholds=(GROWN,),
-    resource="memory",
-    text="""The peak of allocated memory (tensors, not what the caching allocator keeps) since the run became steady, over 50 steps or more. It leaks
-when the slope is positive beyond doubt (Theil and Sen's median of slopes, its lower 95 % bound) and as steep in the second half as in the
-first: inputs of varied length push a peak up too, but ever more rarely. The time until memory is full is taken from that lower bound.""",
-    check=check,
-)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules._memory import Memory, memory_evidence, memory_of
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 
-ID = "mem.state_capped"
-TITLE = "Parameters, gradients and optimizer state fill the memory"
 USED = Threshold(
     "memory_used", 0.70, "ratio", "70 % of what may be used: states do not shrink with the batch, so the rest is all there is to train with"
 )
@@ -19,25 +19,35 @@ ADAPTED = 16
 BYTES = 4
 
 
-def check(case: Case) -> Finding:
-    memory = memory_of(case)
-    evidence = memory_evidence(case, USED.value)
-    part = memory.states / memory.used
-    level = memory.used_ratio / USED.value
-    if memory.used_ratio < USED.value or part < PART.value:
-        return clear(ID, TITLE, min(level, 0.99) if part >= PART.value else 0.0, evidence)
-    found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
-    return fires(
-        ID,
-        TITLE,
-        f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by states; a smaller batch would not help",
-        recoverable=found[0][1] / memory.limit if found else 0.0,
-        confidence="high",
-        evidence=evidence,
-        suggestions=some(*(suggestion for suggestion, _ in found)),
-        level=level,
-        resource="memory",
-    )
+class MemStateCapped(Rule):
+    id = "mem.state_capped"
+    title = "Parameters, gradients and optimizer state fill the memory"
+    clear_title = "Parameters, gradients and optimizer state leave memory free"
+    resource = "memory"
+    thresholds = (USED, PART)
+    knobs = ("sharding", "peft", "optim")
+    text = """AdamW in fp32 holds 16 bytes for each parameter that is trained: the parameter, its gradient and two moments (mixed precision with
+fp32 masters: 16 too). No batch size changes that. Several processes can share them out (ZeRO-1: optimizer state; ZeRO-2: gradients
+too; ZeRO-3: parameters too); fine-tuning can do with low-rank adapters, whose gradients and moments are a few per cent; 8-bit
+moments save three quarters of the optimizer's half. Bytes are those of the tensors that this process holds; the limit is
+`memory_limit_mb`, else the device's memory. This finding's share is of memory, not of time."""
+
+    def check(self, case: Case) -> Finding:
+        memory = memory_of(case)
+        evidence = memory_evidence(case, USED.value)
+        part = memory.states / memory.used
+        level = memory.used_ratio / USED.value
+        if memory.used_ratio < USED.value or part < PART.value:
+            return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
+        found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
+        return self.fires(
+            f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by states; a smaller batch would not help",
+            recoverable=found[0][1] / memory.limit if found else 0.0,
+            confidence="high",
+            evidence=evidence,
+            suggestions=[*(suggestion for suggestion, _ in found)],
+            level=level,
+        )
 
 
 Freed = tuple[Suggestion, float]
@@ -87,19 +97,3 @@ def _eight_bit(case: Case, memory: Memory) -> Freed | None:
 
 def _freeing(suggestion: Suggestion | None, size: float) -> Freed | None:
     return (suggestion, size) if suggestion is not None and size > 0 else None
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=tuple(f"memory.{name}_bytes" for name in ("parameters", "gradients", "optimizer", "activations", "limit")),
-    thresholds=(USED, PART),
-    knobs=("sharding", "peft", "optim"),
-    resource="memory",
-    text="""AdamW in fp32 holds 16 bytes for each parameter that is trained: the parameter, its gradient and two moments (mixed precision with
-fp32 masters: 16 too). No batch size changes that. Several processes can share them out (ZeRO-1: optimizer state; ZeRO-2: gradients
-too; ZeRO-3: parameters too); fine-tuning can do with low-rank adapters, whose gradients and moments are a few per cent; 8-bit
-moments save three quarters of the optimizer's half. Bytes are those of the tensors that this process holds; the limit is
-`memory_limit_mb`, else the device's memory. This finding's share is of memory, not of time.""",
-    check=check,
-)

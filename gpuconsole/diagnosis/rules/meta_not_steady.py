@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.model.finding import Finding
 
-ID = "meta.not_steady"
-TITLE = "Step time is not steady yet"
 PATIENCE = Threshold("patience", 15.0, "s", "warm-up, compilation and autotuning are over by then in the shipped scenarios")
 
 
-def check(case: Case) -> Finding:
-    seconds = case.value("seconds_not_steady")
-    evidence = (case.evidence("seconds_not_steady", PATIENCE.value),)
-    if seconds < PATIENCE.value:
-        return clear(ID, TITLE, 0.0, evidence)
-    return fires(
-        ID,
-        TITLE,
-        f"after {seconds:.0f} s step time still drifts by more than its noise: warm-up, recompilation, or a changing neighbour",
-        recoverable=0.0,
-        confidence="medium",
-        evidence=evidence,
-        level=seconds / PATIENCE.value,
-        note=True,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("seconds_not_steady",),
-    thresholds=(PATIENCE,),
-    text="""A run counts as steady once the medians of two successive halves of the last steps (at least 8 steps and 2 s) differ by
+class MetaNotSteady(Rule):
+    id = "meta.not_steady"
+    title = "Step time is not steady yet"
+    clear_title = "Step time settles normally"
+    thresholds = (PATIENCE,)
+    text = """A run counts as steady once the medians of two successive halves of the last steps (at least 8 steps and 2 s) differ by
 less than 2 %, or by no more than 2.5 standard errors. Until then no other rule looks at it. If that takes
-longer than 15 s, something keeps changing.""",
-    check=check,
-)
+longer than 15 s, something keeps changing."""
+
+    def check(self, case: Case) -> Finding:
+        seconds = case.value("seconds_not_steady")
+        evidence = (case.evidence("seconds_not_steady", PATIENCE.value),)
+        if seconds < PATIENCE.value:
+            return self.clear(0.0, evidence)
+        return self.fires(
+            f"after {seconds:.0f} s step time still drifts by more than its noise: warm-up, recompilation, or a changing neighbour",
+            recoverable=0.0,
+            confidence="medium",
+            evidence=evidence,
+            level=seconds / PATIENCE.value,
+            note=True,
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
-from gpuconsole.diagnosis.rules import _serving, serve_batch_too_small
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
 
-ID = "serve.decode_bandwidth_bound"
-TITLE = "Every token waits for the weights to be read"
 REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory's bandwidth is its ceiling (tensward; DIAGNOSIS I08)")
 DOMINATE = Threshold("dominate", 8.0, "ratio", "weights 8 times the keys and values: fewer bytes per weight are what counts")
 BITS = {"int8": 1 / 4, "fp8": 1 / 2}
@@ -16,67 +16,53 @@ MOST_READING = 0.9
 """Of a token's time: sampling, HTTP and the gaps between kernels take the rest."""
 
 
-def check(case: Case) -> Finding:
-    weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
-    gap, bandwidth = case.value("client.chunk_gap_p50_s"), case.value("server.peak_bytes_per_s")
-    reached = (weights + kv) / gap / bandwidth
-    evidence: tuple[Evidence, ...] = (
-        case.evidence("server.weight_bytes"),
-        case.evidence("client.chunk_gap_p50_s"),
-        case.evidence("server.peak_bytes_per_s"),
-        case.evidence("server.requests_running"),
-    )
-    if weights < DOMINATE.value * kv or reached < REACHED.value or case.knobs["quantization"] != "none":
-        return clear(ID, TITLE, min(0.5, reached / REACHED.value), evidence)
-    if not _serving.open_loop(case) and knob_int(case.knobs["concurrency"]) > 1:
-        more = case.value("probe.concurrency_gain")
-        evidence += (case.evidence("probe.concurrency_gain", serve_batch_too_small.GAIN.value),)
-        if more >= serve_batch_too_small.GAIN.value:
-            return clear(ID, TITLE, 0.5, evidence, "more sequences would share a reading of the weights: serve.batch_too_small")
-    kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
-    left = (weights * BITS[kind] + kv) / (weights + kv)
-    gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
-    return fires(
-        ID,
-        TITLE,
-        f"{(weights + kv) / 1e6:.0f} MB for each token every {gap * 1e3:.1f} ms are {reached:.0%} of what the memory gives: "
-        "fewer bytes, or more sequences per reading, are all that helps",
-        recoverable=1 - 1 / gain,
-        confidence="medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"quantization": kind},
-                Interval(gain, most),
-                f"{BITS[kind]:.0%} of the bytes per weight; the trial compares perplexity too",
-                f"vllm serve ... --quantization {kind}",
-            )
-            if kind == "fp8" or not case.get("is_gpu", 0.0)  # the embedded server has int8 for CPUs only
-            else None
-        ),
-        level=reached / REACHED.value,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=(
-        "server.weight_bytes",
-        "server.kv_bytes_per_token",
-        "server.peak_bytes_per_s",
-        "client.chunk_gap_p50_s",
-        "server.requests_running",
-    ),
-    thresholds=(REACHED, DOMINATE),
-    knobs=("quantization",),
-    text="""Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the arithmetic.
+class ServeDecodeBandwidthBound(Rule):
+    id = "serve.decode_bandwidth_bound"
+    title = "Decoding waits for the weights to be read"
+    clear_title = "Reading the weights is not the bottleneck"
+    subject = "serving"
+    thresholds = (REACHED, DOMINATE)
+    knobs = ("quantization",)
+    text = """Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the arithmetic.
 A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several tokens per
 reading, or more sequences in the batch, which share one reading: with several users those are tried first (probe P12). The bandwidth is
 what the server measured at its start with many matrices of the model's largest shape times a vector; weights that fit into caches can be
 read faster than that. Predicted: 1 / (1 - r (1 - b)), b the bytes left over those now, r the share of a token's time that is reading: the
-share of the bandwidth that is reached, if all of it could be had, or up to nine tenths, if this is all that such reading gets.""",
-    check=check,
-    serving=True,
-)
+share of the bandwidth that is reached, if all of it could be had, or up to nine tenths, if this is all that such reading gets."""
+
+    def check(self, case: Case) -> Finding:
+        weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
+        gap, bandwidth = case.value("client.chunk_gap_p50_s"), case.value("server.peak_bytes_per_s")
+        reached = (weights + kv) / gap / bandwidth
+        evidence: tuple[Evidence, ...] = (
+            case.evidence("server.weight_bytes"),
+            case.evidence("client.chunk_gap_p50_s"),
+            case.evidence("server.peak_bytes_per_s"),
+            case.evidence("server.requests_running"),
+        )
+        if weights < DOMINATE.value * kv or reached < REACHED.value or case.knobs["quantization"] != "none":
+            return self.clear(min(0.5, reached / REACHED.value), evidence)
+        if _serving.several_users(case):
+            evidence += (case.evidence("probe.concurrency_gain", _serving.MORE_USERS.value),)
+        kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
+        left = (weights * BITS[kind] + kv) / (weights + kv)
+        gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
+        return self.fires(
+            f"{(weights + kv) / 1e6:.0f} MB for each token every {gap * 1e3:.1f} ms are {reached:.0%} of what the memory gives: "
+            "fewer bytes, or more sequences per reading, are all that helps",
+            recoverable=1 - 1 / gain,
+            confidence="medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"quantization": kind},
+                    Interval(gain, most),
+                    f"{BITS[kind]:.0%} of the bytes per weight; the trial compares perplexity too",
+                    f"vllm serve ... --quantization {kind}",
+                )
+                if kind == "fp8" or not case.get("is_gpu", 0.0)  # the embedded server has int8 for CPUs only
+                else None
+            ],
+            level=reached / REACHED.value,
+        )

@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules._serving import FRONTEND_BUSY as BUSY
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-ID = "serve.frontend_cpu"
-TITLE = "The server's api end is short of CPU"
-BUSY = Threshold("busy", 0.7, "cores", "7 tenths of the one core that a process in Python has (tensward .7/.9; DIAGNOSIS I11)")
 FULL = 0.9
 LATER = Threshold("later", 1.2, "ratio", "tokens reach the client a fifth further apart than the engine makes them (DIAGNOSIS I11)")
 
 
-def check(case: Case) -> Finding:
-    if case.get("server.frontend_processes", 1) == 0:
-        return clear(ID, TITLE, 0.0, (case.evidence("server.frontend_processes"),), "this server answers from the engine's own process")
-    busy = case.value("server.frontend_cpu_ratio")
-    made, got = case.value("server.itl_s"), case.value("client.tpot_s")
-    later = got / max(1e-9, made)
-    evidence = (
-        case.evidence("server.frontend_cpu_ratio", BUSY.value),
-        case.evidence("server.itl_s"),
-        case.evidence("client.tpot_s", made * LATER.value),
-    )
-    if busy < BUSY.value or (busy < FULL and later < LATER.value):
-        return clear(ID, TITLE, min(0.59, busy / BUSY.value), evidence)
-    processes = knob_int(case.knobs["api_server_count"])
-    return fires(
-        ID,
-        TITLE,
-        f"the process that answers uses {busy:.0%} of a core; tokens are made every {made * 1e3:.1f} ms and come every {got * 1e3:.1f} ms",
-        recoverable=max(0.05, 1 - 1 / max(1.0, later)),
-        confidence="high" if later >= LATER.value and busy >= FULL else "medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"api_server_count": processes * 2},
-                None,
-                "more processes take requests and detokenise",
-                f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval",
-            )
-        ),
-        level=busy / BUSY.value,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("server.frontend_cpu_ratio", "server.itl_s", "client.tpot_s"),
-    thresholds=(BUSY, LATER),
-    knobs=("api_server_count",),
-    text="""vLLM takes requests, tokenises, turns tokens into text and streams them in a process of its own beside the engine. It is Python: one
+class ServeFrontendCpu(Rule):
+    id = "serve.frontend_cpu"
+    title = "The API server process is short of CPU"
+    clear_title = "The API server process has enough CPU"
+    subject = "serving"
+    thresholds = (BUSY, LATER)
+    knobs = ("api_server_count",)
+    text = """vLLM takes requests, tokenises, turns tokens into text and streams them in a process of its own beside the engine. It is Python: one
 core at most. When that is used up, the engine waits for requests and tokens wait to be sent, and the GPU looks idle for no reason (vllm#8147: a
 faster CPU alone gave 3.8 times). Measured: the CPU time of that process, for a server that was started here, and how much further apart tokens
-come than the engine's own clock says. What helps: --api-server-count, fewer stop strings, no logprobs, a larger --stream-interval.""",
-    check=check,
-    serving=True,
-)
+come than the engine's own clock says. What helps: --api-server-count, fewer stop strings, no logprobs, a larger --stream-interval."""
+
+    def check(self, case: Case) -> Finding:
+        if case.get("server.frontend_processes", 1) == 0:
+            return self.clear(0.0, (case.evidence("server.frontend_processes"),), "this server answers from the engine's own process")
+        busy = case.value("server.frontend_cpu_ratio")
+        made, got = case.value("server.itl_s"), case.value("client.tpot_s")
+        later = got / max(1e-9, made)
+        evidence = (
+            case.evidence("server.frontend_cpu_ratio", BUSY.value),
+            case.evidence("server.itl_s"),
+            case.evidence("client.tpot_s", made * LATER.value),
+        )
+        if busy < BUSY.value or (busy < FULL and later < LATER.value):
+            return self.clear(min(0.59, busy / BUSY.value), evidence)
+        processes = int(case.knobs["api_server_count"])
+        return self.fires(
+            f"the process that answers uses {busy:.0%} of a core; tokens are made every {made * 1e3:.1f} ms and come every {got * 1e3:.1f} ms",
+            recoverable=max(0.05, 1 - 1 / max(1.0, later)),
+            confidence="high" if later >= LATER.value and busy >= FULL else "medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"api_server_count": processes * 2},
+                    None,
+                    "more processes take requests and detokenise",
+                    f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval",
+                )
+            ],
+            level=busy / BUSY.value,
+        )

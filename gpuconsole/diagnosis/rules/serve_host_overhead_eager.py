@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
-from gpuconsole.diagnosis.rules import _gpu, _serving, serve_frontend_cpu
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules import _gpu, _serving
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-ID = "serve.host_overhead_eager"
-TITLE = "The server's GPU waits for the host"
 BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than three quarters of the time (DIAGNOSIS I10)")
 ROOF = Threshold(
     "roof", 0.50, "ratio", "half of the memory's bandwidth, or of the peak, is near a server's ceiling (tensward; DIAGNOSIS I08)"
@@ -17,62 +17,55 @@ RUNNING_OPEN = 4.0
 """In an open loop, where requests come in bursts with nothing in between."""
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    if case.knobs.get("server") != "vllm":
-        return clear(ID, TITLE, 0.0, summary="this server has neither CUDA graphs nor a switch for them")
-    running, roof = case.value("server.requests_running"), max(case.value("mbu_ratio"), case.get("mfu_ratio", 0.0))
-    least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING.value
-    evidence = [case.evidence("server.requests_running", least), case.evidence("mbu_ratio", ROOF.value)]
-    if running < least or roof >= ROOF.value:
-        return clear(ID, TITLE, 0.0, tuple(evidence), "too little load to tell, or near its roof")
-    if case.get("server.frontend_cpu_ratio", 0.0) >= serve_frontend_cpu.BUSY.value:
-        return clear(ID, TITLE, 0.0, tuple(evidence), "the api end is short of CPU: serve.frontend_cpu comes first")
-    busy = case.value("hw.busy_ratio")
-    evidence.append(case.evidence("hw.busy_ratio", BUSY.value))
-    level = (1 - busy) / (1 - BUSY.value)
-    if busy >= BUSY.value:
-        return clear(ID, TITLE, min(0.99, level), tuple(evidence))
-    eager = bool(case.knobs["enforce_eager"])
-    share = min(_gpu.MOST, 1 - busy)
-    return fires(
-        ID,
-        TITLE,
-        f"with {running:.0f} requests running the GPU works for {busy:.0%} of the time"
-        + (
-            "; every kernel is launched by itself"
-            if eager
-            else ": look at async scheduling, the optimisation level (-O), and what else the engine's core does"
-        ),
-        recoverable=share,
-        confidence="high" if eager else "low",
-        evidence=tuple(evidence),
-        suggestions=some(
-            suggest(
-                case,
-                {"enforce_eager": False},
-                Interval(1.0, 1 / (1 - share)),
-                "CUDA graphs launch an iteration at once; the server takes longer to start, and some more memory",
-                "vllm serve ...   # without --enforce-eager",
-            )
-            if eager
-            else None
-        ),
-        level=level,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", "server.requests_running", "mbu_ratio", "hw.busy_ratio"),
-    thresholds=(BUSY, ROOF, RUNNING),
-    knobs=("enforce_eager",),
-    text="""A decoding iteration is hundreds of small kernels. Launched one by one (enforce_eager) they take the host longer than the GPU, which is
+class ServeHostOverheadEager(Rule):
+    id = "serve.host_overhead_eager"
+    title = "The server's GPU waits for the host"
+    clear_title = "The host does not hold back the server's GPU"
+    subject = "serving"
+    thresholds = (BUSY, ROOF, RUNNING)
+    knobs = ("enforce_eager",)
+    text = """A decoding iteration is hundreds of small kernels. Launched one by one (enforce_eager) they take the host longer than the GPU, which is
 then idle in between: it runs a kernel for less than three quarters of the time although requests are running, and is far from the roof
 of its memory. CUDA graphs launch them all at once. Where graphs are on already, the same picture points at scheduling or sampling on the
-host. An idle GPU for want of requests, or behind a api end without CPU, is another matter.""",
-    check=check,
-    serving=True,
-)
+host. An idle GPU for want of requests, or behind a api end without CPU, is another matter."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        if case.knobs.get("server") != "vllm":
+            return self.clear(0.0, summary="this server has neither CUDA graphs nor a switch for them")
+        running, roof = case.value("server.requests_running"), max(case.value("mbu_ratio"), case.get("mfu_ratio", 0.0))
+        least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING.value
+        evidence = [case.evidence("server.requests_running", least), case.evidence("mbu_ratio", ROOF.value)]
+        if running < least or roof >= ROOF.value:
+            return self.clear(0.0, tuple(evidence), "too little load to tell, or near its roof")
+        busy = case.value("hw.busy_ratio")
+        evidence.append(case.evidence("hw.busy_ratio", BUSY.value))
+        level = (1 - busy) / (1 - BUSY.value)
+        if busy >= BUSY.value:
+            return self.clear(min(0.99, level), tuple(evidence))
+        eager = bool(case.knobs["enforce_eager"])
+        share = min(_gpu.MOST, 1 - busy)
+        return self.fires(
+            f"with {running:.0f} requests running the GPU works for {busy:.0%} of the time"
+            + (
+                "; every kernel is launched by itself"
+                if eager
+                else ": look at async scheduling, the optimisation level (-O), and what else the engine's core does"
+            ),
+            recoverable=share,
+            confidence="high" if eager else "low",
+            evidence=tuple(evidence),
+            suggestions=[
+                suggest(
+                    case,
+                    {"enforce_eager": False},
+                    Interval(1.0, 1 / (1 - share)),
+                    "CUDA graphs launch an iteration at once; the server takes longer to start, and some more memory",
+                    "vllm serve ...   # without --enforce-eager",
+                )
+                if eager
+                else None
+            ],
+            level=level,
+        )

@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Suggestion
 
-ID = "serve.kv_full_preemption"
-TITLE = "The KV cache is full: sequences are preempted"
 RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests warns, 5 are high (tensward; DIAGNOSIS I04)")
 FULL = Threshold("full", 0.9, "ratio", "KV cache at 90 % or more at its fullest (DIAGNOSIS I04)")
 MOST_UTILIZATION = 0.95
 
 
-def check(case: Case) -> Finding:
-    rate, peak = case.value("server.preemptions_per_request"), case.value("server.kv_cache_peak_ratio")
-    evidence = (
-        case.evidence("server.preemptions_per_request", RATE.value),
-        case.evidence("server.kv_cache_peak_ratio", FULL.value),
-        case.evidence("server.requests_running"),
-        case.evidence("server.requests_waiting"),
-    )
-    if rate < RATE.value or peak < FULL.value:
-        return clear(ID, TITLE, min(rate / RATE.value, peak / FULL.value), evidence)
-    again, waiting = _computed_again(case), _serving.queue_ratio(case)
-    return fires(
-        ID,
-        TITLE,
-        f"{rate:.2f} preemptions per request with the cache {peak:.0%} full; {waiting:.0%} of a request's time is spent in the queue, and "
-        f"{again:.0%} of the prompt tokens were computed a second time",
-        recoverable=max(0.05, min(0.9, max(again, waiting))),
-        confidence="high",
-        evidence=evidence,
-        suggestions=_suggestions(case),
-        level=rate / RATE.value,
-    )
+class ServeKvFullPreemption(Rule):
+    id = "serve.kv_full_preemption"
+    title = "The KV cache is full and requests are preempted"
+    clear_title = "The KV cache is large enough"
+    subject = "serving"
+    thresholds = (RATE, FULL)
+    knobs = ("num_gpu_blocks_override", "max_num_seqs", "gpu_memory_utilization")
+    text = """When a running sequence needs a KV block and none is free, the server throws the youngest one out and computes it anew later:
+its prompt and its tokens so far are prefilled again. Preemptions are counted over the window, not since the server began. vLLM's own
+advice: more memory for the cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8
+keys and values, tensor parallelism. vLLM's counter lags by some seconds; a falling number of running requests beside a full cache says it
+sooner."""
+
+    def check(self, case: Case) -> Finding:
+        rate, peak = case.value("server.preemptions_per_request"), case.value("server.kv_cache_peak_ratio")
+        evidence = (
+            case.evidence("server.preemptions_per_request", RATE.value),
+            case.evidence("server.kv_cache_peak_ratio", FULL.value),
+            case.evidence("server.requests_running"),
+            case.evidence("server.requests_waiting"),
+        )
+        if rate < RATE.value or peak < FULL.value:
+            return self.clear(min(rate / RATE.value, peak / FULL.value), evidence)
+        again, waiting = _computed_again(case), _serving.queue_ratio(case)
+        return self.fires(
+            f"{rate:.2f} preemptions per request with the cache {peak:.0%} full; {waiting:.0%} of a request's time is spent in the queue, and "
+            f"{again:.0%} of the prompt tokens were computed a second time",
+            recoverable=max(0.05, min(0.9, max(again, waiting))),
+            confidence="high",
+            evidence=evidence,
+            suggestions=_suggestions(case),
+            level=rate / RATE.value,
+        )
 
 
 def _computed_again(case: Case) -> float:
@@ -44,8 +55,8 @@ def _computed_again(case: Case) -> float:
     return max(0.0, 1 - sent / max(1e-9, case.get("server.prompt_tokens_per_s", sent)))
 
 
-def _suggestions(case: Case) -> tuple[Suggestion, ...]:
-    blocks, utilization = knob_int(case.knobs["num_gpu_blocks_override"]), float(case.knobs["gpu_memory_utilization"])
+def _suggestions(case: Case) -> list[Suggestion | None]:
+    blocks, utilization = int(case.knobs["num_gpu_blocks_override"]), float(case.knobs["gpu_memory_utilization"])
     more = suggest(
         case,
         {"num_gpu_blocks_override": 0},
@@ -68,20 +79,4 @@ def _suggestions(case: Case) -> tuple[Suggestion, ...]:
         "a larger share of the device for the cache",
         f"vllm serve ... --gpu-memory-utilization {MOST_UTILIZATION:g}",
     )
-    return some(more if blocks else larger if utilization < MOST_UTILIZATION and case.knobs["server"] == "vllm" else None, fewer)
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("server.preemptions_per_request", "server.kv_cache_peak_ratio", "client.prompt_tokens", "server.generation_tokens_per_s"),
-    thresholds=(RATE, FULL),
-    knobs=("num_gpu_blocks_override", "max_num_seqs", "gpu_memory_utilization"),
-    text="""When a running sequence needs a KV block and none is free, the server throws the youngest one out and computes it anew later:
-its prompt and its tokens so far are prefilled again. Preemptions are counted over the window, not since the server began. vLLM's own
-advice: more memory for the cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8
-keys and values, tensor parallelism. vLLM's counter lags by some seconds; a falling number of running requests beside a full cache says it
-sooner.""",
-    check=check,
-    serving=True,
-)
+    return [more if blocks else larger if utilization < MOST_UTILIZATION and case.knobs["server"] == "vllm" else None, fewer]

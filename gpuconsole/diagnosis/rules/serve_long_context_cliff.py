@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-ID = "serve.long_context_cliff"
-TITLE = "Long contexts make every token slow"
 RATIO = Threshold(
     "ratio", 1.0, "of the weights", "keys and values of half the weights' size warn, of all of it are high (tensward; DIAGNOSIS I14)"
 )
 LONG = Threshold("long", 1024.0, "tokens", "below, a large share comes from the batch, not from the context")
 
 
-def check(case: Case) -> Finding:
-    weights, kv, context = case.value("server.weight_bytes"), _serving.kv_bytes(case), _serving.context_tokens(case)
-    ratio = kv / max(1.0, weights)
-    evidence = (
-        case.evidence("client.prompt_tokens", LONG.value),
-        case.evidence("server.kv_bytes_per_token"),
-        case.evidence("server.weight_bytes"),
-        case.evidence("client.tpot_s"),
-    )
-    if context < LONG.value or ratio < RATIO.value:
-        return clear(ID, TITLE, min(context / LONG.value, ratio / RATIO.value), evidence)
-    return fires(
-        ID,
-        TITLE,
-        f"an iteration reads {kv / 1e6:.0f} MB of keys and values beside {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context",
-        recoverable=kv / (kv + weights) * 0.5,
-        confidence="medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context", "vllm serve ... --kv-cache-dtype fp8")
-            if case.knobs["server"] == "vllm"
-            else None,
-            suggest(
-                case,
-                {"prompt_tokens": max(1, round(context / 2))},
-                None,
-                "half the context",
-                "retrieve less; summarise the conversation so far; cap max_model_len",
-            ),
-        ),
-        level=ratio / RATIO.value,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("server.weight_bytes", "server.kv_bytes_per_token", "server.requests_running", "client.prompt_tokens", "client.output_tokens"),
-    thresholds=(RATIO, LONG),
-    knobs=("kv_cache_dtype", "prompt_tokens"),
-    text="""Each token that is decoded reads all weights and the keys and values of every token before it. When the latter outgrow the weights, time per
+class ServeLongContextCliff(Rule):
+    id = "serve.long_context_cliff"
+    title = "Long contexts slow down every token"
+    clear_title = "Context length costs little time"
+    subject = "serving"
+    thresholds = (RATIO, LONG)
+    knobs = ("kv_cache_dtype", "prompt_tokens")
+    text = """Each token that is decoded reads all weights and the keys and values of every token before it. When the latter outgrow the weights, time per
 token grows in proportion to the context, and batching no longer helps. Fewer bytes per token (fp8 keys and values, grouped-query attention),
-fewer tokens, or more devices.""",
-    check=check,
-    serving=True,
-)
+fewer tokens, or more devices."""
+
+    def check(self, case: Case) -> Finding:
+        weights, kv, context = case.value("server.weight_bytes"), _serving.kv_bytes(case), _serving.context_tokens(case)
+        ratio = kv / max(1.0, weights)
+        evidence = (
+            case.evidence("client.prompt_tokens", LONG.value),
+            case.evidence("server.kv_bytes_per_token"),
+            case.evidence("server.weight_bytes"),
+            case.evidence("client.tpot_s"),
+        )
+        if context < LONG.value or ratio < RATIO.value:
+            return self.clear(min(context / LONG.value, ratio / RATIO.value), evidence)
+        return self.fires(
+            f"an iteration reads {kv / 1e6:.0f} MB of keys and values beside {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context",
+            recoverable=kv / (kv + weights) * 0.5,
+            confidence="medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context", "vllm serve ... --kv-cache-dtype fp8")
+                if case.knobs["server"] == "vllm"
+                else None,
+                suggest(
+                    case,
+                    {"prompt_tokens": max(1, round(context / 2))},
+                    None,
+                    "half the context",
+                    "retrieve less; summarise the conversation so far; cap max_model_len",
+                ),
+            ],
+            level=ratio / RATIO.value,
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
 
-ID = "serve.prefix_reuse_missed"
-TITLE = "Shared prompt beginnings are computed again and again"
 SHARED = Threshold("shared", 0.2, "ratio", "a fifth of the prompts' text is the beginning of another too (DIAGNOSIS I13)")
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "a tenth: what a probe of 2.5 s a side resolves on a quiet machine")
 GAIN = Threshold("gain", 1.05, "x", "5 %: less is not worth a change")
@@ -18,59 +18,72 @@ ATTENDED = ("server.requests_per_s", "client.prompt_tokens", "client.output_toke
 FOUND = Threshold("found", 0.5, "of the shared", "less than half of what could be found is found (DIAGNOSIS I13; vllm-doctor .5)")
 
 
-def check(case: Case) -> Finding:
-    predicted: Interval | None
-    wants: tuple[str, ...]
-    shared = case.value("client.shared_prefix_ratio")
-    if shared < SHARED.value:
-        return clear(ID, TITLE, shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
-    evidence: tuple[Evidence, ...] = (case.evidence("client.shared_prefix_ratio", SHARED.value), case.evidence("client.ttft_s"))
-    if not case.knobs["enable_prefix_caching"]:
-        told = "prefix caching is off"
-    elif "server.prefix_hit_ratio" in case.signals:
-        found = case.value("server.prefix_hit_ratio")
-        evidence += (case.evidence("server.prefix_hit_ratio", FOUND.value * shared),)
-        told = f"{found:.0%} of the prompt tokens came from the cache"
-        if found >= FOUND.value * shared:
-            return clear(ID, TITLE, min(0.59, FOUND.value * shared / max(found, 1e-9)), evidence)
-    else:  # a server that does not tell: what becomes of the same prompts when no cache can know them?
-        salt = case.value("probe.prefix_salt_ratio")
-        evidence += (case.evidence("probe.prefix_salt_ratio", NO_DIFFERENCE.value),)
-        told = f"with a beginning of its own for each they are served as fast ({salt:.2f}x): nothing is reused"
-        if salt >= NO_DIFFERENCE.value:
-            return clear(ID, TITLE, min(0.59, NO_DIFFERENCE.value / salt), evidence)
-    if "probe.prefix_cut_gain" in case.signals:
-        gain = case.value("probe.prefix_cut_gain")
-        evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
-        evidence += case.if_known(*ATTENDED)
-        told += f"; without that part they are served {gain:.2f}x as fast"
-        predicted = _predicted(case, shared, gain)
-        if predicted.middle < GAIN.value:
-            return clear(
-                ID, TITLE, gain / GAIN.value * 0.5, evidence, "with what they share in a cache the prompts would be served no faster"
-            )
-        recoverable, wants = 1 - 1 / predicted.middle, ()
-    else:
-        recoverable, predicted, wants = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
-    return fires(
-        ID,
-        TITLE,
-        f"{shared:.0%} of the prompts' text is a beginning that others have too, and {told}",
-        recoverable=recoverable,
-        confidence="high",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"enable_prefix_caching": True},
-                predicted,
-                "the beginning is computed once",
-                "vllm serve ... --enable-prefix-caching; keep what varies (dates, names) at the end of the prompt",
-            )
-        ),
-        level=shared / SHARED.value,
-        wants=wants,
-    )
+class ServePrefixReuseMissed(Rule):
+    id = "serve.prefix_reuse_missed"
+    title = "Shared prompt prefixes are computed repeatedly"
+    clear_title = "No shared prompt prefix is computed repeatedly"
+    subject = "serving"
+    thresholds = (SHARED, FOUND, NO_DIFFERENCE, GAIN)
+    knobs = ("enable_prefix_caching",)
+    text = """The console compares the prompts that it sends: how much of their text is a beginning that another one has too. The server tells
+how many prompt tokens it found in its prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or
+something that varies stands early in the prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
+A server that tells no hits is asked in another way (probe P13): the same prompts, each with a beginning of its own, which no cache can know;
+if they are served as fast, nothing was reused. The same probe sends the prompts without the part that they share: so much faster the server
+would be if that part did not exist. Reused, it is still attended to by every token that is generated: the prediction takes that off, by
+the bytes of its keys and values over the bandwidth."""
+
+    def check(self, case: Case) -> Finding:
+        predicted: Interval | None
+        wants: tuple[str, ...]
+        shared = case.value("client.shared_prefix_ratio")
+        if shared < SHARED.value:
+            return self.clear(shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
+        evidence: tuple[Evidence, ...] = (case.evidence("client.shared_prefix_ratio", SHARED.value), case.evidence("client.ttft_s"))
+        if not case.knobs["enable_prefix_caching"]:
+            told = "prefix caching is off"
+        elif case.has("server.prefix_hit_ratio"):
+            found = case.value("server.prefix_hit_ratio")
+            evidence += (case.evidence("server.prefix_hit_ratio", FOUND.value * shared),)
+            told = f"{found:.0%} of the prompt tokens came from the cache"
+            if found >= FOUND.value * shared:
+                return self.clear(min(0.59, FOUND.value * shared / max(found, 1e-9)), evidence)
+        else:  # a server that does not tell: what becomes of the same prompts when no cache can know them?
+            salt = case.value("probe.prefix_salt_ratio")
+            evidence += (case.evidence("probe.prefix_salt_ratio", NO_DIFFERENCE.value),)
+            told = f"with a beginning of its own for each they are served as fast ({salt:.2f}x): nothing is reused"
+            if salt >= NO_DIFFERENCE.value:
+                return self.clear(min(0.59, NO_DIFFERENCE.value / salt), evidence)
+        if case.has("probe.prefix_cut_gain"):
+            gain = case.value("probe.prefix_cut_gain")
+            evidence += (case.evidence("probe.prefix_cut_gain", GAIN.value),)
+            evidence += case.if_known(*ATTENDED)
+            told += f"; without that part they are served {gain:.2f}x as fast"
+            predicted = _predicted(case, shared, gain)
+            if predicted.middle < GAIN.value:
+                return self.clear(
+                    gain / GAIN.value * 0.5, evidence, "with what they share in a cache the prompts would be served no faster"
+                )
+            recoverable, wants = 1 - 1 / predicted.middle, ()
+        else:
+            recoverable, predicted, wants = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
+        return self.fires(
+            f"{shared:.0%} of the prompts' text is a beginning that others have too, and {told}",
+            recoverable=recoverable,
+            confidence="high",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"enable_prefix_caching": True},
+                    predicted,
+                    "the beginning is computed once",
+                    "vllm serve ... --enable-prefix-caching; keep what varies (dates, names) at the end of the prompt",
+                )
+            ],
+            level=shared / SHARED.value,
+            wants=wants,
+        )
 
 
 def _predicted(case: Case, shared: float, gain: float) -> Interval:
@@ -91,21 +104,3 @@ def _at_stake(case: Case, shared: float) -> float:
     """Until it is measured: what is shared of the prefill, where the server tells how long that takes."""
     prefill, decode = case.get("server.prefill_s", 0.0), case.get("server.decode_s", 0.0)
     return max(0.05, shared * max(prefill / max(1e-9, prefill + decode), _serving.stalled_ratio(case)))
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("client.shared_prefix_ratio", "client.ttft_s", "client.chunk_gap_s", "client.chunk_gap_p50_s", *ATTENDED),
-    thresholds=(SHARED, FOUND, NO_DIFFERENCE, GAIN),
-    knobs=("enable_prefix_caching",),
-    text="""The console compares the prompts that it sends: how much of their text is a beginning that another one has too. The server tells
-how many prompt tokens it found in its prefix cache. Where little is found of much that is shared, caching is off, the cache is too small, or
-something that varies stands early in the prompt. Other tools warn at a low hit rate even when nothing is shared; here both are known.
-A server that tells no hits is asked in another way (probe P13): the same prompts, each with a beginning of its own, which no cache can know;
-if they are served as fast, nothing was reused. The same probe sends the prompts without the part that they share: so much faster the server
-would be if that part did not exist. Reused, it is still attended to by every token that is generated: the prediction takes that off, by
-the bytes of its keys and values over the bandwidth.""",
-    check=check,
-    serving=True,
-)

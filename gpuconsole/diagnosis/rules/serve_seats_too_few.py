@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-ID = "serve.seats_too_few"
-TITLE = "Requests wait for a seat"
 TAKEN = Threshold(
     "taken",
     0.5,
@@ -17,37 +17,47 @@ TAKEN = Threshold(
 ROOM = Threshold("room", 0.8, "ratio", "KV cache below 80 %: more sequences would fit (DIAGNOSIS I03)")
 
 
-def check(case: Case) -> Finding:
-    taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
-    evidence = (
-        case.evidence("server.seats_taken_ratio", TAKEN.value),
-        case.evidence("server.requests_waiting", _serving.NOTABLE_QUEUE),
-        case.evidence("server.requests_running"),
-        case.evidence("server.kv_cache_usage_ratio", ROOM.value),
-    )
-    if waiting < _serving.NOTABLE_QUEUE or _serving.open_loop(case):
-        why = "an open loop fills any number of seats" if _serving.open_loop(case) else "nobody waits"
-        return clear(ID, TITLE, min(taken / TAKEN.value, 0.5), evidence, why)
-    if case.value("server.kv_cache_usage_ratio") >= ROOM.value:
-        return clear(ID, TITLE, 0.5, evidence, "the KV cache is full: more seats would not be sat in")
-    if taken < TAKEN.value:
-        return clear(ID, TITLE, taken / TAKEN.value, evidence)
-    seats = knob_int(case.knobs["max_num_seqs"])
-    wanted = _power_of_two(seats + waiting)
-    queue = _serving.queue_ratio(case)
-    return fires(
-        ID,
-        TITLE,
-        f"{case.value('server.requests_running'):.0f} run and {waiting:.0f} wait, {queue:.0%} of a request's time, "
-        f"with the KV cache {case.value('server.kv_cache_usage_ratio'):.0%} full",
-        recoverable=queue,
-        confidence="high",
-        evidence=evidence,
-        suggestions=some(
-            suggest(case, {"max_num_seqs": wanted}, None, "all of them in one batch", f"vllm serve ... --max-num-seqs {wanted}"),
-        ),
-        level=taken / TAKEN.value,
-    )
+class ServeSeatsTooFew(Rule):
+    id = "serve.seats_too_few"
+    title = "Too few sequence slots (max_num_seqs)"
+    clear_title = "Enough sequence slots (max_num_seqs)"
+    subject = "serving"
+    thresholds = (TAKEN, ROOM)
+    knobs = ("max_num_seqs",)
+    text = """max_num_seqs bounds how many sequences take part in an iteration. When all seats are taken, others wait, and the KV cache has room,
+a larger batch would serve them at once: each iteration takes longer, but reads the weights once for more sequences. How much longer depends
+on the device, so the gain is not predicted but measured. Not in every reading are all taken: answers of one length end in step, and the
+server is read while seats are handed on. In an open loop any number of seats fills in the end: that is serve.over_capacity."""
+
+    def check(self, case: Case) -> Finding:
+        taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
+        evidence = (
+            case.evidence("server.seats_taken_ratio", TAKEN.value),
+            case.evidence("server.requests_waiting", _serving.NOTABLE_QUEUE),
+            case.evidence("server.requests_running"),
+            case.evidence("server.kv_cache_usage_ratio", ROOM.value),
+        )
+        if waiting < _serving.NOTABLE_QUEUE or _serving.open_loop(case):
+            why = "an open loop fills any number of seats" if _serving.open_loop(case) else "nobody waits"
+            return self.clear(min(taken / TAKEN.value, 0.5), evidence, why)
+        if case.value("server.kv_cache_usage_ratio") >= ROOM.value:
+            return self.clear(0.5, evidence, "the KV cache is full: more seats would not be sat in")
+        if taken < TAKEN.value:
+            return self.clear(taken / TAKEN.value, evidence)
+        seats = int(case.knobs["max_num_seqs"])
+        wanted = _power_of_two(seats + waiting)
+        queue = _serving.queue_ratio(case)
+        return self.fires(
+            f"{case.value('server.requests_running'):.0f} run and {waiting:.0f} wait, {queue:.0%} of a request's time, "
+            f"with the KV cache {case.value('server.kv_cache_usage_ratio'):.0%} full",
+            recoverable=queue,
+            confidence="high",
+            evidence=evidence,
+            suggestions=[
+                suggest(case, {"max_num_seqs": wanted}, None, "all of them in one batch", f"vllm serve ... --max-num-seqs {wanted}"),
+            ],
+            level=taken / TAKEN.value,
+        )
 
 
 def _power_of_two(least: float) -> int:
@@ -55,18 +65,3 @@ def _power_of_two(least: float) -> int:
     while found < least:
         found *= 2
     return found
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("server.seats_taken_ratio", "server.requests_waiting", "server.kv_cache_usage_ratio", "server.queue_s"),
-    thresholds=(TAKEN, ROOM),
-    knobs=("max_num_seqs",),
-    text="""max_num_seqs bounds how many sequences take part in an iteration. When all seats are taken, others wait, and the KV cache has room,
-a larger batch would serve them at once: each iteration takes longer, but reads the weights once for more sequences. How much longer depends
-on the device, so the gain is not predicted but measured. Not in every reading are all taken: answers of one length end in step, and the
-server is read while seats are handed on. In an open loop any number of seats fills in the end: that is serve.over_capacity.""",
-    check=check,
-    serving=True,
-)

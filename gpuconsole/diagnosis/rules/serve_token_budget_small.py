@@ -2,72 +2,57 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, suggest
-from gpuconsole.diagnosis.rules import serve_prefill_stalls_decode
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules import _serving
+from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding
 
-ID = "serve.token_budget_small"
-TITLE = "Prompts are cut into many small pieces"
 PIECES = Threshold("pieces", 4.0, "pieces", "a prompt in four iterations or more (DIAGNOSIS I07)")
 IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the arithmetic, larger pieces would find room (DIAGNOSIS I07)")
 PREFILL = Threshold("prefill", 0.3, "of the request", "less time than that in prefill is not worth longer stalls of the others")
-EVEN = serve_prefill_stalls_decode.SPIKE
 
 
-def check(case: Case) -> Finding:
-    prompt, budget = case.value("client.prompt_tokens"), knob_int(case.knobs["max_num_batched_tokens"])
-    pieces = prompt / max(1, budget)
-    evidence: tuple[Evidence, ...] = (case.evidence("client.prompt_tokens"), case.evidence("client.ttft_s"))
-    if pieces < PIECES.value or not case.knobs["enable_chunked_prefill"]:
-        return clear(ID, TITLE, min(0.59, pieces / PIECES.value), evidence)
-    prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
-    share, used = prefill / max(1e-9, prefill + decode), case.value("mfu_ratio")
-    evidence += (case.evidence("server.prefill_s"), case.evidence("server.decode_s"), case.evidence("mfu_ratio", IDLE.value))
-    if used >= IDLE.value or share < PREFILL.value:
-        return clear(ID, TITLE, min(0.59, IDLE.value / max(used, 1e-9), share / PREFILL.value), evidence)
-    spike = case.value("client.chunk_gap_p99_s") / max(1e-9, case.value("client.chunk_gap_p50_s"))
-    if spike >= EVEN.value:
-        return clear(ID, TITLE, 0.5, evidence, "the others' tokens stall already: larger pieces would stall them longer")
-    larger = min(round(prompt), 4 * budget)
-    return fires(
-        ID,
-        TITLE,
-        f"{prompt:.0f} prompt tokens go through in {pieces:.0f} iterations of {budget}, {share:.0%} of a request's time, at {used:.0%} of the "
-        "arithmetic; and the others' tokens come evenly",
-        recoverable=share * (1 - used / IDLE.value) * 0.5,
-        confidence="medium",
-        evidence=evidence,
-        suggestions=some(
-            suggest(
-                case,
-                {"max_num_batched_tokens": larger},
-                None,
-                "larger pieces: an earlier first token, and longer gaps for those who are being answered",
-                f"vllm serve ... --max-num-batched-tokens {larger}",
-            )
-        ),
-        level=pieces / PIECES.value,
-    )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=(
-        "client.prompt_tokens",
-        "client.ttft_s",
-        "client.chunk_gap_p50_s",
-        "client.chunk_gap_p99_s",
-        "server.prefill_s",
-        "server.decode_s",
-        "mfu_ratio",
-    ),
-    thresholds=(PIECES, IDLE, PREFILL),
-    knobs=("max_num_batched_tokens",),
-    text="""The opposite of serve.prefill_stalls_decode, on the same knob. Each iteration costs something whatever it holds: weights are read,
+class ServeTokenBudgetSmall(Rule):
+    id = "serve.token_budget_small"
+    title = "Prompts are split into too many pieces"
+    clear_title = "Prompts are not split into too many pieces"
+    subject = "serving"
+    thresholds = (PIECES, IDLE, PREFILL)
+    knobs = ("max_num_batched_tokens",)
+    text = """The opposite of serve.prefill_stalls_decode, on the same knob. Each iteration costs something whatever it holds: weights are read,
 kernels started, answers sent. A prompt that is cut into many pieces pays that many times before its first token. While the arithmetic stands
 mostly idle and the others' tokens come evenly, max_num_batched_tokens may grow; as it does, gaps between tokens grow too. vLLM's
-documentation: above 8192 for throughput, 2048 for better inter-token latency.""",
-    check=check,
-    serving=True,
-)
+documentation: above 8192 for throughput, 2048 for better inter-token latency."""
+
+    def check(self, case: Case) -> Finding:
+        prompt, budget = case.value("client.prompt_tokens"), int(case.knobs["max_num_batched_tokens"])
+        pieces = prompt / max(1, budget)
+        evidence: tuple[Evidence, ...] = (case.evidence("client.prompt_tokens"), case.evidence("client.ttft_s"))
+        if pieces < PIECES.value or not case.knobs["enable_chunked_prefill"]:
+            return self.clear(min(0.59, pieces / PIECES.value), evidence)
+        prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
+        share, used = prefill / max(1e-9, prefill + decode), case.value("mfu_ratio")
+        evidence += (case.evidence("server.prefill_s"), case.evidence("server.decode_s"), case.evidence("mfu_ratio", IDLE.value))
+        if used >= IDLE.value or share < PREFILL.value:
+            return self.clear(min(0.59, IDLE.value / max(used, 1e-9), share / PREFILL.value), evidence)
+        if _serving.tokens_stall(case):
+            return self.clear(0.5, evidence, "the others' tokens stall already: larger pieces would stall them longer")
+        larger = min(round(prompt), 4 * budget)
+        return self.fires(
+            f"{prompt:.0f} prompt tokens go through in {pieces:.0f} iterations of {budget}, {share:.0%} of a request's time, at {used:.0%} of the "
+            "arithmetic; and the others' tokens come evenly",
+            recoverable=share * (1 - used / IDLE.value) * 0.5,
+            confidence="medium",
+            evidence=evidence,
+            suggestions=[
+                suggest(
+                    case,
+                    {"max_num_batched_tokens": larger},
+                    None,
+                    "larger pieces: an earlier first token, and longer gaps for those who are being answered",
+                    f"vllm serve ... --max-num-batched-tokens {larger}",
+                )
+            ],
+            level=pieces / PIECES.value,
+        )

@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case, Rule, Threshold, clear, fires, knob_int, some, speedup_interval, suggest
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
+from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Suggestion
 
-ID = "serve.tp_over_pcie"
-TITLE = "Tensor parallelism goes over PCIe"
 SHARE = Threshold("share", 0.20, "ratio", "the link is in use for a fifth of the time (DIAGNOSIS I15: all-reduce share of a step)")
 FITS = 0.8
 """Of a GPU's memory: weights beyond leave no room for keys and values."""
 ERROR = 0.5
 
 
-def check(case: Case) -> Finding:
-    if not _gpu.on_gpu(case):
-        return _gpu.not_on_gpu(ID, TITLE)
-    size = knob_int(case.knobs.get("tensor_parallel_size", 1))
-    if size < 2 or case.knobs.get("server") != "vllm":
-        return clear(ID, TITLE, 0.0, summary="one GPU serves: nothing is exchanged")
-    if case.value("link.nvlink_joined"):
-        return clear(ID, TITLE, 0.0, (case.evidence("link.nvlink_joined"),), "NVLinks join these GPUs")
-    peak = case.value("link.pcie_peak_bytes_per_s")
-    share = max(case.value("link.pcie_rx_bytes_per_s"), case.value("link.pcie_tx_bytes_per_s")) / peak
-    evidence = (
-        case.evidence("link.nvlink_joined"),
-        case.evidence("link.pcie_rx_bytes_per_s", SHARE.value * peak),
-        case.evidence("link.pcie_tx_bytes_per_s", SHARE.value * peak),
-        case.evidence("link.pcie_peak_bytes_per_s"),
-    )
-    level = share / SHARE.value
-    if level < 1:
-        return clear(ID, TITLE, level, evidence, "little is exchanged; how long small exchanges wait does not show in traffic")
-    share = min(_gpu.MOST, share)
-    return fires(
-        ID,
-        TITLE,
-        f"{size} GPUs without NVLink between them keep PCIe busy for {share:.0%} of the time: fewer GPUs for each model and several servers"
-        " side by side give more tokens per GPU, pipeline parallelism exchanges far less",
-        recoverable=share,
-        confidence="medium",
-        evidence=evidence,
-        suggestions=some(_smaller(case, size, share)),
-        level=level,
-    )
+class ServeTpOverPcie(Rule):
+    id = "serve.tp_over_pcie"
+    title = "Tensor parallelism runs over PCIe"
+    clear_title = "Tensor parallelism does not load PCIe"
+    subject = "serving"
+    thresholds = (SHARE,)
+    knobs = ("tensor_parallel_size",)
+    text = """With tensor parallelism every layer ends in two all-reduces over all GPUs, which nothing hides. Over NVLink they are cheap; over PCIe they
+take a good part of each token's time. How much of the link's bandwidth is in use, under load, is a lower bound of that part: small
+exchanges, which wait for latency, do not show in it. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) says what half as many
+GPUs would gain; it is suggested only where that is more than those GPUs bring, and the weights fit."""
+
+    def check(self, case: Case) -> Finding:
+        if not _gpu.on_gpu(case):
+            return self.not_on_gpu()
+        size = int(case.knobs.get("tensor_parallel_size", 1))
+        if size < 2 or case.knobs.get("server") != "vllm":
+            return self.clear(0.0, summary="one GPU serves: nothing is exchanged")
+        if case.value("link.nvlink_joined"):
+            return self.clear(0.0, (case.evidence("link.nvlink_joined"),), "NVLinks join these GPUs")
+        peak = case.value("link.pcie_peak_bytes_per_s")
+        share = max(case.value("link.pcie_rx_bytes_per_s"), case.value("link.pcie_tx_bytes_per_s")) / peak
+        evidence = (
+            case.evidence("link.nvlink_joined"),
+            case.evidence("link.pcie_rx_bytes_per_s", SHARE.value * peak),
+            case.evidence("link.pcie_tx_bytes_per_s", SHARE.value * peak),
+            case.evidence("link.pcie_peak_bytes_per_s"),
+        )
+        level = share / SHARE.value
+        if level < 1:
+            return self.clear(level, evidence, "little is exchanged; how long small exchanges wait does not show in traffic")
+        share = min(_gpu.MOST, share)
+        return self.fires(
+            f"{size} GPUs without NVLink between them keep PCIe busy for {share:.0%} of the time: fewer GPUs for each model and several servers"
+            " side by side give more tokens per GPU, pipeline parallelism exchanges far less",
+            recoverable=share,
+            confidence="medium",
+            evidence=evidence,
+            suggestions=[_smaller(case, size, share)],
+            level=level,
+        )
 
 
 def _smaller(case: Case, size: int, share: float) -> Suggestion | None:
@@ -65,18 +75,3 @@ def _smaller(case: Case, size: int, share: float) -> Suggestion | None:
         "less to exchange than the other GPUs bring",
         f"vllm serve ... --tensor-parallel-size {smaller}",
     )
-
-
-RULE = Rule(
-    id=ID,
-    title=TITLE,
-    signals=("is_gpu", "link.nvlink_joined", "link.pcie_rx_bytes_per_s", "link.pcie_tx_bytes_per_s", "link.pcie_peak_bytes_per_s"),
-    thresholds=(SHARE,),
-    knobs=("tensor_parallel_size",),
-    text="""With tensor parallelism every layer ends in two all-reduces over all GPUs, which nothing hides. Over NVLink they are cheap; over PCIe they
-take a good part of each token's time. How much of the link's bandwidth is in use, under load, is a lower bound of that part: small
-exchanges, which wait for latency, do not show in it. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) says what half as many
-GPUs would gain; it is suggested only where that is more than those GPUs bring, and the weights fit.""",
-    check=check,
-    serving=True,
-)

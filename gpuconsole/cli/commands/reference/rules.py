@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.diagnosis.case import Rule
+from gpuconsole.cli.options.common import UsageError, to_json
 from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.diagnosis.reads import signals_read
+from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "rules",
-        help="list the rules of the diagnosis, or explain one",
-        description="List the rules of the diagnosis, or explain one: signals, thresholds with their sources, meaning.",
+        help="list the rules of the diagnosis, or explain one rule",
+        description="List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, knobs.",
         epilog="examples:\n  gpuconsole rules\n  gpuconsole rules input.slow_storage\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     rules = {rule.id: rule for rule in all_rules()}
     if args.id and args.id not in rules:
         raise UsageError(f"there is no rule {args.id!r}{nearest(args.id, rules)}; there are: {', '.join(sorted(rules))}")
-    chosen = [rules[args.id]] if args.id else [rules[name] for name in sorted(rules)]
+    chosen = [rules[args.id]] if args.id else list(rules.values())
     if args.json:
         print(to_json([as_data(rule) for rule in chosen]))
     elif args.id:
@@ -40,15 +40,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_data(rule: Rule) -> dict[str, object]:
+    """The rule's declaration and the signals that it reads, ready for JSON."""
     thresholds = [{"name": t.name, "value": t.value, "unit": t.unit, "source": t.source} for t in rule.thresholds]
-    return {"id": rule.id, "title": rule.title, "signals": rule.signals, "knobs": rule.knobs, "thresholds": thresholds, "text": rule.text}
+    return {
+        "id": rule.id,
+        "title": rule.title,
+        "clear_title": rule.clear_title,
+        "signals": signals_read(rule),
+        "knobs": rule.knobs,
+        "thresholds": thresholds,
+        "text": rule.text,
+    }
 
 
 def explain(rule: Rule) -> str:
-    """Everything there is to say about a rule."""
+    """The text of `gpuconsole rules ID`."""
     lines = [f"{rule.id}: {rule.title}", "", rule.text, "", "Thresholds:"]
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
-    lines += ["", "Signals: " + ", ".join(rule.signals)]
+    lines += ["", "Signals that the rule reads, some of them only in certain cases:", "  " + ", ".join(signals_read(rule))]
     if rule.knobs:
-        lines += ["", "Knobs: " + ", ".join(rule.knobs)]
+        lines += ["", "Knobs that it may suggest to change: " + ", ".join(rule.knobs)]
+    lines += ["", f"If the rule finds nothing: {rule.clear_title}"]
     return "\n".join(lines)

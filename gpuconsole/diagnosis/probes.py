@@ -1,0 +1,65 @@
+"""The probes, in the order in which the rules ask for them, and the signals that each one measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuconsole.model.profile import OP_CLASSES
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A short experiment on the running workload. `signals` are those that rules ask for; a probe may measure others beside them.
+
+    `always`: runs once on every steady training run, since its figures are worth knowing whatever the rules ask.
+    `decisive`: rules ask for it only after a phase has taken too much time; it settles what the account has shown and runs first.
+    """
+
+    name: str
+    signals: tuple[str, ...] = ()
+    always: bool = False
+    decisive: bool = False
+
+
+PROBES = (
+    Probe("cached_batch", ("probe.cached_pass_s",), always=True),
+    Probe("memory_parts", always=True),
+    Probe("heap_peaks", ("memory.heap_allocated_peak_bytes",)),
+    Probe("side_work_off", ("probe.step_no_side_work_s",), decisive=True),
+    Probe(
+        "loader_alone",
+        ("probe.loader_samples_per_s", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s"),
+        decisive=True,
+    ),
+    Probe("script_lines", ("stack.script_ratio",), decisive=True),
+    Probe("exposed_communication", ("comm.exposed_s", "comm.straggler_ratio", "comm.bytes_per_step"), decisive=True),
+    Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
+    Probe("swap_optim", ("probe.optim_present_step_s",)),
+    Probe("batch_elasticity", ("probe.batch_cost_ratio", "probe.batch_factor")),
+    Probe("launch", ("probe.issue_s",)),
+    Probe(
+        "op_mix",
+        (
+            *(f"profile.{name}_ratio" for name in (*OP_CLASSES, "busy", "tensor_core")),
+            "profile.elementwise_bytes",
+            "profile.elementwise_bytes_per_s",
+            "profile.launches_per_s",
+            "profile.mean_kernel_s",
+        ),
+    ),
+    Probe("swap_precision", ("probe.precision_bf16_native",)),
+    Probe("swap_layout", ("probe.channels_last_speedup",)),
+    Probe("swap_threads", ("probe.threads_tried", "probe.threads_speedup")),
+    Probe("sync_gaps", ("probe.sync_gaps_s",)),
+    Probe("h2d_copies", ("probe.h2d_pinned_s",)),
+    Probe("exchange_sizes", ("comm.exchange_large_s", "comm.bus_bytes_per_s")),
+    Probe("concurrency_step", ("probe.concurrency_gain",)),
+    Probe("prefix_reuse", ("probe.prefix_cut_gain", "probe.prefix_salt_ratio")),
+)
+"""Probes that settle one cause come first; probes that search for hidden causes come later."""
+
+PROBE_OF = {signal: probe.name for probe in PROBES for signal in probe.signals}
+"""Which probe measures a missing signal."""
+ORDER = {probe.name: number for number, probe in enumerate(PROBES)}
+ALWAYS = tuple(probe.name for probe in PROBES if probe.always)
+DECISIVE = frozenset(probe.name for probe in PROBES if probe.decisive)

@@ -1,0 +1,109 @@
+"""Which signals a rule reads, found by running the rule. Nothing is listed by hand."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rule import Rule
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import CATALOGUE
+from gpuconsole.model.knobs.knob import Knob, Value
+
+QUIET = 400
+"""A rule is run until it has fired, so that its last branch has been reached, and so many more runs have shown no new signal."""
+MOST = 20_000
+"""Runs of a rule that does not fire. tests/diagnosis/test_reads.py finds such a rule."""
+VALUES = (0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
+"""Ratios, seconds, counts and bytes, on both sides of the thresholds."""
+NUMBERS = (0, 0, 1, 1, 2, 4, 64, 2048)
+"""Values of numeric knobs."""
+KNOWN = 0.9
+"""Share of knobs and signals that a case has: rules read other signals where one is missing."""
+
+
+@cache
+def signals_read(rule: Rule) -> tuple[str, ...]:
+    """Names of the signals that the rule reads, in the order of the first request.
+
+    The rule runs on many cases with knobs and values drawn at random, always the same ones. A case collects what is asked for.
+    """
+    return tuple(explore(rule)[0])
+
+
+def explore(rule: Rule) -> tuple[dict[str, None], bool]:
+    """The signals that were read, and whether the rule has fired."""
+    draw = random.Random(rule.id)
+    read: dict[str, None] = {}
+    fired, quiet = False, 0
+    for _ in range(MOST):
+        case = Case(_Knobs(draw), _Signals(draw), rule.subject == "serving")
+        with suppress(Exception):  # a rule may fail on values that no run has
+            fired |= rule.check(case).state == "fires"
+        quiet = quiet + 1 if case.read.keys() <= read.keys() else 0
+        read |= case.read
+        if fired and quiet >= QUIET:
+            break
+    return read, fired
+
+
+T = TypeVar("T")
+
+
+class _Drawn(dict[str, T]):
+    """Values of any name, each drawn when it is asked for; some names have none."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self._draw = draw
+        self._absent: set[str] = set()
+
+    @abstractmethod
+    def _new(self, name: str) -> T | None: ...
+
+    def __contains__(self, name: object) -> bool:
+        text = str(name)
+        if not super().__contains__(text) and text not in self._absent:
+            value = self._new(text) if self._draw.random() < KNOWN else None
+            if value is None:
+                self._absent.add(text)
+            else:
+                self[text] = value
+        return text not in self._absent
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self:
+            raise KeyError(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().__getitem__(name) if name in self else default
+
+
+class _Signals(_Drawn[Signal]):
+    """Few different values in some runs, so that small ones meet small ones."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__(draw)
+        self._values = draw.choices(VALUES, k=draw.choice((3, 6, 30)))
+
+    def _new(self, name: str) -> Signal:
+        return Signal(self._draw.choice(self._values), "", "")
+
+
+class _Knobs(_Drawn[Value]):
+    def _new(self, name: str) -> Value | None:
+        knob = CATALOGUE.get(name)
+        return None if knob is None else self._value(knob)
+
+    def _value(self, knob: Knob) -> Value:
+        if knob.kind == "bool":
+            return self._draw.random() < 0.5
+        if knob.kind == "choice":
+            return self._draw.choice(knob.choices or (str(knob.default or ""),))
+        number = min(knob.high, max(knob.low, self._draw.choice(NUMBERS)))
+        return int(number) if knob.kind == "int" else float(number)

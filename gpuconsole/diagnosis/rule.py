@@ -1,0 +1,92 @@
+"""What a rule is: one class per file in `rules/`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.model.finding import Confidence, Evidence, Finding, Resource, Suggestion
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A figure that a rule decides by, and where the figure comes from."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+class Rule(ABC):
+    """One cause of lost time or memory: how it is recognised, what it means, and what helps.
+
+    `title` names the fault. `clear_title` is what a finding in the state "clear" is called: it names what is in order.
+    `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all figures that `check` decides by.
+    `knobs` are those that the suggestions change. `resource` is what the suggestions save.
+    `subject`: rules about training run on training jobs, rules about serving on model servers, rules about hardware on both.
+    """
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    clear_title: ClassVar[str]
+    text: ClassVar[str]
+    thresholds: ClassVar[tuple[Threshold, ...]]
+    knobs: ClassVar[tuple[str, ...]] = ()
+    resource: ClassVar[Resource] = "time"
+    subject: ClassVar[Literal["training", "serving", "hardware"]] = "training"
+
+    @abstractmethod
+    def check(self, case: Case) -> Finding:
+        """The conclusion about one run, without regard to other rules. Raises CantTell, or Missing for a signal that was not measured."""
+
+    def applies(self, case: Case) -> bool:
+        """Whether the rule is about this kind of work."""
+        return self.subject == "hardware" or (self.subject == "serving") == case.serves
+
+    def clear(self, level: float = 0.0, evidence: tuple[Evidence, ...] = (), summary: str = "") -> Finding:
+        """The rule has found nothing. `level`: the leading signal over its threshold, below 1."""
+        return Finding(self.id, "clear", self.clear_title, evidence=evidence, level=level, summary=summary)
+
+    def not_on_gpu(self) -> Finding:
+        return self.clear(summary="the run is not on a GPU")
+
+    def cant_tell(self, reason: str, missing: tuple[str, ...] = ()) -> Finding:
+        """The rule has no conclusion. `missing`: signals that would allow one."""
+        return Finding(self.id, "cant_tell", self.title, summary=reason, missing=missing)
+
+    def fires(
+        self,
+        summary: str,
+        *,
+        recoverable: float,
+        confidence: Confidence,
+        evidence: tuple[Evidence, ...],
+        suggestions: Iterable[Suggestion | None] = (),
+        level: float = 1.0,
+        note: bool = False,
+        wants: tuple[str, ...] = (),
+        title: str = "",
+    ) -> Finding:
+        """The rule has found its cause. `recoverable`: the share of step time (or of the memory limit) that a perfect cure would free.
+
+        `suggestions`: best first; None entries do not apply to this workload. `level`: the leading signal over its threshold, 1 or more.
+        `note`: the finding informs and accuses nothing. `wants`: signals of a probe that would predict what the suggestion gains.
+        """
+        return Finding(
+            self.id,
+            "fires",
+            title or self.title,
+            max(0.0, recoverable),
+            confidence,
+            summary,
+            evidence,
+            tuple(entry for entry in suggestions if entry is not None),
+            note,
+            wants,
+            level,
+            self.resource,
+        )

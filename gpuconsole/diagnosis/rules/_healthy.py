@@ -1,0 +1,19 @@
+"""Shared by the two rules that call a training run healthy: no phase beside the passes may take too much."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.rules import _input, _side_work
+from gpuconsole.model.finding import Evidence
+
+LIMITS = {"data_wait_ratio": _input.WAIT, "logging_ratio": _side_work.SHARE, "checkpoint_ratio": _side_work.SHARE}
+
+
+def lost_beside_passes(case: Case) -> tuple[tuple[Evidence, ...], str]:
+    """Evidence of the phases within their limits, and the first phase beyond its limit in words ("" if none). Raises Missing."""
+    evidence: list[Evidence] = []
+    for signal, limit in LIMITS.items():
+        if case.value(signal) >= limit.value:
+            return tuple(evidence), f"{signal} is {case.value(signal):.0%}"
+        evidence.append(case.evidence(signal, limit.value))
+    return tuple(evidence), ""

@@ -1,0 +1,30 @@
+"""Suggestions of the rules, with the intervals that they predict."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.case import Case
+from gpuconsole.model.finding import Interval, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+
+TRIAL_ERROR = 0.06
+"""Relative difference between two trials of the same change on a shared machine: half of the spread on the tuning half of benchmarks/diagbench."""
+
+
+def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
+    """A suggestion, or None if the workload lacks one of the knobs or has all of the values already.
+
+    `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up has an error of its own, so the
+    interval is widened by TRIAL_ERROR. A predicted gain never becomes a predicted loss that way.
+    """
+    if any(name not in case.knobs for name in changes) or all(case.knobs[name] == value for name, value in changes.items()):
+        return None
+    if predicted is not None:
+        low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))
+        predicted = Interval(low, predicted.high * (1 + TRIAL_ERROR))
+    return Suggestion(changes, predicted, f"{describe_changes(changes, case.knobs)}: {why}", code)
+
+
+def speedup_interval(estimate: float, relative_error: float) -> Interval:
+    """A predicted speed-up with `relative_error` applied to its gain; never below 1."""
+    gain = max(0.0, estimate - 1)
+    return Interval(1 + gain * (1 - relative_error), 1 + gain * (1 + relative_error))
