@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from gpuconsole.diagnosis.probes import ALWAYS
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.engine.diagnosis_loop import FIRST_PROBES, Diagnosing
+from gpuconsole.engine.diagnosis_loop import Diagnosing
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.state import SessionState
@@ -46,4 +47,4 @@ def test_who_waits_to_turn_a_knob_waits_for_no_other_probes(tunable: tuple[str, 
     if tunable:
         assert set(made) == {"swap_threads", "swap_precision"}
     else:
-        assert set(FIRST_PROBES) < set(made)
+        assert set(ALWAYS) < set(made)

@@ -19,7 +19,9 @@ FIGURES = [
     Figure("mfu.published", "Tokens/s of a device, against published", "tokens/s", 240_000.0, 1_203.0, "published / ours", "step account"),
     *(Figure(f"more.{n}", f"Another figure, number {n}", "s", 0.01 * n, 0.011 * n, "t = n", "clock") for n in range(1, 16)),
 ]
-STRAGGLER = Finding("comm.straggler", "fires", "One process is slower than the others", 0.31, "high", "rank 1 takes 129% longer than the others")
+STRAGGLER = Finding(
+    "comm.straggler", "fires", "One process is slower than the others", 0.31, "high", "rank 1 takes 129% longer than the others"
+)
 
 
 def ranks(count: int, host: str = "gpubox-07") -> list[Rank]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from gpuconsole.cli.options.common import UsageError, to_json
+from gpuconsole.cli.options.files import to_json
+from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.diagnosis.reads import signals_read
 from gpuconsole.diagnosis.rule import Rule
