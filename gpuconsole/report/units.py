@@ -23,9 +23,9 @@ def digits(value: float) -> str:
 
 
 def plain(value: float) -> str:
-    """Three significant digits for any size, without a prefix: `0.0123`, `12.1`, `18 240`."""
+    """Three significant digits for any size, without a prefix: `0.0123`, `0.500`, `12.1`, `18 240`."""
     size = abs(value)
-    return f"{value:.3g}" if 0 < size < 0.0995 else digits(value) if size < 999.5 else grouped(value)
+    return f"{value:#.3g}" if 0 < size < 0.995 else digits(value) if size < 999.5 else grouped(value)
 
 
 def grouped(value: float) -> str:

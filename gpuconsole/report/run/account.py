@@ -66,13 +66,13 @@ def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def account_segments(run: Run) -> list[Segment]:
-    """The parts in one row: `data_wait 41 %  forward 18 %`, the largest first."""
-    parts = sorted(visible_parts(run.summary.phases_ratio), key=lambda part: -part[1])
-    return [
-        segment
-        for n, (name, ratio) in enumerate(parts)
-        for segment in (("  " if n else "", ""), (f"{name} ", ""), (units.percent(ratio).strip(), "title"))
-    ]
+    """The parts in one row, the largest first: `data_wait 41 % 180 ms   forward 18 % 79.0 ms`."""
+    found: list[Segment] = []
+    step_s = _step_s(run)
+    for name, ratio in sorted(visible_parts(run.summary.phases_ratio), key=lambda part: -part[1]):
+        found += [("   " if found else "", ""), (f"{name} ", ""), (units.percent(ratio).strip(), "title")]
+        found += [(f" {units.duration(ratio * step_s).strip()}", "dim")] if step_s is not None else []
+    return found
 
 
 def columns_of(parts: list[tuple[str, float]], width: int) -> list[int]:
