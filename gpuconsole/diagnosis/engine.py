@@ -46,6 +46,8 @@ def conclude(rule: Rule, case: Case) -> Finding:
         return rule.cant_tell(str(missing), (missing.signal,))
     except CantTell as reason:
         return rule.cant_tell(str(reason))
+    except Exception as error:
+        return rule.cant_tell(f"the rule failed: {type(error).__name__}: {error}")
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:

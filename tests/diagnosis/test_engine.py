@@ -1,4 +1,6 @@
-from gpuconsole.diagnosis.engine import Steadied, evaluate
+import pytest
+
+from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate
 from gpuconsole.model.finding import Finding
 from tests.diagnosis.cases import case
 
@@ -29,3 +31,14 @@ def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not_
 def test_findings_are_ranked_by_what_they_recover() -> None:
     both = evaluate(case(logging_ratio=0.1, checkpoint_ratio=0.3, mfu_ratio=0.3, probe__step_no_side_work_s=0.06))
     assert [finding.rule for finding in both[:2]] == ["host.checkpoint_stall", "host.logging_io"]
+
+
+def test_a_rule_that_fails_can_not_tell_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = case(logging_ratio=0.3, probe__step_no_side_work_s=0.07, mfu_ratio=0.3)
+    before = states(evaluate(loud))
+    broken = next(rule for rule in all_rules() if rule.id == "host.eval_stall")
+    monkeypatch.setattr(type(broken), "check", lambda self, case: 1 / 0)
+    findings = evaluate(loud)
+    assert states(findings) == {**before, "host.eval_stall": "cant_tell"}
+    failed = next(finding for finding in findings if finding.rule == "host.eval_stall")
+    assert failed.summary == "the rule failed: ZeroDivisionError: division by zero"

@@ -255,3 +255,17 @@ def test_a_prefix_that_costs_as_much_to_attend_to_as_to_compute_is_no_finding() 
     signals = {"client.shared_prefix_ratio": 0.8, "probe.prefix_cut_gain": 2.0, "server.requests_per_s": 20.0, "client.output_tokens": 64.0}
     more = {"client.prompt_tokens": 512.0, "server.kv_bytes_per_token": 8000.0, "server.peak_bytes_per_s": 1e10}
     assert check("serve.prefix_reuse_missed", case({**signals, **more}, {"enable_prefix_caching": False})).state == "clear"
+
+
+@pytest.mark.parametrize("rule", ["serve.decode_bandwidth_bound", "serve.prefill_stalls_decode", "serve.token_budget_small"])
+def test_a_median_gap_of_zero_is_no_measurement(rule: str) -> None:
+    """Chunks that arrive in one read all get the same time, so the gaps between them are 0."""
+    signals = {
+        "client.chunk_gap_p50_s": 0.0,
+        "client.prompt_tokens": 2048.0,
+        "server.requests_running": 4.0,
+        "server.weight_bytes": 1.7e11,
+        "server.prefill_s": 0.5,
+    }
+    found = {finding.rule: finding for finding in evaluate(case(signals, {"max_num_batched_tokens": 512}))}[rule]
+    assert (found.state, found.summary) == ("cant_tell", "the median gap between chunks is 0 s: several chunks arrive at once")

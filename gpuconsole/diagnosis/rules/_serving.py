@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.case import Case
+from gpuconsole.diagnosis.case import CantTell, Case
 from gpuconsole.diagnosis.rule import Threshold
 
 NOTABLE_QUEUE = 1.0
@@ -25,8 +25,17 @@ def kv_bytes(case: Case) -> float:
 
 
 def stalled_ratio(case: Case) -> float:
-    """Share of the time between chunks that is more than the usual gap: while others' prompts are read, nobody gets a token."""
-    return max(0.0, 1 - case.value("client.chunk_gap_p50_s") / max(1e-9, case.value("client.chunk_gap_s")))
+    """Share of the time between chunks beyond the usual gap: no request gets a token while a prompt is read. 0 if the usual gap is unknown."""
+    usual = case.value("client.chunk_gap_p50_s")
+    return max(0.0, 1 - usual / max(1e-9, case.value("client.chunk_gap_s"))) if usual > 0 else 0.0
+
+
+def usual_gap_s(case: Case) -> float:
+    """The median gap between chunks, in seconds. Raises CantTell if it is 0: chunks that arrive in one read carry the same time."""
+    gap = case.value("client.chunk_gap_p50_s")
+    if gap <= 0:
+        raise CantTell("the median gap between chunks is 0 s: several chunks arrive at once")
+    return gap
 
 
 def open_loop(case: Case) -> bool:
@@ -40,7 +49,7 @@ MORE_USERS = Threshold("gain", 1.3, "x", "a third more throughput for four times
 
 def spike(case: Case) -> float:
     """The 99th percentile of the gaps between chunks over their median."""
-    return case.value("client.chunk_gap_p99_s") / max(1e-9, case.value("client.chunk_gap_p50_s"))
+    return case.value("client.chunk_gap_p99_s") / usual_gap_s(case)
 
 
 def tokens_stall(case: Case) -> bool:

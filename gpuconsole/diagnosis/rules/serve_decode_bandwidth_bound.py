@@ -32,7 +32,7 @@ share of the bandwidth that is reached, if all of it could be had, or up to nine
 
     def check(self, case: Case) -> Finding:
         weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
-        gap, bandwidth = case.value("client.chunk_gap_p50_s"), case.value("server.peak_bytes_per_s")
+        gap, bandwidth = _serving.usual_gap_s(case), case.value("server.peak_bytes_per_s")
         reached = (weights + kv) / gap / bandwidth
         evidence: tuple[Evidence, ...] = (
             case.evidence("server.weight_bytes"),

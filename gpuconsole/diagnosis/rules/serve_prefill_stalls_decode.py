@@ -25,7 +25,6 @@ max_num_batched_tokens cuts prompts into smaller pieces: gaps between tokens bec
 throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192 for throughput."""
 
     def check(self, case: Case) -> Finding:
-        spike = _serving.spike(case)
         budget, prompt = int(case.knobs["max_num_batched_tokens"]), case.value("client.prompt_tokens")
         running = max(1.0, case.value("server.requests_running"))
         piece = min(float(budget), prompt)
@@ -37,6 +36,7 @@ throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192
         )
         if running < 2 or piece < LONG.value * running:
             return self.clear(0.0, evidence, "prompts are short beside the batch, or nobody else decodes")
+        spike = _serving.spike(case)
         if spike < _serving.SPIKE.value:
             return self.clear(spike / _serving.SPIKE.value, evidence)
         smaller = max(64, int(piece // 4))
