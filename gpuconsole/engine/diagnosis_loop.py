@@ -12,6 +12,7 @@ from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
 from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.machine.environment import cores
+from gpuconsole.machine.own_processes import OwnProcesses
 from gpuconsole.model.finding import Finding
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
@@ -42,7 +43,7 @@ class Diagnosing:
         self._emit = emit
         self._worker = worker
         self._busy = busy
-        self._hardware = HardwareWatch()
+        self._hardware = HardwareWatch(OwnProcesses().has)
         self._steadied = Steadied()
         self._probed: set[str] = set()
         self._more_due = False

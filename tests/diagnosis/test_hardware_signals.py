@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import pytest
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
-from gpuconsole.diagnosis.signals.hardware import HardwareWatch, OwnProcesses, joined_by_nvlink
+from gpuconsole.diagnosis.signals.hardware import HardwareWatch, joined_by_nvlink
 from gpuconsole.engine.diagnosis_loop import Diagnosing
 from gpuconsole.model.machine.device import Device, Link, Peaks
 from gpuconsole.model.machine.process import Process
@@ -148,13 +147,6 @@ def test_no_others_are_believed_only_where_memory_bears_it_out() -> None:
     assert "hw.other_processes" not in signals(state, record), "30 GB are in nobody's name: another container's job is hidden"
     sample(state, 2.0, {"hbm_used_bytes": 10.2e9, "hbm_reserved_bytes": 1e9})
     assert signals(state, record)["hw.other_processes"] == 0.0
-
-
-def test_ours_are_this_process_and_what_it_started() -> None:
-    ours = OwnProcesses()
-    assert ours.has(Process(os.getpid(), "gpu:0", started=1.0))
-    assert not ours.has(Process(os.getppid(), "gpu:0", started=1.0))
-    assert not ours.has(Process(os.getpid(), "gpu:0"))  # it cannot be seen from here
 
 
 def test_only_errors_of_the_hardware_count_and_link_errors_since_watching_began() -> None:

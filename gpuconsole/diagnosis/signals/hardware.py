@@ -6,11 +6,8 @@ Clocks and links count only in readings under load: an idle GPU lowers both to s
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 from collections.abc import Callable, Iterable
-
-import psutil
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine.device import Link
@@ -52,10 +49,10 @@ Signals = dict[str, Signal]
 
 
 class HardwareWatch:
-    """Signals of a run's device. Counters are held against where they stood when this began to watch."""
+    """Signals of a run's device. Counters are compared with their first value. `is_ours`: whether the console started a process."""
 
-    def __init__(self, is_ours: Callable[[Process], bool] | None = None) -> None:
-        self._is_ours = is_ours or OwnProcesses().has
+    def __init__(self, is_ours: Callable[[Process], bool]) -> None:
+        self._is_ours = is_ours
         self._first: dict[str, tuple[float, float]] = {}
 
     def signals(self, state: SessionState, record: RunRecord) -> Signals:
@@ -316,21 +313,3 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
     if room is not None:
         found["memory.room_bytes"] = Signal(max(0.0, float(room)), "B", "memory_limit_mb" if limit else "NVML, free device memory")
     return found
-
-
-class OwnProcesses:
-    """Which processes this console has started, or their children: looked up once for each."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, float], bool] = {}
-
-    def has(self, process: Process) -> bool:
-        if process.started <= 0:
-            return False  # of another container or user
-        key = process.pid, process.started
-        if key not in self._known:
-            try:
-                self._known[key] = os.getpid() in [process.pid, *(parent.pid for parent in psutil.Process(process.pid).parents())]
-            except psutil.Error:  # it has just ended
-                return False
-        return self._known[key]
