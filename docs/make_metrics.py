@@ -1,4 +1,4 @@
-"""Writes metrics.md, the table of every metric, from the catalogue:
+"""Writes metrics.md, the table of all metrics, from the catalogue:
 
 python docs/make_metrics.py [--check]
 """
@@ -13,13 +13,11 @@ from gpuconsole.model.metrics.catalogue import CATALOGUE
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """# Metrics
 
-Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics/catalogue.py` and `gpu_metrics.py`; a test keeps it current.
+Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics/`; a test checks that this page is current.
 
-A name ends in its unit where it has one; a ratio is 0 to 1. **source** is the reader that the value comes from on its usual device:
-`nvml.gpm` are the hardware counters of Hopper and newer as averages between two readings, `nvml.field` NVML's field values, `nvml` a call
-of its own, `derived` is computed here. Where a value came from another source (PCIe and NVLink before Hopper, anything from DCGM), the
-device screen and `Sample.sources` name it. **needs** is the least hardware; what a driver, a container or MIG withholds all the same reads
-`n/a` with its reason, never zero.
+The name of a metric ends with its unit, if it has one. A ratio is 0 to 1. **source** is the reader that usually supplies the value: `nvml.gpm` are the hardware counters of Hopper and newer as averages between
+two readings, `nvml.field` are NVML's field values, `nvml` is a separate call, `derived` is computed here. If another source supplied the value (PCIe and NVLink before Hopper, DCGM), the device screen and
+`Sample.sources` name it. **needs** is the oldest hardware that reports the value. A value that a driver, a container or MIG withholds reads `n/a` with the reason, never zero.
 
 | metric | unit | kind | source | needs | meaning |
 |---|---|---|---|---|---|

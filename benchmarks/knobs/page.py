@@ -11,21 +11,19 @@ from gpuconsole.report.units import quantity
 
 HEAD = """# What the knobs do
 
-Made by `python -m benchmarks.knobs` on {machine}; the figures behind it are `benchmarks/results/knobs-*.json`.
+Made by `python -m benchmarks.knobs` on {machine}; the figures are in `benchmarks/results/knobs-*.json`.
 
-Each row is one change put on trial by `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without it in turn (ABBA
-blocks), as throughput with the change over throughput without, with the interval at which the trial stopped (95 %, valid however often
-one looks). A *win* or *worse* is proven beyond 2 %, *no gain* is proven to be less than that, *undecided* was neither after 20 s (30 s
-through the loader). The clock takes off the time for which the training thread waited for a core, where the row says nothing else. *predicted*
-is what the diagnosis had foretold of the same change, where a rule suggests it. Memory is of the first process, parts that changed only.
+Each row is one trial of `gpuconsole run SCENARIO --headless --try KNOB=VALUE`: steps with and without the change alternate (ABBA blocks). *speedup* is the throughput with the change over the throughput
+without. *interval* is the interval at which the trial stopped (95 %, valid at every stopping time). A *win* or *worse* is proven beyond 2 %, *no gain* is proven to be less than that, *undecided* was
+neither after 20 s (30 s for knobs of the loader). The clock leaves out the time for which the training thread waited for a core, unless the row says otherwise. *predicted* is the gain that the diagnosis predicted for the same change, if a rule
+suggests it. Memory is that of the first process; only parts that changed are listed.
 
-The device is a small CPU, whose effects differ from a GPU's: reduced precision pays where there are instructions for it, larger batches
-hardly, compiling only where operations are elementwise.
+The device is a small CPU, and a GPU behaves differently. Here reduced precision pays off if the CPU has instructions for it, larger batches hardly pay off, and compilation pays off only for elementwise operations.
 """
 FOOT = """
 ## All knobs
 
-*hot*: applied between two steps; *cold*: the worker restarts. Above is where each is measured.
+*hot*: applied between two steps; *cold*: the worker restarts. The last column names the tables above that measure the knob.
 
 | knob | values | applied | meaning | measured on |
 |---|---|---|---|---|
