@@ -25,15 +25,15 @@ max_num_batched_tokens cuts prompts into smaller pieces: gaps between tokens bec
 throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192 for throughput."""
 
     def check(self, case: Case) -> Finding:
-        budget, prompt = int(case.knobs["max_num_batched_tokens"]), case.value("client.prompt_tokens")
-        running = max(1.0, case.value("server.requests_running"))
-        piece = min(float(budget), prompt)
         evidence = (
             case.evidence("client.chunk_gap_p99_s"),
             case.evidence("client.chunk_gap_p50_s"),
             case.evidence("client.prompt_tokens"),
             case.evidence("server.requests_running"),
         )
+        budget, prompt = int(case.knobs["max_num_batched_tokens"]), case.value("client.prompt_tokens")
+        running = max(1.0, case.value("server.requests_running"))
+        piece = min(float(budget), prompt)
         if running < 2 or piece < LONG.value * running:
             return self.clear(0.0, evidence, "prompts are short beside the batch, or nobody else decodes")
         spike = _serving.spike(case)
