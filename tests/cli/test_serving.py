@@ -111,14 +111,14 @@ def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) ->
     summary = only_run(done)["summary"]
     assert summary["requests"] > 0 and summary["failed_requests"] > 0
     assert list(summary["failures"]) == ["HTTP 429: too many requests"]
-    assert "/every-other/metrics: HTTP 404; the server's side stays unknown" in done.stderr
+    assert "/every-other/metrics: HTTP 404; the state of the server is unknown" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("behaviour", "words", "cause"),
     [
         ("busy", (), "no request is answered; HTTP 429: too many requests"),
-        ("key", (), "wants a key (HTTP 401): name the variable that holds it with --api-key-env"),
+        ("key", (), "needs an API key (HTTP 401): name the variable that holds it with --api-key-env"),
         ("missing/v1", (), "answers HTTP 404"),
     ],
 )
@@ -236,7 +236,7 @@ def test_why_vllm_did_not_start_is_said_in_its_own_words(cli: Cli, tmp_path: Pat
 def test_a_python_without_vllm_is_named(cli: Cli) -> None:
     words = ("--set", "server=vllm", "--vllm-python", sys.executable, "--model", "some/model", "--device", "cpu", "--headless")
     done = cli("run", "serve-chat", *words)
-    assert done.returncode == 1 and f"{sys.executable} has no vLLM: name the Python that has with --vllm-python" in done.stderr
+    assert done.returncode == 1 and f"{sys.executable} has no vLLM: set --vllm-python to a Python that has vLLM" in done.stderr
 
 
 def test_vllm_needs_a_model(cli: Cli, tmp_path: Path) -> None:

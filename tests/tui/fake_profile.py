@@ -11,7 +11,7 @@ from tests.tui.fake_session import gpu_view
 GPU_PROFILE = ProfileReport(
     steps=3,
     wall_s=1.32,
-    clock="kernels on the GPU's own clock (CUPTI), copies included",
+    clock="kernels and copies on the GPU clock (CUPTI)",
     busy_s=1.19,
     busy_ratio=0.90,
     kernels=4200,
@@ -31,7 +31,7 @@ GPU_PROFILE = ProfileReport(
         TopOp("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>", "elementwise", 0.08, 0.07, 288),
     ],
     tensor_core_ratio=0.74,
-    tensor_core_note="share of kernel time in such kernels, by name",
+    tensor_core_note="share of kernel time in tensor core kernels, by name",
     copies=[CopyKind("H2D", "pageable", 6, 1.2e9, 0.11), CopyKind("D2H", "pageable", 3, 12.0, 9e-6)],
     gaps=[Gap(0.4, 0.021, "Memcpy HtoD (Pageable -> Device)", "nvjet_hsh_128x256")],
     trace="/home/me/gpuconsole-trace-train-gpt-20261121-110755.json.gz",

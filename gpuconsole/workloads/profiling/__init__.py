@@ -1,1 +1,1 @@
-"""The profiler window: torch.profiler over a few steps, and what its trace says."""
+"""The profiler window: torch.profiler over a few steps, and the analysis of its trace."""

@@ -1,6 +1,6 @@
 """Reads a trace and writes the report: `python -m gpuconsole.workloads.profiling.analyse TRACE REPORT`. Needs no torch.
 
-A process of its own, and a polite one: the training that was profiled goes on meanwhile.
+A separate process with low priority, because the profiled training continues meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpuconsole.workloads.profiling.summary import Update, summarize
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace
 
 LEVEL = 3
-"""gzip's own is 6, which takes three times as long for a tenth less."""
+"""gzip's default level 6 takes three times as long for a file that is a tenth smaller."""
 NICE = 10
 
 
 def keep(path: Path, target: Path) -> None:
-    """`path`, gzipped, at `target`: whole or not at all. Raises OSError."""
+    """Write `path`, gzipped, to `target`: completely or not at all. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as raw:
@@ -42,7 +42,7 @@ def keep(path: Path, target: Path) -> None:
 
 
 def kept(report: ProfileReport, path: Path, target: Path) -> ProfileReport:
-    """The report with where its trace lies, or why it does not."""
+    """The report with the path of its trace, or with the reason why the trace was not kept."""
     try:
         keep(path, target)
     except OSError as error:
@@ -51,7 +51,7 @@ def kept(report: ProfileReport, path: Path, target: Path) -> ProfileReport:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="reads a profiler's trace; not for people")
+    parser = argparse.ArgumentParser(description="reads the trace of a profiler; internal")
     parser.add_argument("trace", type=Path)
     parser.add_argument("report", type=Path)
     parser.add_argument("--keep", type=Path)

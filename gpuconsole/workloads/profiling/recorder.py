@@ -1,6 +1,6 @@
-"""torch.profiler with everything that can go wrong in it turned into one line.
+"""torch.profiler with each of its failures as one line of text.
 
-`key_averages()` takes 1.2-2.5 s for three steps; writing the trace takes 0.02-0.09 s, and reading it is another process's business.
+`key_averages()` takes 1.2-2.5 s for three steps. Writing the trace takes 0.02-0.09 s; another process reads the trace.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuconsole.workloads.profiling.trace import TraceError, read_trace
 
 
 class ProfileError(RuntimeError):
-    """No profile; the message says why."""
+    """There is no profile; the message is the reason."""
 
 
 class Recorder:
-    """A profiler that never raises: `error` tells the first thing that went wrong, and the rest is then left out."""
+    """A profiler that never raises. `error` holds the first failure; later actions are then skipped."""
 
     def __init__(self, device: torch.device, path: Path, steps: int = 0) -> None:
-        """The trace goes to `path`. With `steps`, one step of warming up and so many that are recorded, as `step` marks them."""
+        """The trace goes to `path`. With `steps`: one warm-up step, then this number of recorded steps, as marked by `step`."""
         self.error = ""
         self._path = path
         self._stepwise = steps > 0
@@ -38,7 +38,7 @@ class Recorder:
         self._guarded(lambda: self._begin(activities, plan))
 
     def step(self) -> None:
-        """A step is over, and the device at rest where the window begins or ends."""
+        """Mark the end of a step. The device is synchronized where the window begins or ends."""
         if self._profile is not None:
             self._guarded(self._profile.step)
 
@@ -65,14 +65,14 @@ class Recorder:
     def _guarded(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as problem:  # Kineto's and CUPTI's own: whatever they object to is the user's answer
+        except Exception as problem:  # errors of Kineto and CUPTI go to the user unchanged
             line = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
             self.error = self.error or f"torch.profiler cannot profile here: {line}"
 
 
 def _let_cupti_go_afterwards() -> None:
-    """Else Kineto leaves CUPTI attached when it stops, and the job is some percent slower from then on (pytorch#144455, #146604). Before CUDA 12.6
-    that crashes jobs with CUDA graphs, and is left as it is."""
+    """Make Kineto detach CUPTI at its end. Otherwise the job stays some percent slower (pytorch#144455, #146604). Before CUDA 12.6 the
+    setting crashes jobs with CUDA graphs, so it is not used there."""
     version = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
     if version >= (12, 6):
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
@@ -84,7 +84,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def profile_passes(one_pass: Callable[[], None], passes: int, device: torch.device, scratch: Path) -> ProfileReport:
-    """Run `one_pass` so often under the profiler and analyse at once, in this process: for a probe. Raises ProfileError."""
+    """Run `one_pass` several times under the profiler and analyse the trace in this process: for a probe. Raises ProfileError."""
     path = scratch / "passes.json"
     synchronize(device)
     recorder = Recorder(device, path)

@@ -1,8 +1,8 @@
-"""FLOPs and bytes of one operator call, from the shapes that the trace holds. What cannot be told from them is None.
+"""FLOPs and bytes of one operator call, from the shapes in the trace. None where the shapes do not determine a figure.
 
-Matrix products count 2mnk, convolutions and attention likewise, attention with a causal mask half of that (its kernels skip the
-masked half). Every other operator counts one FLOP per element of its largest operand, however many its formula has: a lower bound.
-Bytes are what must move at least: every input read once, every output written once, an expanded tensor only as far as it is stored.
+Matrix products count 2mnk, convolutions and attention in the same way, attention with a causal mask half of it (its kernels skip the
+masked half). Every other operator counts one FLOP per element of its largest operand: a lower bound.
+Bytes are a minimum: each input is read once, each output is written once, an expanded tensor counts its stored elements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRITE_ONLY = ("fill_", "zero_", "bernoulli_", "arange")
 
 
 class Tensor(NamedTuple):
-    """`stored` is the number of elements in memory: fewer than `size` says where the tensor is expanded."""
+    """A tensor argument. `stored` is the number of elements in memory; it is smaller than the product of `size` for an expanded tensor."""
 
     size: tuple[int, ...]
     stored: int
@@ -45,12 +45,12 @@ UNKNOWN = Work(None, None)
 
 
 def work_of(op: str, op_class: OpClassName, args: Args) -> Work:
-    """FLOPs and bytes of the operator `op` (as the trace names it) with these arguments."""
+    """FLOPs and bytes of the operator `op` (its name in the trace) with these arguments."""
     name = op.rpartition("::")[2]
     tensors = _tensors(args)
     if not tensors:
         return UNKNOWN
-    if name.startswith("triton_"):  # its arguments are inputs and outputs alike
+    if name.startswith("triton_"):  # its arguments are both inputs and outputs
         return Work(float(max(tensor.elements for tensor in tensors)), sum(tensor.bytes for tensor in tensors))
     match op_class:
         case "gemm":
@@ -73,7 +73,7 @@ def work_of(op: str, op_class: OpClassName, args: Args) -> Work:
 
 
 def _tensors(args: Args) -> list[Tensor]:
-    """The tensors among the arguments. The sizes of a list of tensors are not all recorded, so with a list there are none."""
+    """The tensor arguments. Empty with a list of tensors, because the trace does not record all sizes of a list."""
     if "TensorList" in args.types:
         return []
     known = zip(args.types, args.dims, args.strides or [[]] * len(args.dims), strict=False)
@@ -90,7 +90,7 @@ def _gemm(name: str, tensors: list[Tensor]) -> Work:
     matrices = [tensor for tensor in tensors if len(tensor.size) >= 2]
     if len(matrices) < 2 and name not in ("mv", "addmv", "dot", "vdot"):
         return UNKNOWN
-    # addmm and its like begin with what is added; the two factors come after it. An `out` may follow.
+    # addmm and similar operators take the addend first, then the two factors, and possibly an `out`.
     first = 1 if name.startswith(("addm", "baddb", "addb", "_addmm")) else 0
     if len(tensors) < first + 2:
         return UNKNOWN
@@ -105,7 +105,7 @@ def _gemm(name: str, tensors: list[Tensor]) -> Work:
 
 
 def _convolution(name: str, tensors: list[Tensor], args: Args) -> Work:
-    """Forward: 2 x outputs x weights per output channel. Backward: the same for the input's and for the weights' gradient, as wanted."""
+    """Forward: 2 x outputs x weights per output channel. Backward: the same for each requested gradient (input, weights)."""
     if "backward" in name:
         if len(tensors) < 3:
             return UNKNOWN
@@ -126,12 +126,12 @@ def _convolution(name: str, tensors: list[Tensor], args: Args) -> Work:
 
 
 def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args: Args) -> tuple[int, ...]:
-    """The output's size; empty where it cannot be told."""
+    """The size of the output; empty where the arguments do not determine it."""
     lists = [_numbers(value) for value in args.values if value.startswith("[")]
     if len(lists) < 3 or not all(lists[:3]):
         return ()
     first, second, dilation = lists[:3]
-    # the general operator takes stride, padding, dilation; those of cuDNN, MIOpen and oneDNN padding, stride, dilation
+    # the general operator takes stride, padding, dilation; the operators of cuDNN, MIOpen and oneDNN take padding, stride, dilation
     stride, padding = (second, first) if name.startswith(("cudnn_", "miopen_", "mkldnn_")) else (first, second)
     spatial = []
     for n, (size, kernel) in enumerate(zip(source[2:], weight[2:], strict=True)):
@@ -141,12 +141,12 @@ def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args
 
 
 def _attention(name: str, tensors: list[Tensor], args: Args) -> Work:
-    """Forward: two products of queries x keys x head size. Backward: five of them (the scores are computed anew)."""
+    """Forward: two products of queries x keys x head size. Backward: five such products (the scores are recomputed)."""
     backward = "backward" in name
     q, k, v = tensors[1:4] if backward and len(tensors) > 3 else (tensors + tensors[:1] * 3)[:3]
     if len(q.size) != 4 or len(k.size) != 4 or len(v.size) != 4:
         return UNKNOWN
-    product = 2.0 * q.elements * k.size[2]  # q: batch, heads, queries, head size; one product of it with every key
+    product = 2.0 * q.elements * k.size[2]  # q: batch, heads, queries, head size; one product with every key
     half = 0.5 if "True" in args.values[:9] and q.size[2] > 1 else 1.0
     moved = q.bytes + k.bytes + v.bytes
     if backward:
@@ -155,7 +155,7 @@ def _attention(name: str, tensors: list[Tensor], args: Args) -> Work:
 
 
 def _lookup(name: str, tensors: list[Tensor]) -> Work:
-    """Rows read and written, the indices read; the rest of the table stays where it is."""
+    """Bytes of the rows read and written, and of the indices. The rest of the table does not move."""
     table, others = tensors[0], tensors[1:]
     indices = [tensor for tensor in others if tensor.item_bytes in (4, 8)]
     if not others or not indices:

@@ -1,4 +1,4 @@
-"""The gaps in a GPU's work that begin when a synchronisation returns, from a trace. No torch here."""
+"""Gaps in the work of a GPU after a synchronisation, from a trace. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gpuconsole.workloads.profiling.trace import TraceError, TraceEvent
 
 RUNTIME = ("cuda_runtime", "cuda_driver")
 NEAR_US = 50.0
-"""Between the last kernel's end and the synchronisation's return (DIAGNOSIS T10)."""
+"""Maximum time between the end of the last kernel and the return of the synchronisation."""
 NAMED = 20
-"""Gaps for which the operator is looked up: the longest."""
+"""Number of longest gaps for which the operator is looked up."""
 
 
 class Stalls(NamedTuple):
-    """Seconds over the whole trace, and `syncs` as a count. `where`: the operator behind most of it; empty where none is known."""
+    """Seconds over the whole trace; `syncs` is a count. `where`: the operator with the most gap time; empty where unknown."""
 
     busy_s: float
     gaps_s: float
@@ -25,13 +25,13 @@ class Stalls(NamedTuple):
 
 
 def stalls(events: list[TraceEvent]) -> Stalls:
-    """From the first kernel or copy to the last. Raises TraceError."""
+    """The gaps from the first kernel or copy to the last. Raises TraceError."""
     work = sorted((event.ts, event.end) for event in events if event.cat in trace.ON_GPU)
     if not work:
         raise TraceError("the trace holds no GPU kernel")
     syncs = [event for event in events if event.cat in RUNTIME and ("Synchronize" in event.name or event.name == "cudaMemcpy")]
     last = max(end for _, end in work)
-    within = [sync for sync in syncs if work[0][0] < sync.end < last]  # the one that ends the window belongs to no step
+    within = [sync for sync in syncs if work[0][0] < sync.end < last]  # the synchronisation that ends the window belongs to no step
     gaps: list[tuple[float, float]] = []
     reached = work[0][1]
     for start, end in work:
@@ -55,7 +55,7 @@ def _nearest(syncs: list[TraceEvent], t: float) -> TraceEvent | None:
 
 
 def _where(blamed: list[tuple[float, TraceEvent]], events: list[TraceEvent]) -> str:
-    """The innermost operator around the synchronisations that cost most."""
+    """The innermost operator around the synchronisations with the most time."""
     lost: dict[str, float] = {}
     ops = [event for event in events if event.cat == trace.OP]
     for length, sync in blamed:

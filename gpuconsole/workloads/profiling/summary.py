@@ -1,4 +1,4 @@
-"""From a trace to a report: kernels where a GPU ran, else operators by their own time. No torch here."""
+"""From a trace to a report: kernels of a GPU, or operators of a CPU by their own time. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GAPS = 5
 NAME = 160
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
-GPU_CLOCK = "kernels on the GPU's own clock (CUPTI), copies included"
-CPU_CLOCK = "operators by their own time on the host clock, profiling included"
+GPU_CLOCK = "kernels and copies on the GPU clock (CUPTI)"
+CPU_CLOCK = "operators by their own time on the host clock, with profiling overhead"
 NO_TENSOR_CORES = "the device is a CPU"
-COMMUNICATION_NOTE = "communication includes waiting for the other processes, also where it runs beside other work"
-NOT_RECORDED = "the trace holds no GPU kernel: CUPTI recorded none, as where another profiler holds it (nsys, ncu)"
+COMMUNICATION_NOTE = "communication includes the wait for other processes and time that overlaps with other work"
+NOT_RECORDED = "the trace has no GPU kernel: CUPTI recorded nothing, possibly because another profiler (nsys, ncu) uses it"
 NO_KERNELS = "no kernel ran in the window"
 _COPY = re.compile(r"Memcpy (HtoD|DtoH|DtoD|PtoP|HtoH) \((\w+) -> (\w+)\)")
 
 
 class Piece(NamedTuple):
-    """One kernel, copy or operator with the time that is its own. `computes`: counted as a kernel, not as dispatch."""
+    """One kernel, copy or operator with its own time. `computes`: counted as a kernel, not as dispatch."""
 
     name: str
     op_class: OpClassName
@@ -42,14 +42,14 @@ class Piece(NamedTuple):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What one optimizer step moves at least: parameters, gradients and states read, all but the gradients written."""
+    """Minimum bytes of one optimizer step: parameters, gradients and states are read; parameters and states are written."""
 
     elements: float = 0.0
     bytes: float = 0.0
 
 
 class _Span(msgspec.Struct):
-    """An operator while those inside it are still to come."""
+    """An operator whose child operators are still being read."""
 
     event: TraceEvent
     op_class: OpClassName
@@ -59,9 +59,9 @@ class _Span(msgspec.Struct):
 
 
 def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 0, gpu: bool = False) -> ProfileReport:  # noqa: B008 (frozen)
-    """The report on a trace's steps. Raises TraceError.
+    """The report on the steps of a trace. Raises TraceError.
 
-    `steps` where the trace does not mark them (a probe's passes); `gpu`: a GPU was at work, so a trace without kernels says nothing.
+    `steps`: number of steps if the trace does not mark them (passes of a probe). `gpu`: the work ran on a GPU, so a trace without kernels is an error.
     """
     start, end, marked = _window(events)
     on_gpu = [event for event in events if event.cat in trace.ON_GPU and event.end > start]
@@ -103,7 +103,7 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
 
 
 def _window(events: list[TraceEvent]) -> tuple[float, float, int]:
-    """Begin and end of the steps, and how many; of all operators where no step is marked."""
+    """Start, end and number of the steps; of all operators where no step is marked."""
     steps = [event for event in events if event.cat == trace.ANNOTATION and event.name.startswith(STEP)]
     spans = steps or [event for event in events if event.cat in (trace.OP, *trace.ON_GPU)]
     if not spans:
@@ -112,7 +112,7 @@ def _window(events: list[TraceEvent]) -> tuple[float, float, int]:
 
 
 def _operators(events: Iterable[TraceEvent]) -> list[_Span]:
-    """Every operator and annotation with the time that is not its children's, per thread."""
+    """Every operator and annotation with its time minus the time of its children, per thread."""
     done: list[_Span] = []
     stacks: dict[int | str, list[_Span]] = defaultdict(list)
     for event in sorted(events, key=lambda event: (event.ts, -event.dur)):
@@ -124,7 +124,7 @@ def _operators(events: Iterable[TraceEvent]) -> list[_Span]:
         span = _Span(event, op_class, event.dur, event.name.startswith(OPTIMIZER) or (parent is not None and parent.optimizer))
         if parent is not None:
             parent.own -= min(event.dur, parent.event.end - event.ts)
-        for outer in stack:  # an operator that calls one of its own class is dispatch: linear around addmm
+        for outer in stack:  # an operator that calls an operator of the same class is dispatch: linear around addmm
             outer.wraps = outer.wraps or (op_class != "other" and outer.op_class == op_class)
         stack.append(span)
         done.append(span)
@@ -142,7 +142,7 @@ def _piece(span: _Span) -> Piece:
 
 
 def _kernels(events: list[TraceEvent], spans: list[_Span]) -> list[Piece]:
-    """GPU kernels and copies: class by their own name, else by the operator that launched them."""
+    """GPU kernels and copies, classified by their own name, otherwise by the operator that launched them."""
     launchers = {span.event.args.op: span for span in spans if span.event.cat == trace.OP and span.event.args.op}
     longest: dict[int, TraceEvent] = {}
     for event in events:
@@ -153,7 +153,7 @@ def _kernels(events: list[TraceEvent], spans: list[_Span]) -> list[Piece]:
 
 
 def _kernel(event: TraceEvent, launcher: _Span | None, carries: bool) -> Piece:
-    """One kernel. Of several that one operator launched, the longest carries the operator's work and the others none."""
+    """One kernel. If one operator launched several kernels, the longest kernel gets all FLOPs and bytes of the operator."""
     if event.cat != trace.KERNEL:
         return Piece(event.name, "copy", event.ts, event.dur, Work(0.0, _copied(event)), True)
     op_class, work = class_of_kernel(event.name), UNKNOWN
@@ -170,12 +170,12 @@ def _kernel(event: TraceEvent, launcher: _Span | None, carries: bool) -> Piece:
 
 
 def _copied(event: TraceEvent) -> float:
-    """Bytes that a copy moves: within the device each is read and written there."""
+    """Bytes that a copy moves. A copy within the device reads and writes each byte."""
     return event.args.bytes * (2 if "DtoD" in event.name else 1)
 
 
 def _classes(pieces: list[Piece], update: Update, steps: int) -> list[OpClass]:
-    """Largest share first; classes that did not occur are left out."""
+    """The classes in the trace, the largest share first."""
     total = sum(piece.own for piece in pieces)
     by_class: dict[OpClassName, list[Piece]] = {name: [] for name in OP_CLASSES}
     for piece in pieces:
@@ -200,7 +200,7 @@ def _class(name: OpClassName, members: list[Piece], total: float) -> OpClass:
 
 
 def _with_update(optimizer: OpClass, update: Update, steps: int) -> OpClass:
-    """Lists of tensors have no shapes in the trace: what the optimizer moved is known from its states, for all of its time."""
+    """Set the optimizer's bytes from its states, because the trace has no shapes for lists of tensors."""
     return msgspec.structs.replace(optimizer, flops=update.elements * steps, bytes=update.bytes * steps, counted_s=optimizer.time_s)
 
 
@@ -214,12 +214,14 @@ def _top(pieces: list[Piece]) -> list[TopOp]:
 
 
 def _tensor_cores(pieces: list[Piece]) -> tuple[float | None, str]:
-    """The share of kernel time in kernels that compute on tensor cores: by their names, not how busy those cores were."""
+    """The share of kernel time in tensor core kernels, by their names. It is not the activity of the tensor cores."""
     kernels = [piece for piece in pieces if not piece.name.startswith(("Memcpy", "Memset"))]
     total = sum(piece.own for piece in kernels)
     if not total:
         return None, NO_KERNELS
-    return sum(piece.own for piece in kernels if on_tensor_cores(piece.name)) / total, "share of kernel time in such kernels, by name"
+    return sum(
+        piece.own for piece in kernels if on_tensor_cores(piece.name)
+    ) / total, "share of kernel time in tensor core kernels, by name"
 
 
 def _copies(events: list[TraceEvent]) -> list[CopyKind]:
@@ -239,7 +241,7 @@ def _copies(events: list[TraceEvent]) -> list[CopyKind]:
 
 
 def _gaps(busy: list[tuple[float, float, str]], start: float, end: float) -> tuple[list[Gap], float]:
-    """The longest times in which nothing ran, and all of them together (µs)."""
+    """The longest idle times, and the sum of all idle times, in µs."""
     found: list[Gap] = []
     idle, reached, last = 0.0, start, "the window's begin"
     for begin, finish, name in [*sorted(busy), (end, math.inf, "the window's end")]:

@@ -1,4 +1,4 @@
-"""A trace as torch.profiler writes it (Chrome's JSON, made by Kineto): only what we read of it. No torch here."""
+"""A trace of torch.profiler (Chrome's JSON, written by Kineto): the fields that gpuconsole reads. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ON_GPU = (KERNEL, MEMCPY, MEMSET)
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """Shapes are lists of sizes, one per argument; for a list of tensors a list of such lists, or nothing where it was long."""
+    """Shapes are lists of sizes, one per argument. For a list of tensors: a list of such lists, or nothing if the list was long."""
 
     dims: list[Any] = msgspec.field(name="Input Dims", default_factory=list)
     strides: list[Any] = msgspec.field(name="Input Strides", default_factory=list)
@@ -45,7 +45,7 @@ class _Trace(msgspec.Struct):
 
 
 class TraceError(ValueError):
-    """Not a trace that we can read; the message is one line."""
+    """A file that is not a readable trace; the message is one line."""
 
 
 def read_trace(path: Path) -> list[TraceEvent]:
@@ -54,7 +54,7 @@ def read_trace(path: Path) -> list[TraceEvent]:
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
     try:
-        # Kineto copies names as they are: a kernel's name or a path need not be UTF-8
+        # Kineto copies names unchanged: the name of a kernel or a path may not be UTF-8
         return [event for event in msgspec.json.decode(data, type=_Trace).events if event.ph == "X"]
     except msgspec.DecodeError as error:
         raise TraceError(f"not a profiler trace: {error}") from None

@@ -1,4 +1,4 @@
-"""The profiler window of a running workload: a few ordinary steps, read by another process while training goes on."""
+"""The profiler window of a running workload: a few ordinary steps. Another process analyses the trace while training continues."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 ANALYSIS_S = 120.0
-"""Longer than the largest trace has taken; an analysis that has not ended by then is ended."""
+"""Time limit of an analysis in seconds, longer than the analysis of the largest known trace."""
 
 
 class Profiling:
     """Takes profiler windows of one worker, one at a time.
 
-    In a world of several processes all take the window's steps; the one that `leads` is profiled and answers.
+    With several processes all train the steps of the window. Only the leading process (`leads`) is profiled and answers.
     """
 
     def __init__(self, loop: TrainingLoop | RepeatingLoop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
-        """`note` goes into every report."""
+        """`note` is added to every report."""
         self._loop = loop
         self._note = note
         self._answer = answer
@@ -41,9 +41,9 @@ class Profiling:
         self._pending: Analysis | None = None
 
     def take(self, command: Profile) -> None:
-        """Train `command.steps` steps under the profiler; neither they nor those that settle afterwards count."""
+        """Train `command.steps` steps under the profiler. These steps and the settling steps after them do not count."""
         start, loop = now(), self._loop
-        if self._pending is not None:  # the console asks for one at a time; whoever does not still has an answer to each
+        if self._pending is not None:  # the console requests one window at a time; a second request still gets an answer
             self._pending.kill()
             self._answer(self._pending.answer())
             self._pending = None
@@ -72,20 +72,20 @@ class Profiling:
             self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start, options)
 
     def poll(self) -> None:
-        """Answer, if the analysis is done."""
+        """Send the answer if the analysis has finished."""
         if self._pending is not None and self._pending.done():
             pending, self._pending = self._pending, None
             self._answer(pending.answer())
 
     def close(self) -> None:
-        """An analysis that is under way is given up."""
+        """Abandon a running analysis."""
         if self._pending is not None:
             self._pending.kill()
             self._pending = None
 
 
 class Analysis:
-    """The process that reads a trace, and keeps it for the user."""
+    """The process that analyses a trace and stores it for the user."""
 
     def __init__(self, command: Profile, path: Path, update: Update, cost_s: float, options: list[str]) -> None:
         self._command = command
@@ -111,7 +111,7 @@ class Analysis:
         self._process.wait()
 
     def answer(self) -> Profiled:
-        """What the process found, or its last words."""
+        """The report of the process, or the last line of its stderr."""
         report, error = None, None
         if self._process.poll() is None:
             self.kill()
@@ -126,7 +126,7 @@ class Analysis:
 
 
 def update_of(optimizer: torch.optim.Optimizer) -> Update:
-    """What one step of `optimizer` moves at least: parameters, gradients and states read, all but the gradients written."""
+    """Minimum bytes of one step of `optimizer`: parameters, gradients and states are read; parameters and states are written."""
     elements = moved = 0.0
     for group in optimizer.param_groups:
         for parameter in group["params"]:

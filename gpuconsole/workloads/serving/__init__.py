@@ -1,1 +1,1 @@
-"""Serving: a model server as a child, the load that is put on it, and what both tell."""
+"""Serving: a model server as a child process, the load on it, and the measurements of both."""

@@ -1,4 +1,4 @@
-"""The event loop of what handles many small messages: uvloop's where it is installed, which takes a third off the cost of each."""
+"""The event loop for processes with many small messages: uvloop where installed, which needs a third less CPU time per message."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Looks at what a model server answers, without a load: perplexity, and passkeys at several lengths and depths.
+"""Examines the answers of a model server without a load: perplexity, and passkeys at several lengths and depths.
 
-Started by the runtime as `python -m gpuconsole.workloads.serving.examine --fd N`; it ends when everything has been told.
+The console starts it as `python -m gpuconsole.workloads.serving.examine --fd N`. The process ends after it has sent all results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuconsole.workloads.serving.worker import choose_server
 
 
 async def examine(channel: ChildChannel, start: Start) -> None:
-    """Everything that `start.options` asks for: `lengths` in characters and `depths`, both as JSON. Raises ServerFailed."""
+    """Run all examinations in `start.options`: `lengths` in characters and `depths`, both as JSON. Raises ServerFailed."""
     key = start.options.get("api_key_env", "")
     lengths, depths = (msgspec.json.decode(start.options[name], type=list[float]) for name in ("lengths", "depths"))
     async with await connect(os.environ.get(key) if key else None) as session:
@@ -62,7 +62,7 @@ async def _passkey(session: aiohttp.ClientSession, url: str, model: str, length:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="examiner of gpuconsole; not for people")
+    parser = argparse.ArgumentParser(description="examiner of gpuconsole; internal")
     parser.add_argument("--fd", type=int, required=True)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""A model server's /metrics, of whichever make, under one set of names."""
+"""The /metrics page of any supported model server, under one set of names."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ TIMES = {
     "sglang:time_to_first_token_seconds": "ttft_s",
     "sglang:e2e_request_latency_seconds": "e2e_s",
 }
-"""Histograms, of which the sum and the count are kept: their means are exact, their buckets too coarse for percentiles."""
+"""Histograms, kept as sum and count: their means are exact, but their buckets are too coarse for percentiles."""
 SHARE = "kv_cache_usage_ratio"
 
 
 def read_metrics(text: str, t: float) -> ServerState:
-    """What the exposition `text` says at `t`, summed over engines (a share: the fullest). Raises ValueError where it is none."""
+    """The values of the exposition `text` at `t`, summed over engines (shares: the maximum). Raises ValueError for an invalid page."""
     gauges: dict[str, float] = {}
     totals: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""Model servers: the embedded one, vLLM, or one that runs already. Each is started, asked whether it is ready, and stopped."""
+"""Model servers: the embedded server, vLLM, or a server that already runs: start, readiness check and stop."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.text import visible
 
 READY_S = 1200.0
-"""A large model takes minutes to load and to compile; a server that is dead says so by itself."""
+"""Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
 ASK_EVERY_S = 0.5
 STOP_S = 10.0
 PROBE_TIMEOUT_S = 5.0
 MOST_WORDS = 400
-"""Lines of a server's log that are kept: vLLM writes some 120 between the cause of its end and the end."""
+"""Number of kept log lines: vLLM writes about 120 lines between the cause of a failure and its end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
-"""What vLLM imports from us, in its own Python."""
+"""The folder with the module that vLLM imports in its own Python."""
 MOST_SHEBANG_BYTES = 1024
 OWN_SCHEDULER = "--scheduler-cls"
 LIMITS = struct.Struct("=qq")
-"""As in_vllm/gpuconsole_caps.py reads them: LIVE_KNOBS in their order."""
+"""The format that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order."""
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start, or is not what was expected; the message is one line."""
+    """The server did not start or is not usable; the message is one line."""
 
 
 class ModelServer:
-    """A server at `url`, serving `model`. `facts` are plain numbers about it; `process` is there where it is our child."""
+    """A server at `url` that serves `model`. `facts` are plain numbers about the server. `process` is set if the server is a child process."""
 
     url = ""
     model = ""
@@ -63,19 +63,19 @@ class ModelServer:
         self._last = ""
 
     async def start(self, session: aiohttp.ClientSession) -> None:
-        """Returns once it answers. Raises ServerFailed."""
+        """Start the server; returns when the server answers. Raises ServerFailed."""
         raise NotImplementedError
 
     async def set_limits(self, knobs: Knobs) -> None:
-        """Put those of LIVE_KNOBS in force, none above what its facts allow. Raises ServerFailed."""
-        raise ServerFailed("this server takes no new limits while it runs")
+        """Apply the LIVE_KNOBS in `knobs`, at most the values in the server's facts. Raises ServerFailed."""
+        raise ServerFailed("this server cannot change its limits while it runs")
 
     def frontend_cpu_s(self) -> float | None:
-        """CPU time of the process that answers requests, where that is one of its own and our child."""
+        """CPU seconds of the process that answers requests, if it is a separate child process; otherwise None."""
         return None
 
     async def stop(self) -> None:
-        """Ask it to end, then make it end."""
+        """Stop the server: first SIGTERM, later SIGKILL."""
         if self.process is None or self.process.returncode is not None:
             return
         self.process.terminate()
@@ -87,7 +87,7 @@ class ModelServer:
             await self.process.wait()
 
     def death(self) -> str:
-        """How its process ended, in one line."""
+        """The end of its process, in one line."""
         assert self.process is not None
         code = self.process.returncode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -106,7 +106,7 @@ class ModelServer:
         while True:
             try:
                 line = await self.process.stdout.readline()
-            except ValueError:  # a line of more than 1 MB: nothing that anybody reads
+            except ValueError:  # skip a line of more than 1 MB
                 continue
             if not line:
                 return
@@ -115,7 +115,7 @@ class ModelServer:
             on_line(text)
 
     async def _wait_for(self, ready: Callable[[], Any], seconds: float) -> None:
-        """Until `ready()` (awaited) is true. Raises ServerFailed when the process ends first, or the time does."""
+        """Wait until `ready()` is true. Raises ServerFailed when the process ends first or the time limit passes."""
         try:
             async with asyncio.timeout(seconds):
                 while not await ready():
@@ -130,7 +130,7 @@ class ModelServer:
 
 
 class EmbeddedServer(ModelServer):
-    """Our own small engine on a small GPT, in a child of its own."""
+    """The embedded engine with a small GPT, in a child process."""
 
     def __init__(self, progress: Callable[[str], None], knobs: Knobs, device: str, seed: int) -> None:
         super().__init__(progress)
@@ -151,7 +151,7 @@ class EmbeddedServer(ModelServer):
         limits = {name: knobs[name] for name in LIVE_KNOBS}
         async with self._session.post(f"{self.url}/limits", json=limits) as answer:
             if answer.status != 200:
-                raise ServerFailed(f"the embedded server takes no limits: HTTP {answer.status}")
+                raise ServerFailed(f"the embedded server rejects new limits: HTTP {answer.status}")
 
     def _heard(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -165,7 +165,7 @@ class EmbeddedServer(ModelServer):
 
 
 class RemoteServer(ModelServer):
-    """One that runs already, somewhere."""
+    """A server that already runs."""
 
     def __init__(self, progress: Callable[[str], None], url: str, model: str, wait_s: float) -> None:
         super().__init__(progress)
@@ -190,7 +190,7 @@ class RemoteServer(ModelServer):
 
 
 class VllmServer(ModelServer):
-    """vLLM as our child: started, followed through its log, stopped."""
+    """vLLM as a child process."""
 
     PHASES = (
         ("Loading safetensors", "loading weights"),
@@ -222,7 +222,7 @@ class VllmServer(ModelServer):
         environment = vllm_environment(self._knobs)
         if self._uuid and int(self._knobs["tensor_parallel_size"]) == 1:
             environment["CUDA_VISIBLE_DEVICES"] = self._uuid
-        with tempfile.NamedTemporaryFile() as limits:  # it may go once both sides have mapped it
+        with tempfile.NamedTemporaryFile() as limits:  # the file is not needed after both sides have mapped it
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
                 limits.write(bytes(LIMITS.size))
                 limits.flush()
@@ -240,12 +240,12 @@ class VllmServer(ModelServer):
         LIMITS.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
 
     def frontend_cpu_s(self) -> float | None:
-        """Of the busiest, where there are several (`api_server_count`)."""
+        """The CPU seconds of the busiest process if there are several (`api_server_count`)."""
         if self.process is None or self.process.returncode is not None:
             return None
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
-            if self._frontends is None:  # their titles are given after the start; none comes later
+            if self._frontends is None:  # processes set their titles after the start; later there are no new processes
                 others = [one for one in root.children(recursive=True) if any("APIServer" in word for word in one.cmdline())]
                 self._frontends = others or [root]
             return max(sum(one.cpu_times()[:2]) for one in self._frontends)
@@ -253,7 +253,7 @@ class VllmServer(ModelServer):
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.words):
-            return f"{self._python} has no vLLM: name the Python that has with --vllm-python"
+            return f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM"
         return super().death()
 
     def _heard(self, line: str) -> None:
@@ -277,7 +277,7 @@ class VllmServer(ModelServer):
 
 
 def find_vllm_python() -> str:
-    """The Python that has vLLM: this one, else that of the program `vllm` on the path, as its first line tells; else this one."""
+    """The Python with vLLM: this Python, otherwise the Python in the first line of the program `vllm` on the path, otherwise this Python."""
     program = shutil.which("vllm")
     if importlib.util.find_spec("vllm") is None and program is not None:
         with open(program, "rb") as file:
@@ -288,9 +288,9 @@ def find_vllm_python() -> str:
 
 
 def live_limits(knobs: Knobs) -> dict[str, float]:
-    """Facts of a server that takes lower limits while it runs.
+    """Facts of a server whose limits can be lowered while it runs.
 
-    Without chunked prefill a prompt that is longer than an iteration would wait for ever, and everybody behind it.
+    Without chunked prefill a prompt that is longer than an iteration would wait forever, together with all later prompts.
     """
     names = LIVE_KNOBS if knobs["enable_chunked_prefill"] else LIVE_KNOBS[:1]
     return {live_limit_fact(name): float(knobs[name]) for name in names}
@@ -301,9 +301,9 @@ KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 def model_facts(folder: Path, knobs: Knobs) -> dict[str, float]:
-    """Bytes of weights and of a token's keys and values, from a model's own files in `folder`; nothing where it is no such folder.
+    """Bytes of the weights and of one token's keys and values, from the model files in `folder`; empty if `folder` has no model.
 
-    Weights as they lie on disk, in the dtype that they are converted to; those of a quantised model are what they are there.
+    Weights count with the dtype of the server; weights of a quantized model count as stored on disk.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -330,11 +330,11 @@ FLAGS = (
 )
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "auto", "num_gpu_blocks_override": 0}
-"""Values for which vLLM has no flag: it is left away."""
+"""Values for which vLLM has no flag; the flag is omitted."""
 
 
 def vllm_flags(knobs: Knobs, options: dict[str, str]) -> list[str]:
-    """The command line that `knobs` mean, in vLLM's own spelling."""
+    """The vLLM command line for `knobs`."""
     flags = ["--model", options.get("model", "")]
     for name in FLAGS:
         flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
@@ -352,7 +352,7 @@ def vllm_flags(knobs: Knobs, options: dict[str, str]) -> list[str]:
 
 
 def vllm_environment(knobs: Knobs) -> dict[str, str]:
-    """No telemetry home, and on a CPU as many threads as asked: two on a contended box collapse (spin barriers)."""
+    """Environment: no vLLM telemetry, and on a CPU the requested number of threads (on a busy machine spin barriers make two threads very slow)."""
     threads = int(knobs["omp_num_threads"])
     return {
         "VLLM_NO_USAGE_STATS": "1",
@@ -369,10 +369,10 @@ def free_port() -> int:
 
 
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """The first model that the server lists. Raises ServerFailed for a refusal, aiohttp's errors where it does not answer."""
+    """The first model that the server lists. Raises ServerFailed for a refusal, and aiohttp's errors if the server does not answer."""
     async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as answer:
         if answer.status in (401, 403):
-            raise ServerFailed(f"{url} wants a key (HTTP {answer.status}): name the variable that holds it with --api-key-env")
+            raise ServerFailed(f"{url} needs an API key (HTTP {answer.status}): name the variable that holds it with --api-key-env")
         if answer.status in (503, 502, 429):
             raise aiohttp.ClientError(f"HTTP {answer.status}")
         if answer.status != 200:
@@ -387,14 +387,14 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def explain(problem: BaseException) -> str:
-    """Why a server did not answer, in a few words."""
+    """A short reason why a server did not answer."""
     if isinstance(problem, aiohttp.ClientConnectorError):
         return getattr(problem.os_error, "strerror", None) or str(problem.os_error)
     return str(problem) or type(problem).__name__
 
 
 def why(words: list[str]) -> str:
-    """The line of a log that tells why a server died: the last that names an error and not another one as its cause, else the last that says anything."""
+    """The log line with the cause of a server's end: the last line that names an error without naming another cause, otherwise the last non-empty line."""
     lines = [line.strip() for line in words if line.strip()]
     errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b\s*:", line) and "root cause" not in line]
     return visible((errors or lines or [""])[-1])[:300]

@@ -1,7 +1,7 @@
-"""The serving worker: keeps a model server and a load generator as its children, and reads the server's /metrics.
+"""The serving worker: runs a model server and a load generator as child processes, and reads the server's /metrics.
 
-Started by the runtime as `python -m gpuconsole.workloads.serving.worker --fd N --scratch DIR`. It leads a process group, so that the
-end of the console, or of this process, is the end of both.
+The console starts it as `python -m gpuconsole.workloads.serving.worker --fd N --scratch DIR`. The worker leads a process group, so that
+both children end when the console or the worker ends.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ServingWorker:
         self.failed = ""
 
     async def run(self) -> None:
-        """Until told to stop, or until server or generator end by themselves (see `failed`)."""
+        """Run until a Stop command, or until the server or the generator ends (see `failed`)."""
         start = self._start
         self._server = choose_server(start, lambda detail: self._channel.send(Progress(now(), "starting", detail)))
         try:
@@ -92,20 +92,20 @@ class ServingWorker:
             await self._server.stop()
 
     async def serve(self, command: AnyCommand) -> None:
-        """A command from the console: the load's are the generator's to answer, once the server has its limits."""
+        """Handle a command from the console. The generator answers commands for the load, after the server has its new limits."""
         if isinstance(command, SetKnobs) and not await self._limit(command):
             return
         if isinstance(command, Stop):
             self._over.set()
         elif isinstance(command, Profile):
-            self._channel.send(Profiled(now(), command.request, error="a model server runs in a process of its own: profile it there"))
+            self._channel.send(Profiled(now(), command.request, error="the model server is a separate process: profile that process"))
         elif self._to_generator is not None:
             self._to_generator.write(encode(command) + b"\n")
         else:
             self._early.append(command)
 
     async def _limit(self, command: SetKnobs) -> bool:
-        """Give the server its new limits, where the command is about them; answers, and returns False, where it takes none."""
+        """Apply new limits to the server if the command contains them. Sends an error and returns False if the server cannot change them."""
         knobs = {**self._knobs, **command.changes}
         try:
             if self._server is not None and any(name in command.changes for name in LIVE_KNOBS):
@@ -130,7 +130,7 @@ class ServingWorker:
                 raise problem
 
     def _announce(self, server: ModelServer, knobs: Knobs) -> None:
-        """Facts about the server, and which knobs do nothing there; what somebody set for nothing is told once."""
+        """Facts about the server, and the knobs without effect. Sends one note about knobs that were set without effect."""
         recorded = "prompts" in self._start.options
         idle = without_effect(
             knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer), recorded=recorded
@@ -148,13 +148,13 @@ class ServingWorker:
             await asyncio.Event().wait()
         else:
             await server.process.wait()
-            await asyncio.sleep(0.2)  # its last words
+            await asyncio.sleep(0.2)  # its last log lines
             self.failed = server.death()
 
     # --- the load generator ---------------------------------------------------------------------------------
 
     async def _generate(self, server: ModelServer) -> None:
-        """Start the load generator and pass on what it tells. Returns when it has ended."""
+        """Start the load generator and forward its events. Returns when the generator has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._generator = await asyncio.create_subprocess_exec(
@@ -168,7 +168,7 @@ class ServingWorker:
             options["characters_per_token"] = EMBEDDED_CHARACTERS_PER_TOKEN
         start = self._start
         first = Start(start.workload, start.knobs, start.device, seed=start.seed, options=options)
-        for command in (first, *self._early):  # somebody may have changed a knob as soon as the server was there
+        for command in (first, *self._early):  # a knob may have changed since the server became ready
             writer.write(encode(command) + b"\n")
         self._to_generator = writer
         while line := await reader.readline():
@@ -194,12 +194,12 @@ class ServingWorker:
             self._generator.kill()
             await self._generator.wait()
 
-    # --- the server's own account ---------------------------------------------------------------------------
+    # --- the server's /metrics ----------------------------------------------------------------------------
 
     async def _scrape_for_ever(self, server: ModelServer) -> None:
         url = self._start.options.get("metrics_url") or f"{server.url}/metrics"
         timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as elsewhere:  # the server's key is not for another address
+        async with aiohttp.ClientSession(timeout=timeout) as elsewhere:  # do not send the server's key to another address
             await self._scrape(server, url, elsewhere if "metrics_url" in self._start.options else self._session, timeout)
 
     async def _scrape(self, server: ModelServer, url: str, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
@@ -211,17 +211,17 @@ class ServingWorker:
                         raise ValueError(f"HTTP {answer.status}")
                     state = read_metrics(await answer.text(), t)
                 if not state.gauges and not state.totals:
-                    raise ValueError("no metric in it that is known here")
+                    raise ValueError("it contains no known metric")
                 if (busy := self._frontend_busy(server, t)) is not None:
                     state.gauges["frontend_cpu_ratio"] = busy
                 self._channel.send(state)
                 self._scrape_refused = ""
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
-                self._tell_once(f"{url}: {visible(explain(problem))}; the server's side stays unknown")
+                self._tell_once(f"{url}: {visible(explain(problem))}; the state of the server is unknown")
             await asyncio.sleep(SCRAPE_S)
 
     def _frontend_busy(self, server: ModelServer, t: float) -> float | None:
-        """Cores that the process which answers has used since the last reading."""
+        """CPU cores that the answering process has used since the last reading."""
         used, (before_t, before) = server.frontend_cpu_s(), self._frontend
         self._frontend = (t, used)
         return (used - before) / (t - before_t) if used is not None and before is not None and t > before_t else None
@@ -233,7 +233,7 @@ class ServingWorker:
 
 
 def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
-    """The server that `start` asks for: at an address, vLLM where it is wanted, else the embedded one."""
+    """The server for `start`: the server at an address, vLLM, or the embedded server."""
     options, knobs = start.options, start.knobs
     if options.get("server_url"):
         return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", REMOTE_WAIT_S)))
@@ -245,7 +245,7 @@ def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
 
 
 async def serve(channel: ChildChannel) -> int:
-    """From Start to Stop. Returns the exit code; a failure has been told to the console by then."""
+    """Run from Start to Stop. Returns the exit code; a failure has already been reported to the console."""
     loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
 
     def hear(command: AnyCommand) -> None:
@@ -257,7 +257,7 @@ async def serve(channel: ChildChannel) -> int:
     start = await commands.get()
     if not isinstance(start, Start):
         return 0
-    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM takes the first ones that it sees
+    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM uses the first visible GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
     key_name = start.options.get("api_key_env", "")
     async with await connect(os.environ.get(key_name) if key_name else None) as session:
@@ -276,11 +276,11 @@ async def _listen(commands: asyncio.Queue[AnyCommand], worker: ServingWorker) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="serving worker of gpuconsole; not for people")
+    parser = argparse.ArgumentParser(description="serving worker of gpuconsole; internal")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     args = parser.parse_args()
-    # no PR_SET_PDEATHSIG here: killed so, this process could not end the server's own children; the closed socket tells it as soon
+    # no PR_SET_PDEATHSIG here: a killed worker could not end the server's children; the closed socket is noticed just as soon
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))

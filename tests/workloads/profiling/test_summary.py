@@ -126,7 +126,7 @@ def test_communication_on_a_thread_of_its_own_counts_and_is_not_the_devices_work
     )
     assert {one.name: round(one.time_s * 1e6) for one in report.classes} == {"communication": 140, "gemm": 60}
     assert report.busy_s == pytest.approx(60e-6)
-    assert "waiting for the other processes" in report.notes[0]
+    assert "the wait for other processes" in report.notes[0]
 
 
 @pytest.mark.parametrize(

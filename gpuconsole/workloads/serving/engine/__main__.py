@@ -1,7 +1,7 @@
 """The embedded server as a process: `python -m gpuconsole.workloads.serving.engine --knobs JSON`.
 
-Prints one line when it serves, `serving http://127.0.0.1:PORT`, and before that `progress ...` where something takes long; what goes
-wrong then is the last line of stderr.
+The server prints `serving http://127.0.0.1:PORT` when it is ready, and `progress ...` lines during a long start. After a failure the
+last line of stderr is the cause.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the embedded model server of gpuconsole")
     parser.add_argument("--knobs", type=json.loads, required=True, help="values of the server's knobs, as JSON")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     try:
         event_loop.run(serve(args))
     except (OSError, RuntimeError, ValueError) as problem:
@@ -34,7 +34,7 @@ def main() -> None:
 async def serve(args: argparse.Namespace) -> None:
     from aiohttp import web
 
-    from gpuconsole.workloads.serving.engine.building import build
+    from gpuconsole.workloads.serving.engine.build import build
 
     server = build(args.knobs, args.device, args.seed, lambda text: print(f"progress {text}", flush=True))
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)

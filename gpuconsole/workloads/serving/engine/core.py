@@ -1,4 +1,4 @@
-"""The engine: one iteration after another over whatever sequences there are, each adding a token to those that are ready for one."""
+"""The engine: runs iterations over the present sequences. Each iteration adds one token to each decoding sequence."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
 from gpuconsole.workloads.serving.engine.scheduler import Iteration, Scheduler, Sequence
 
 END = 0
-"""The byte that ends a text: it never stands in one."""
+"""The byte that ends a text; no text contains this byte."""
 
 
 class TooLong(ValueError):
-    """A request that can never fit; the message is one line."""
+    """The request exceeds a fixed limit; the message is one line."""
 
 
 class Busy(RuntimeError):
-    """There is no seat free at the moment."""
+    """No sequence slot is free at the moment."""
 
 
 class Core:
@@ -42,7 +42,7 @@ class Core:
         self._random = torch.Generator().manual_seed(seed)
 
     def hear(self, on_token: Callable[[Sequence, int], None], on_iteration: Callable[[Iteration], None]) -> None:
-        """`on_token` is told of every new token, before its time is noted in the sequence; `on_iteration` of every pass."""
+        """`on_token` is called for each new token, before the sequence stores the token's time; `on_iteration` for each pass."""
         self._on_token, self._on_iteration = on_token, on_iteration
 
     @property
@@ -50,7 +50,7 @@ class Core:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue it. Raises TooLong."""
+        """Queue a sequence. Raises TooLong."""
         whole = len(sequence.prompt) + sequence.max_tokens
         if whole > self._max_model_len:
             raise TooLong(
@@ -61,7 +61,7 @@ class Core:
         self.scheduler.add(sequence)
 
     def iterate(self) -> None:
-        """One pass: pieces of prompts, each by itself, then one token for all that decode."""
+        """One pass: pieces of prompts one by one, then one token for all decoding sequences."""
         plan = self.scheduler.plan(time.monotonic())
         for sequence in (*(one for one, _, _ in plan.prefills), *plan.decodes):
             for n, held in enumerate(sequence.reused):
@@ -74,12 +74,12 @@ class Core:
         self._on_iteration(plan)
 
     def score(self, tokens: list[int]) -> list[float | None]:
-        """Log probability of each token given those before it; None for the first. Raises TooLong, Busy."""
+        """Log probability of each token given the previous tokens; None for the first token. Raises TooLong, Busy."""
         if len(tokens) > self._max_model_len:
             raise TooLong(f"{len(tokens)} tokens are more than max_model_len {self._max_model_len}")
         seat = self.scheduler.borrow()
         if seat is None:
-            raise Busy("all seats are taken: ask again")
+            raise Busy("all sequence slots are in use: try again")
         logits = self.decoder.prefill(seat, tokens, 0).float().log_softmax(-1)
         self.scheduler.give_back(seat)
         return [None, *logits[:-1].gather(1, torch.tensor(tokens[1:], device=logits.device)[:, None])[:, 0].tolist()]
@@ -96,7 +96,7 @@ class Core:
     def _decode(self, sequences: list[Sequence]) -> None:
         high = max(sequence.slot for sequence in sequences) + 1
         tokens, positions = [0] * high, [0] * high
-        for sequence in self.scheduler.running:  # one that does not decode now: written where its next token goes anyway
+        for sequence in self.scheduler.running:  # a slot that does not decode now: its next token overwrites this position
             if sequence.slot < high:
                 positions[sequence.slot] = min(sequence.computed, self._max_model_len - 1)
         for sequence in sequences:
@@ -122,7 +122,7 @@ class Core:
                 self.scheduler.remove(sequence)
 
     def _choose(self, sequences: list[Sequence], logits: torch.Tensor) -> list[int]:
-        """The likeliest token, or at a temperature above 0 one drawn by its probability."""
+        """The most probable token; with a temperature above 0 a token drawn by its probability."""
         best = logits.argmax(-1).tolist()
         for n, sequence in enumerate(sequences):
             if sequence.temperature > 0:

@@ -1,4 +1,4 @@
-"""A GPT that remembers: keys and values of each sequence stay in its slot, so that a token costs one pass over the weights."""
+"""A GPT with a KV cache: the keys and values of each sequence stay in its slot, so that a token needs one pass over the weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, Block
 class Decoder:
     """`model` with a KV cache of `slots` sequences of at most `max_model_len` tokens each.
 
-    The caches are (layers, slots, heads, max_model_len, head size) tensors, allocated once. Decoding looks at slots 0 to the highest
-    one in use without copying any of them, so low slots should be given out first.
+    The caches are (layers, slots, heads, max_model_len, head size) tensors, allocated once. Decoding reads slots 0 to the highest
+    slot in use without a copy, so the scheduler assigns low slots first.
     """
 
     def __init__(self, model: GPT, slots: int, max_model_len: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -27,7 +27,7 @@ class Decoder:
 
     @staticmethod
     def bytes_per_token(model: GPT, dtype: torch.dtype) -> int:
-        """Of keys and values, all layers."""
+        """Bytes of keys and values in all layers."""
         return 2 * len(model.blocks) * model.tokens.embedding_dim * dtype.itemsize
 
     @property
@@ -36,7 +36,7 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, slot: int, tokens: list[int], start: int) -> torch.Tensor:
-        """Take in `tokens` at positions `start` and on; logits of every one of them, (tokens, vocabulary)."""
+        """Process `tokens` from position `start`; returns logits of all tokens, (tokens, vocabulary)."""
         n = len(tokens)
         end = start + n
         positions = torch.arange(start, end, device=self._device)
@@ -54,7 +54,7 @@ class Decoder:
     def decode(self, tokens: list[int], positions: list[int]) -> torch.Tensor:
         """One token for each of the slots 0, 1, ...: `tokens` at `positions`; logits (slots, vocabulary).
 
-        A slot that has nothing to decode gets any token at the position that will be written next anyway.
+        A slot without a decoding sequence gets an arbitrary token at its next position, which is overwritten later.
         """
         high = len(tokens)
         at = torch.tensor(positions, device=self._device)
@@ -72,12 +72,12 @@ class Decoder:
 
     @torch.inference_mode()
     def read(self, slot: int, start: int, end: int) -> torch.Tensor:
-        """A copy of what `slot` holds for positions `start` to `end`: (2, layers, heads, end - start, head size)."""
+        """A copy of the keys and values of `slot` for positions `start` to `end`: (2, layers, heads, end - start, head size)."""
         return torch.stack((self._keys[:, slot, :, start:end], self._values[:, slot, :, start:end]))
 
     @torch.inference_mode()
     def write(self, slot: int, start: int, held: torch.Tensor) -> None:
-        """The opposite of `read`."""
+        """Write blocks into `slot`; the inverse of `read`."""
         end = start + held.shape[3]
         self._keys[:, slot, :, start:end] = held[0]
         self._values[:, slot, :, start:end] = held[1]

@@ -1,4 +1,4 @@
-"""What the embedded server tells of itself, under the names that vLLM 0.32 uses on its own /metrics."""
+"""The metrics of the embedded server, with the names that vLLM 0.32 uses on /metrics."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ BATCHES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Metrics:
-    """Counted as it happens; gauges are set at every iteration."""
+    """Counters grow with each event; each iteration sets the gauges."""
 
     def __init__(self, model: str, core: Core, cache: dict[str, str], facts: Mapping[str, float]) -> None:
-        """`facts`: as the server tells them at /facts; what an iteration costs follows from them."""
+        """`facts`: the facts that the server reports at /facts; the FLOPs and bytes of an iteration follow from them."""
         self._core, self._facts = core, facts
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
         self._counted = (0, 0, 0)
-        self._running = self._gauge("num_requests_running", "Sequences that take part in iterations")
-        self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for a seat or for KV blocks")
-        self._kv = self._gauge("kv_cache_usage_perc", "KV blocks held by sequences over all, 0 to 1")
-        self._preemptions = self._counter("num_preemptions", "Sequences that lost their KV blocks and are computed anew")
+        self._running = self._gauge("num_requests_running", "Sequences in the current iteration")
+        self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for a sequence slot or for KV blocks")
+        self._kv = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1")
+        self._preemptions = self._counter("num_preemptions", "Preempted sequences, which are recomputed")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens computed")
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self._flops = self._counter("estimated_flops_per_gpu", "FLOPs of the model's matrices and attention")
         self._bytes = self._counter("estimated_read_bytes_per_gpu", "Bytes of weights and KV cache that iterations must read")
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token")
@@ -40,8 +40,8 @@ class Metrics:
         self._prefill = self._histogram("request_prefill_time_seconds", "From the first iteration to the first token")
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last")
         self._iteration = self._histogram("iteration_tokens_total", "Tokens computed in an iteration", BATCHES)
-        self._done = Counter("vllm:request_success", "Requests by how they ended", (*LABELS, "finished_reason"), registry=self._registry)
-        Gauge("vllm:cache_config_info", "What the KV cache is", tuple(cache), registry=self._registry).labels(**cache).set(1)
+        self._done = Counter("vllm:request_success", "Requests by finish reason", (*LABELS, "finished_reason"), registry=self._registry)
+        Gauge("vllm:cache_config_info", "Configuration of the KV cache", tuple(cache), registry=self._registry).labels(**cache).set(1)
 
     def iteration(self, plan: Iteration) -> None:
         scheduler, prefixes = self._core.scheduler, self._core.prefixes
@@ -58,13 +58,13 @@ class Metrics:
         self._counted = totals
 
     def _cost(self, plan: Iteration) -> None:
-        """2 FLOPs per weight and token, 4 per layer, width and position looked at; weights once, keys and values of whoever takes part."""
+        """FLOPs: 2 per weight and token, 4 per layer, width and attended position. Bytes: all weights once, and the keys and values of the sequences."""
         facts = self._facts
         seen = sum((end - start) * (start + end) / 2 for _, start, end in plan.prefills) + sum(one.computed for one in plan.decodes)
         held = sum(end for _, _, end in plan.prefills) + sum(one.computed for one in plan.decodes)
         attention = 4 * facts["n_layer"] * facts["d_model"] * seen
         self._flops.inc(2 * facts["matrix_parameters"] * plan.tokens + attention)
-        passes = len(plan.prefills) + bool(plan.decodes)  # every piece of a prompt goes through the model by itself
+        passes = len(plan.prefills) + bool(plan.decodes)  # each piece of a prompt is a separate pass through the model
         self._bytes.inc(passes * facts["weight_bytes"] + held * facts["kv_bytes_per_token"])
 
     def token(self, sequence: Sequence, now: float) -> None:

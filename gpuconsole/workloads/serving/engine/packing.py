@@ -1,7 +1,7 @@
-"""Weights laid out for products with a few rows, which is what decoding does, on CPUs.
+"""Weights in a layout for products with few rows, as in decoding, on CPUs.
 
-torch's own linear layer calls a BLAS whose product of two rows costs nearly twice that of one. oneDNN's packed layout reads the weights
-once for up to four: measured here, 512 x 2048 in fp32 on one core of an AMD EPYC: 1, 2, 4, 8 and 32 rows in 65, 61, 60, 98 and 324 us,
+torch's linear layer calls a BLAS in which two rows take nearly twice the time of one row. oneDNN's packed layout reads the weights
+once for up to four rows. Measured: 512 x 2048 in fp32 on one core of an AMD EPYC: 1, 2, 4, 8 and 32 rows in 65, 61, 60, 98 and 324 us,
 against 62, 114, 183, 266 and 836.
 """
 
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 ROWS = 8
-"""The packed layout depends on how many rows are expected; any number works."""
+"""Expected number of rows for the packed layout. The product works with any number of rows."""
 
 
 class PackedLinear(nn.Module):
-    """What `linear` computes, from a packed copy of its weights."""
+    """The same result as `linear`, from a packed copy of its weights."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """oneDNN is there and takes this precision. The two operations are torch's own for frozen models (torch.compile), not documented."""
+    """Whether oneDNN is available for this precision. The two operations are undocumented; torch uses them for frozen models (torch.compile)."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available() or dtype not in (torch.float32, torch.bfloat16):
         return False
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -38,7 +38,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.no_grad()
 def pack(module: nn.Module) -> None:
-    """Replace every linear layer within `module`; it can decode from then on, and no longer be trained."""
+    """Replace every linear layer in `module`. After that the module can decode but not train."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
             setattr(module, name, PackedLinear(child))

@@ -1,4 +1,4 @@
-"""Prefix caching: what earlier prompts left behind, block by block, so that the same beginning is not computed again."""
+"""Prefix caching: keys and values of earlier prompts, block by block, so that a shared prefix is not computed again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 class PrefixCache:
-    """Keys and values of whole blocks, found by all tokens up to the block's end. The least recently used go first.
+    """Keys and values of whole blocks; the key of a block is all tokens up to its end. The least recently used blocks are evicted first.
 
-    `most` 0: caching is off, nothing ever matches. Cached blocks are copies, beside the ones that sequences hold.
+    `most` 0: caching is off. Cached blocks are copies, separate from the blocks of sequences.
     """
 
     def __init__(self, most: int, block_size: int) -> None:
@@ -21,9 +21,9 @@ class PrefixCache:
         self.queries = self.hits = 0
 
     def matching(self, tokens: list[int]) -> list[torch.Tensor]:
-        """The blocks of the leading tokens that are here. At least one token is left to compute: its logits are needed.
+        """The cached blocks of the leading tokens. At least one token remains to compute, because its logits are needed.
 
-        Whoever gets them has them, also when the cache gives them up before they are used.
+        The returned blocks stay valid after the cache evicts them.
         """
         found = []
         for key, block in self._chain(tokens[:-1]):
@@ -35,13 +35,13 @@ class PrefixCache:
         return found
 
     def count(self, tokens: list[int], blocks: list[torch.Tensor]) -> None:
-        """`blocks` were found of `tokens`, and are going to be used."""
+        """Record that `blocks` of `tokens` are used."""
         if self._most:
             self.queries += len(tokens)
             self.hits += len(blocks) * self._size
 
     def missing(self, tokens: list[int]) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Whole blocks of `tokens` that are not here: key, first position, tokens."""
+        """Whole blocks of `tokens` that the cache does not hold: key, first position, tokens."""
         chain = enumerate(self._chain(tokens))
         return [(key, n * self._size, block) for n, (key, block) in chain if self._held.get(key, (None,))[0] != block]
 
@@ -51,7 +51,7 @@ class PrefixCache:
             self._held.popitem(last=False)
 
     def _chain(self, tokens: list[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Every whole block with a key that stands for it and all before it."""
+        """Every whole block with a key for the block and all tokens before it."""
         key = 0
         if self._most:
             for start in range(0, len(tokens) - self._size + 1, self._size):

@@ -1,8 +1,8 @@
-"""Which sequences take part in the next iteration: first come, first served, under three limits, with preemption.
+"""Selects the sequences of the next iteration: first come, first served, under three limits, with preemption.
 
-As vLLM's V1 scheduler does it: sequences that run come first, each with one token, or with as much of its prompt as the token
-budget leaves (chunked prefill); then waiting ones are admitted while there are seats, tokens and KV blocks. When a running one
-needs a block and none is free, the last admitted gives up all of its blocks, goes back to the head of the queue and is computed anew.
+The rules are those of vLLM's V1 scheduler. Running sequences come first, each with one token, or with the part of its prompt that fits
+the token budget (chunked prefill). Waiting sequences are admitted while there are slots, tokens and KV blocks. When a running sequence
+needs a block and no block is free, the last admitted sequence frees all its blocks, returns to the head of the queue and is recomputed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
 
 @dataclass(eq=False)
 class Sequence:
-    """One request on its way. `tokens` are prompt and output; the first `computed` of them are in the KV cache.
+    """One active request. `tokens` are prompt and output; the first `computed` tokens are in the KV cache.
 
-    `reused`: blocks of a prefix cache that are to be copied into it before anything is computed.
+    `reused`: blocks of the prefix cache to copy into the slot before the first computation.
     """
 
     prompt: list[int]
@@ -43,13 +43,13 @@ class Sequence:
 
     @property
     def output(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens so far."""
         return len(self.tokens) - len(self.prompt)
 
 
 @dataclass
 class Iteration:
-    """What the next pass computes: pieces of prompts (sequence, from, to), and sequences that get their next token."""
+    """The work of the next pass: pieces of prompts (sequence, from, to), and sequences that decode one token."""
 
     prefills: list[tuple[Sequence, int, int]] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
@@ -61,9 +61,9 @@ class Iteration:
 
 
 class Scheduler:
-    """Seats (`max_num_seqs`), tokens per iteration (`max_num_batched_tokens`) and KV `blocks` of `block_size` tokens.
+    """Limits: sequence slots (`max_num_seqs`), tokens per iteration (`max_num_batched_tokens`) and KV `blocks` of `block_size` tokens.
 
-    `chunked`: a prompt may be split over iterations; without, it waits for one that takes it whole.
+    `chunked`: a prompt may be split over several iterations. Otherwise a prompt waits for an iteration that has room for all of it.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Scheduler:
 
     @property
     def kv_usage(self) -> float:
-        """Blocks held by sequences, over all."""
+        """Share of the KV blocks in use, 0..1."""
         return 1 - self._free / self.blocks
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """It is finished, or nobody waits for it any more."""
+        """Remove a sequence that has finished or was cancelled."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
@@ -97,21 +97,21 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Other limits from the next iteration on; there are no more seats than at the start. Those who run come to their end."""
+        """Set new limits from the next iteration on, at most the slots of the start. Running sequences continue to their end."""
         self._max_num_seqs, self._max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
     def borrow(self) -> int | None:
-        """A seat that nobody sits in, for a moment; None when all are taken."""
+        """A free slot for temporary use; None when all slots are in use."""
         return self._seats.pop(0) if self._seats else None
 
     def give_back(self, seat: int) -> None:
         self._seats.insert(0, seat)
 
     def plan(self, now: float) -> Iteration:
-        """The next iteration; its sequences hold the blocks that it needs."""
+        """The next iteration. Its sequences hold the blocks that the iteration needs."""
         plan, budget = Iteration(), self._max_num_batched_tokens
         for sequence in list(self.running):
-            if sequence in self.running:  # it may have been preempted for one before it
+            if sequence in self.running:  # an earlier sequence may have preempted this sequence
                 budget -= self._advance(sequence, budget, plan)
         while self.waiting and self._seats and len(self.running) < self._max_num_seqs and budget > 0 and not plan.preempted:
             if not self._admit(self.waiting[0], budget, now):
@@ -122,7 +122,7 @@ class Scheduler:
         return plan
 
     def _advance(self, sequence: Sequence, budget: int, plan: Iteration) -> int:
-        """Give `sequence` its part of the iteration; returns the tokens that it takes."""
+        """Add `sequence` to the iteration; returns its number of tokens."""
         left = len(sequence.tokens) - sequence.computed
         take = min(left, budget)
         if take <= 0 or (left > 1 and take < left and not self._chunked):
@@ -139,7 +139,7 @@ class Scheduler:
         return take
 
     def _admit(self, sequence: Sequence, budget: int, now: float) -> bool:
-        """A seat for `sequence`, and blocks for its first piece."""
+        """Assign a slot to `sequence`, and blocks for its first piece."""
         blocks = self._prefixes.matching(sequence.tokens)
         cached = len(blocks) * self.block_size
         left = len(sequence.tokens) - cached
@@ -155,7 +155,7 @@ class Scheduler:
         return True
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Hold blocks for `tokens` tokens in all."""
+        """Allocate blocks for `tokens` tokens in total."""
         needed = -(-tokens // self.block_size) - sequence.blocks
         if needed > self._free:
             return False
@@ -178,5 +178,5 @@ class Scheduler:
         self._free += sequence.blocks
         sequence.blocks = 0
         self._seats.append(sequence.slot)
-        self._seats.sort(reverse=True)  # the lowest is given out first: decoding looks at slots up to the highest in use
+        self._seats.sort(reverse=True)  # the lowest slot is assigned first: decoding reads all slots up to the highest in use
         sequence.slot = -1

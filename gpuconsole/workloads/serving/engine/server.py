@@ -1,7 +1,7 @@
 """The OpenAI API over the engine: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
-Engine and HTTP share one thread: an iteration, then the answers that it made. Two threads would fight for Python's lock, and the
-load that matters here is the model's. A token is a byte, so a prompt has as many tokens as it has bytes.
+Engine and HTTP share one thread: an iteration, then its answers. Two threads would compete for Python's global lock, and
+the main load is the model. A token is a byte, so a prompt has as many tokens as bytes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gpuconsole.workloads.serving.engine.scheduler import Iteration, Sequence
 
 MODEL = "gpuconsole-gpt"
 PASSES = 6
-"""Turns of the event loop between two iterations: a new request needs some to be accepted, read, parsed and queued."""
+"""Turns of the event loop between two iterations. A new request needs several turns: accept, read, parse, queue."""
 DEFAULT_MAX_TOKENS = 16
 MOST_BODY_BYTES = 64 * 1024 * 1024
 
 
 class BadRequest(ValueError):
-    """The request asks for what this server does not have; the message is one line."""
+    """The request asks for a feature that this server does not have; the message is one line."""
 
 
 @dataclass(eq=False)
 class Answer:
-    """A request's sequence and the bytes that have not been sent yet."""
+    """The sequence of a request and the bytes that are not sent yet."""
 
     sequence: Sequence
     chat: bool
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Server:
-    """One engine and whoever asks it. `facts` is told at /facts, as plain numbers."""
+    """One engine with its HTTP server. `facts` are plain numbers that the server reports at /facts."""
 
     def __init__(self, core: Core, facts: dict[str, float], cache_facts: dict[str, str]) -> None:
         self._core, self._facts = core, facts
@@ -78,7 +78,7 @@ class Server:
         return app
 
     async def run_engine(self) -> None:
-        """Iterate for ever, while there is anything to do."""
+        """Run iterations forever; wait while there is no work."""
         while True:
             if not self._core.busy:
                 self._wake.clear()
@@ -147,9 +147,9 @@ class Server:
         return web.json_response({**_head(answer), "choices": [choice], "usage": answer.usage()})
 
     def _scored(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`echo` with `logprobs` and nothing to generate: the prompt's own log probabilities, from which perplexity follows."""
+        """`echo` with `logprobs` and no generation: the log probabilities of the prompt, for perplexity."""
         if body.get("max_tokens") != 0 or body.get("logprobs") is None:
-            raise BadRequest("echo is for scoring a prompt here: it needs max_tokens 0 and logprobs")
+            raise BadRequest("echo only scores a prompt here: it needs max_tokens 0 and logprobs")
         tokens = prompt_tokens(body.get("prompt"))
         logprobs = {"tokens": [chr(token) for token in tokens], "token_logprobs": self._core.score(tokens)}
         usage = {"prompt_tokens": len(tokens), "completion_tokens": 0, "total_tokens": len(tokens)}
@@ -177,7 +177,7 @@ class Server:
 
 
 async def _pieces(answer: Answer) -> AsyncIterator[tuple[str, str]]:
-    """Text as it comes, several tokens at once where the reader lags, and in the last piece why it ended."""
+    """Stream the text. A slow reader receives several tokens at once. The last piece carries the finish reason."""
     while True:
         await answer.news.wait()
         answer.news.clear()
@@ -199,7 +199,7 @@ def read_request(body: dict[str, Any], chat: bool) -> Answer:
     if not isinstance(temperature, int | float) or not 0 <= temperature <= 10:
         raise BadRequest("temperature must be between 0 and 10")
     if body.get("n", 1) != 1:
-        raise BadRequest("n: only 1 here")
+        raise BadRequest("n: only 1 is supported")
     options = body.get("stream_options") or {}
     sequence = Sequence(tokens, max_tokens, time.monotonic(), float(temperature), ignore_eos=bool(body.get("ignore_eos")))
     return Answer(
@@ -221,9 +221,9 @@ def prompt_tokens(prompt: object) -> list[int]:
 
 
 def chat_text(messages: object) -> str:
-    """Messages as the model sees them. Raises BadRequest."""
+    """The prompt text of chat messages. Raises BadRequest."""
     if not isinstance(messages, list) or not messages:
-        raise BadRequest("messages must be a list with something in it")
+        raise BadRequest("messages must be a list with at least one message")
     lines = []
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):

@@ -1,4 +1,4 @@
-"""The embedded server's model: random weights where only speed counts, or ones trained for a minute and kept, whose perplexity means something."""
+"""The model of the embedded server: random weights if only speed counts, or weights trained for a minute and cached, with meaningful perplexity."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 TRAIN_S = 60.0
 POSITIONS = 1024
-"""Of a trained model; it has seen the first of them only, as many as a training sequence has."""
+"""Positions of a trained model. Training used only the first positions, the length of a training sequence."""
 TRAINING: Knobs = {"batch_size": 16, "seq_len": 128, "precision": "fp32", "lr_scheduler": "constant", "log_every": 0, "eval_every": 0}
 
 
 def trained_model(d_model: int, n_layer: int, progress: Callable[[str], None]) -> gpt.GPT:
-    """A GPT of that shape, trained by `train-gpt`'s own loop on the King James Bible; from the cache where it has been trained before."""
+    """A GPT of that shape, trained on the King James Bible by the loop of `train-gpt`, or loaded from the cache."""
     path = models_folder() / f"gpt-bytes-{d_model}-{n_layer}.pt"
     model = gpt.GPT(d_model, n_layer, POSITIONS)
     if not path.exists():
@@ -55,7 +55,7 @@ def train(d_model: int, n_layer: int, progress: Callable[[str], None]) -> dict[s
 
 
 def keep(weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Whole or not at all: another server may be doing the same."""
+    """Write the file completely or not at all: another server may write it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, made = tempfile.mkstemp(dir=path.parent)
     os.close(handle)
@@ -68,11 +68,11 @@ def models_folder() -> Path:
 
 
 def in_int8(model: gpt.GPT) -> gpt.GPT:
-    """Linear layers with int8 weights and activations scaled as they come (torch's dynamic quantisation; CPUs only). Raises ValueError."""
+    """Linear layers with int8 weights and dynamically scaled activations (torch's dynamic quantization; CPUs only). Raises ValueError."""
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch points to torchao, which is another dependency
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends torchao, which would be another dependency
         from torch.ao.quantization import quantize_dynamic
 
         quantized = quantize_dynamic(model.float().eval(), {torch.nn.Linear}, dtype=torch.qint8)

@@ -1,1 +1,1 @@
-"""The load generator: arrivals, prompts, streamed requests and their times. A process of its own."""
+"""The load generator, a separate process: arrivals, prompts, streamed requests and their times."""

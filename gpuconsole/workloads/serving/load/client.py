@@ -14,13 +14,13 @@ from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
 
 MOST_EXTRA_TOKENS = 64
-"""A server that goes on for so many tokens more than it was asked for will not stop by itself."""
+"""Tokens beyond the requested number after which the client ends a request."""
 MOST_LINE_BYTES = 4 * 1024 * 1024
 MOST_ERROR_BYTES = 4096
 
 
 class RequestFailed(RuntimeError):
-    """The request came to nothing, or not to its end; the message is one short line."""
+    """The request failed or did not finish; the message is one short line."""
 
 
 class _Usage(msgspec.Struct):
@@ -49,10 +49,10 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Arrivals:
-    """What has come of one request: when each chunk that brought tokens came, and how many.
+    """The received chunks of one request: arrival time and number of tokens of each chunk.
 
-    Tokens are counted from `usage`: in every chunk where the server tells them there (`continuous_usage_stats`), else from the last one,
-    spread evenly over the chunks. Only where there is no usage at all does a chunk count as a token.
+    Token counts come from `usage`: from every chunk if the server reports it there (`continuous_usage_stats`), otherwise from the last
+    chunk, spread evenly over the chunks. Without any usage a chunk counts as one token.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Arrivals:
         self._total: int | None = None
 
     def add(self, chunk: _Chunk, t: float) -> int:
-        """Note a chunk that came at `t`; returns the tokens that it is known to have brought."""
+        """Add a chunk that arrived at `t`; returns its known number of tokens."""
         choice = chunk.choices[0] if chunk.choices else None
         usage = chunk.usage.completion_tokens if chunk.usage is not None else None
         if chunk.usage is not None and chunk.usage.prompt_tokens:
@@ -87,7 +87,7 @@ class Arrivals:
         return new
 
     def settled(self) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
-        """Output tokens, gaps between chunks, and the tokens that each chunk after the first brought."""
+        """Output tokens, gaps between chunks in seconds, and the tokens of each chunk after the first."""
         gaps = tuple(later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
         total = self._total if self._total is not None else self.tokens
         if self._continuous or total == self.tokens or not gaps:
@@ -96,7 +96,7 @@ class Arrivals:
 
 
 class Client:
-    """Asks one server. What it refuses of the fields beyond OpenAI's own is left out from then on."""
+    """A client of one server. Fields beyond OpenAI's API that the server rejects are left out of later requests."""
 
     EXTRAS: tuple[dict[str, Any], ...] = (
         {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -114,9 +114,9 @@ class Client:
         self._refused = 0
 
     def break_off_silent(self) -> None:
-        """End the requests of which nothing has come for `timeout_s`. To be called now and then.
+        """End the requests without data for `timeout_s`. Called at intervals.
 
-        aiohttp's own `sock_read` sets a timer anew for every chunk, which is a tenth of what a token costs here.
+        aiohttp's `sock_read` restarts a timer for every chunk, which takes a tenth of the CPU time of a token.
         """
         late = now() - self._timeout_s
         for response in [one for one, t in self._heard.items() if t < late]:
@@ -124,7 +124,7 @@ class Client:
             response.close()
 
     async def ask(self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]) -> Request:
-        """The request, done or failed. `due`: when it should have been sent; `on_tokens` hears of tokens as they come."""
+        """Send a request; returns the finished or failed request. `due`: when it was due; `on_tokens` is called with each number of tokens."""
         arrivals, sent = Arrivals(), now()
         error = ""
         try:
@@ -142,7 +142,7 @@ class Client:
         return Request(now(), max(0.0, sent - due), first, last, arrivals.prompt_tokens, total, gaps, counts, error)
 
     async def _send(self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]) -> float:
-        """Send it, with as many extras as the server takes, and follow it to its end; returns when it was sent."""
+        """Send the request with the extra fields that the server accepts, and read it to its end; returns the time of sending."""
         while True:
             said = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
             body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True}
@@ -197,14 +197,14 @@ def _parse(payload: bytes) -> _Chunk:
     try:
         chunk = _decode(payload)
     except msgspec.DecodeError:
-        raise RequestFailed(f"not JSON that the OpenAI API knows: {visible(payload[:60].decode(errors='replace'))}") from None
+        raise RequestFailed(f"not JSON of the OpenAI API: {visible(payload[:60].decode(errors='replace'))}") from None
     if chunk.error is not None:
         raise RequestFailed(f"the server says: {visible(str(chunk.error))[:120]}")
     return chunk
 
 
 async def refusal(response: aiohttp.ClientResponse) -> str:
-    """The server's own words for a refusal, in one line."""
+    """The server's reason for a refusal, in one line."""
     text = (await response.content.read(MOST_ERROR_BYTES)).decode(errors="replace")
     try:
         said = msgspec.json.decode(text)
@@ -216,6 +216,6 @@ async def refusal(response: aiohttp.ClientResponse) -> str:
 
 
 async def connect(api_key: str | None) -> aiohttp.ClientSession:
-    """A session with as many connections as there are requests."""
+    """An HTTP session without a limit of connections."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers, read_bufsize=2**18)

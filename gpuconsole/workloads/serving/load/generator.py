@@ -1,7 +1,7 @@
-"""The load generator: puts traffic on a server, and reports every request and every tick of its clock.
+"""The load generator: sends requests to a server, and reports every request and every tick of its clock.
 
-Started by the serving worker as `python -m gpuconsole.workloads.serving.load.generator --fd N`. It has nothing else to do, so that its
-timestamps are right, and it measures how late it is itself.
+The serving worker starts it as `python -m gpuconsole.workloads.serving.load.generator --fd N`. The process does nothing else, so that its
+timestamps are accurate, and it measures its own lateness.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from gpuconsole.workloads.serving.load.traffic import Traffic
 TICK_S = 0.25
 LAG_EVERY_S = 0.02
 SETTLE_S = (0.5, 4.0)
-"""After a change the server's batch must fill or drain: as long as a request takes, within these bounds."""
+"""After a change the server's batch must fill or drain. The generator waits for the duration of a request, within these bounds."""
 WARM_UP_S = 15.0
-"""Warm-up ends when every user has had an answer (open loop: after as many as fall due in two seconds), at the latest now."""
+"""Maximum warm-up in seconds. Warm-up ends when every user has an answer (open loop: after the requests of two seconds)."""
 HOPELESS = 20
-"""So many failures in a row, without a single answer before, and it is not the load."""
+"""Number of failures without any answer after which the server, not the load, is the cause."""
 TIMEOUT_S = 120.0
 PROBE_S = 2.5
 SENT = 32
-"""Prompts whose beginnings are compared."""
+"""Number of prompts whose prefixes are compared."""
 SHARED_EVERY_S = 1.0
 PROMPT_KNOBS = {"shared_prefix_ratio", "prompt_tokens", "length_spread"}
-"""With other values prompts are other prompts."""
+"""A change of one of these knobs changes the prompts."""
 PROBE_KIND = 2
 VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
 STEP = 4
-"""Probe P12 multiplies the users by this: two sequences are not always served as well as four (on CPUs by no means)."""
+"""Probe P12 multiplies the number of users by this factor."""
 
 
 class Generator:
@@ -137,7 +137,7 @@ class Generator:
             self._settle(command.arm)
 
     async def _run_probe(self, command: RunProbe) -> None:
-        """Answered in any case: the run goes on as before."""
+        """Run a probe and always send an answer. Afterwards the run continues as before."""
         begun, signals, error = now(), {}, None
         try:
             if command.probe == "concurrency_step":
@@ -154,7 +154,7 @@ class Generator:
         self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - begun))
 
     async def _step_concurrency(self) -> dict[str, Signal]:
-        """Probe P12: tokens per second with so many users as now, and with STEP times as many. Raises ValueError."""
+        """Probe P12: tokens per second with the present number of users and with STEP times as many. Raises ValueError."""
         knobs = self._traffic.knobs
         if float(knobs["request_rate"]):
             raise ValueError("an open loop has no number of users to multiply")
@@ -173,10 +173,10 @@ class Generator:
         }
 
     async def _reuse_prefix(self) -> dict[str, Signal]:
-        """Probe P13: tokens per second with the prompts as they are, with a beginning of its own for each, and without what they share.
+        """Probe P13: tokens per second with the present prompts, with a unique prefix for each prompt, and without the shared prefix.
 
-        The second is what a prefix cache gives now, by itself or with whatever else stands before the server; the third the most that
-        one could give. Raises ValueError.
+        The second rate shows the present gain of a prefix cache, in the server or in front of it. The third rate is the maximum of a
+        prefix cache. Raises ValueError.
         """
         knobs = self._traffic.knobs
         if not float(knobs["shared_prefix_ratio"]) and "prompts" not in self._options:
@@ -199,7 +199,7 @@ class Generator:
         }
 
     async def _rate(self, knobs: Knobs) -> float:
-        """Tokens per second under `knobs`, once the server has felt them."""
+        """Tokens per second under `knobs`, after the server's batch has adapted."""
         self._traffic.change(knobs)
         self._tick()
         self._settle(self._arm)
@@ -211,11 +211,11 @@ class Generator:
 
     def _new_client(self, knobs: Knobs) -> Client:
         client = Client(self._session, self._url, self._model, chat=knobs["endpoint"] == "chat", timeout_s=self._timeout_s)
-        self._clients.append(client)  # those before it have requests under way
+        self._clients.append(client)  # the arms before still have open requests
         return client
 
     def _settle(self, arm: int) -> None:
-        """What comes next belongs to `arm`, and counts once the server has had the time to feel the change."""
+        """Later requests belong to `arm` and count after the server's batch has adapted to the change."""
         typical = sorted(self._e2e)[len(self._e2e) // 2] if self._e2e else SETTLE_S[0]
         self._arm, self._kind = arm, 1
         self._settled_at = now() + min(SETTLE_S[1], max(SETTLE_S[0], typical))
@@ -223,7 +223,7 @@ class Generator:
     async def _ask(self, due: float) -> bool:
         try:
             return await self._request(due)
-        except Exception as problem:  # the last line of defence: nobody awaits a request in the open loop
+        except Exception as problem:  # required because no caller awaits a request in the open loop
             self.failed = f"the load generator: {type(problem).__name__}: {problem}"
             self.stopped.set()
             return False
@@ -235,9 +235,9 @@ class Generator:
             self._sent.append(prompt)
         begun = (self._arm, self._kind)
         request = await self._client.ask(prompt, output, due, self._count)
-        if plain:  # what probe P13 alters is of other lengths
+        if plain:  # probe P13 changes the lengths of prompts
             self._prompts.learn(prompt, request.prompt_tokens)
-        # by its end: past the knee of an open loop it has begun long before; a user's own has waited among those of another load
+        # classified by its end time: in an overloaded open loop a request starts long before; in a closed loop it waited under the load before
         settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
         self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind))
         if request.error:
@@ -267,7 +267,7 @@ class Generator:
                 self._tick()
 
     def _tick(self) -> None:
-        """Tell what came since the last tick: the requests that ended, and the tick itself as a step."""
+        """Report the requests since the last tick, and the tick itself as a step."""
         t = now()
         wall, self._ticked = t - self._ticked, t
         for client in self._clients:
@@ -285,7 +285,7 @@ class Generator:
         self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t)))
 
     def _shared_prefix(self, t: float) -> float | None:
-        """Of the prompts' text, the share with which another of them begins too: of all recorded ones, or once a second of the last made ones."""
+        """Share of the prompt text that is a prefix of another prompt: over all recorded prompts, or once a second over the last generated prompts."""
         if self._shared_by_recorded is not None:
             return self._shared_by_recorded
         if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) > 1:
@@ -305,7 +305,7 @@ class Generator:
             self._kind = 0
 
     async def _watch_lateness(self) -> None:
-        """How much later than asked this process wakes up: whatever it stamps may be off by that."""
+        """How much later than requested this process wakes up. Timestamps can be late by this time."""
         while True:
             asked = now() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
@@ -343,7 +343,7 @@ def _put(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[AnyCommand], c
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="load generator of gpuconsole; not for people")
+    parser = argparse.ArgumentParser(description="load generator of gpuconsole; internal")
     parser.add_argument("--fd", type=int, required=True)
     args = parser.parse_args()
     die_with_parent()

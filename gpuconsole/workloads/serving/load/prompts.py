@@ -13,21 +13,21 @@ from gpuconsole.model.recorded import RecordedPrompt
 
 Variant = Literal["plain", "salted", "cut"]
 FIRST_GUESS = 4.0
-"""Characters per token of English in the usual vocabularies, until the server's own count says better."""
+"""Initial estimate of characters per token of English text, until the server reports a count."""
 LEARNING = 0.2
 BOUNDS = (0.25, 16.0)
-"""No vocabulary is outside of these; a server that counts wrong must not make prompts grow for ever."""
+"""Bounds for characters per token. They stop prompts from growing without limit if a server counts wrong."""
 
 
 class Prompts:
-    """Windows of the King James Bible. How many characters make a token is learnt from what the server counts.
+    """Windows of the King James Bible. The number of characters per token follows from the server's token counts.
 
-    With `shared_prefix_ratio` each prompt begins with the same text, for that share of its length: a system prompt. For probe P13 there
-    are two variants of them: `salted`, the same but for a beginning of its own, so that no cache knows it, and `cut`, without what is shared.
+    With `shared_prefix_ratio` this share of each prompt is the same prefix, like a system prompt. Probe P13 uses two variants: `salted`
+    adds a unique prefix to each prompt, so that no cache can match, and `cut` removes the shared prefix.
     """
 
     def __init__(self, seed: int, characters_per_token: float = FIRST_GUESS, recorded: Sequence[RecordedPrompt] = ()) -> None:
-        """`recorded`: prompts to send as they are, one after the other and again from the first, in place of made ones."""
+        """`recorded`: prompts to send unchanged in a cycle instead of generated prompts."""
         self._recorded = itertools.cycle(recorded) if recorded else None
         self._text = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8")
         self._random = random.Random(seed)
@@ -35,7 +35,7 @@ class Prompts:
         self.variant: Variant = "plain"
 
     def next(self, knobs: Knobs) -> tuple[str, int]:
-        """A prompt and the output tokens to ask for, both with lengths drawn evenly within `length_spread` of the knobs' values."""
+        """A prompt and the number of output tokens to request. Both lengths are uniform within `length_spread` around the knobs."""
         if self._recorded is not None:
             return self._next_recorded(next(self._recorded), knobs)
         characters = max(1, round(self._length(int(knobs["prompt_tokens"]), knobs) * self.characters_per_token))
@@ -49,7 +49,7 @@ class Prompts:
         return self._varied(one.text, one.shared), tokens
 
     def _varied(self, prompt: str, shared: int) -> str:
-        """`prompt`, whose first `shared` characters others have too, in the variant that is wanted."""
+        """The requested variant of `prompt`, whose first `shared` characters other prompts have too."""
         if self.variant == "cut":
             return prompt[shared:] or " "
         if self.variant == "salted":
@@ -67,6 +67,6 @@ class Prompts:
         return max(1, round(middle * self._random.uniform(1 - spread, 1 + spread)))
 
     def _cut(self, begin: int, characters: int) -> str:
-        """`characters` from `begin` on; the text goes round and round."""
+        """`characters` characters from `begin`; the text repeats at its end."""
         whole = self._text * (1 + (begin + characters) // len(self._text))
         return whole[begin : begin + characters]

@@ -1,4 +1,4 @@
-"""What a server answers, rather than how fast: perplexity on a fixed text, and finding a passkey in a long context."""
+"""Quality of a server's answers: perplexity on a fixed text, and finding a passkey in a long context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 
 WINDOWS, WINDOW_CHARACTERS = 8, 256
 HELD_OUT_FROM = 0.9
-"""The embedded model has been trained on what comes before (`HELD_OUT` of train-gpt)."""
+"""The start of the held-out text (`HELD_OUT` of train-gpt). The embedded model was trained on the text before it."""
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 """The passkey test's filler and wording follow Mohtashami and Jaggi, "Landmark Attention" (2023), where it comes from."""
@@ -22,7 +22,7 @@ ANSWER_TOKENS = 12
 
 
 def fixed_text() -> list[str]:
-    """The same windows every time, from the held-out part."""
+    """The same windows of held-out text in every call."""
     text = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8")
     begin = int(len(text) * HELD_OUT_FROM)
     stride = (len(text) - begin - WINDOW_CHARACTERS) // WINDOWS
@@ -30,20 +30,20 @@ def fixed_text() -> list[str]:
 
 
 async def perplexity(session: aiohttp.ClientSession, url: str, model: str) -> tuple[float, int]:
-    """exp of the mean negative log probability of each token given those before it, and how many tokens. Raises RequestFailed.
+    """exp of the mean negative log probability of each token, and the number of tokens. Raises RequestFailed.
 
-    Comparable between settings of one model, not between vocabularies.
+    Perplexity is comparable between settings of one model, not between vocabularies.
     """
     scores: list[float] = []
     for window in fixed_text():
         scores += await _token_scores(session, url, model, window)
     if not scores:
-        raise RequestFailed("the server told no log probabilities")
+        raise RequestFailed("the server returned no log probabilities")
     return math.exp(-sum(scores) / len(scores)), len(scores)
 
 
 async def _token_scores(session: aiohttp.ClientSession, url: str, model: str, text: str) -> list[float]:
-    """By OpenAI's `echo`; where a server does not have that, by vLLM's `prompt_logprobs`."""
+    """Log probabilities by OpenAI's `echo`, otherwise by vLLM's `prompt_logprobs`."""
     said = {"model": model, "prompt": text, "temperature": 0}
     try:
         choice = await _ask(session, f"{url}/v1/completions", {**said, "max_tokens": 0, "echo": True, "logprobs": 0})
@@ -55,7 +55,7 @@ async def _token_scores(session: aiohttp.ClientSession, url: str, model: str, te
 
 
 async def finds_passkey(session: aiohttp.ClientSession, url: str, model: str, characters: int, depth: float, seed: int) -> bool:
-    """Whether the server names a number that stands `depth` (0 to 1) deep in a text of about so many characters. Raises RequestFailed."""
+    """Whether the server finds a number at `depth` (0 to 1) in a text of about `length` characters. Raises RequestFailed."""
     key = str(random.Random(f"{seed} {characters} {depth}").randrange(10_000, 100_000))
     choice = await _ask(
         session,

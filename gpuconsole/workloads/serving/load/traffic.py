@@ -1,4 +1,4 @@
-"""When requests are sent: by so many users one after another (closed loop), or at a rate whatever becomes of them (open loop)."""
+"""The arrival of requests: from users that wait for each answer (closed loop), or at a fixed rate (open loop)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LONGEST_BACKOFF_S = 2.0
 
 
 class Traffic:
-    """Calls `ask(due)` for every request, which answers whether it went well. `knobs` may change at any time.
+    """Calls `ask(due)` for every request; `ask` returns whether the request succeeded. `knobs` may change at any time.
 
-    Closed loop (`request_rate` 0): `concurrency` users, each asking anew as soon as the answer is there; after a failure, a little later.
-    Open loop: requests fall due `request_rate` times a second, at intervals drawn from a gamma distribution of mean 1/rate and shape
-    `burstiness` (1: Poisson; below: in bursts; the definition of `vllm bench serve`), at most `max_concurrency` on their way.
+    Closed loop (`request_rate` 0): `concurrency` users; each sends the next request after the answer, or shortly after a failure.
+    Open loop: `request_rate` requests per second with gamma-distributed intervals of mean 1/rate and shape `burstiness` (1: Poisson;
+    lower: bursts; the definition of `vllm bench serve`), at most `max_concurrency` open requests.
     """
 
     def __init__(self, knobs: Knobs, ask: Callable[[float], Coroutine[None, None, bool]], seed: int) -> None:
@@ -32,7 +32,7 @@ class Traffic:
         self.under_way: set[asyncio.Task[bool]] = set()
 
     async def run(self) -> None:
-        """For ever; requests that are on their way when it is cancelled are broken off."""
+        """Run forever. Cancelling it cancels the open requests."""
         try:
             while True:
                 await self._open.wait()
@@ -46,12 +46,12 @@ class Traffic:
             self.break_off()
 
     def change(self, knobs: Knobs) -> None:
-        """New knobs, from the next request on."""
+        """Use new knobs from the next request on."""
         self.knobs = knobs
         self._changed.set()
 
     def hold(self) -> None:
-        """Send nothing, and break off what is on its way."""
+        """Stop sending, and cancel the open requests."""
         self._open.clear()
         self._changed.set()
         self.break_off()
@@ -84,7 +84,7 @@ class Traffic:
                 backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
 
     async def _arrivals(self) -> None:
-        """Fall due by the clock, not by when the last one was sent: lateness must not thin the load out."""
+        """The due times follow the clock, not the last sending time, so that lateness does not reduce the load."""
         self._changed.clear()
         due = now()
         while self._open.is_set() and (rate := float(self.knobs["request_rate"])) > 0:

@@ -1,4 +1,4 @@
-"""What the layers of a served model reach by themselves here: the yardsticks of decoding and of taking in prompts."""
+"""Measured reference rates of the layers of a served model: for decoding and for prefill."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ BEYOND_CACHES_BYTES = 2**27
 PROMPT_ROWS = 512
 BUDGET_S = 0.25
 READINGS = 30
-"""On a GPU that many in one go: a single one takes about as long as its launch and the wait for its end."""
+"""Number of products per measurement on a GPU, because a single product takes about as long as its launch and synchronisation."""
 
 
 @torch.inference_mode()
-def yardsticks(d_model: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """`peak_bytes_per_s`: how fast weights are read for one row; `peak_flops_per_s`: of products with many rows.
+def reference_rates(d_model: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """`peak_bytes_per_s`: rate of reading weights for one row. `peak_flops_per_s`: rate of products with many rows.
 
-    By linear layers of the model's own kind and largest shape, one after another, more of them than caches hold: for one thread of a CPU
-    that is well below a copy's rate, the more the smaller they are. Medians, as the run's own figures are: others may share the memory.
-    torch's generators are left as they were.
+    Measured with linear layers of the model's kind and largest shape, one after another, more layers than fit into caches. For one CPU
+    thread the rate is well below that of a copy, and lower for smaller layers. The figures are medians, like the figures of a run.
+    The state of torch's random generators is unchanged.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         count = max(2, BEYOND_CACHES_BYTES // (4 * d_model * d_model * dtype.itemsize))

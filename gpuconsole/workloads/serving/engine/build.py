@@ -1,4 +1,4 @@
-"""The embedded server that a set of knobs describes."""
+"""Builds the embedded server from its knobs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpuconsole.workloads.serving.engine.core import Core
 from gpuconsole.workloads.serving.engine.decoder import Decoder
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack
 from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
+from gpuconsole.workloads.serving.engine.reference_rates import reference_rates
 from gpuconsole.workloads.serving.engine.scheduler import Scheduler
 from gpuconsole.workloads.serving.engine.server import Server
 from gpuconsole.workloads.serving.engine.weights import POSITIONS, in_int8, trained_model
-from gpuconsole.workloads.serving.engine.yardsticks import yardsticks
 from gpuconsole.workloads.training.gpt import GPT
 from gpuconsole.workloads.training.loop.settings import set_threads
 
@@ -26,30 +26,30 @@ BLOCK_SIZE = 16
 
 
 def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]) -> Server:
-    """`progress` hears of what takes long. Raises ValueError for what this device cannot do."""
+    """Build the server. `progress` receives messages during long work. Raises ValueError for settings that this device does not support."""
     torch.manual_seed(seed)
     set_threads(int(knobs["omp_num_threads"]))
     device, max_model_len, seats = torch.device(device_name), int(knobs["max_model_len"]), int(knobs["max_num_seqs"])
     dtype = DTYPES.get(str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32)
-    with device:  # a large model is made where it will be
+    with device:  # create a large model directly on its device
         model = make_model(knobs, max_model_len, progress)
     matrices = sum(p.numel() for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters())
     parameters, layers = (sum(p.numel() for p in part.parameters()) for part in (model, model.blocks))
     byte_size = dtype.itemsize
     if knobs["quantization"] == "int8":
         if device.type == "cuda" or dtype != torch.float32:
-            raise ValueError("quantization int8 of the embedded server is for CPUs and dtype float32")
+            raise ValueError("the embedded server supports quantization int8 only on CPUs with dtype float32")
         model, byte_size = in_int8(model), 1
     elif can_pack(device, dtype):
         model = model.to(dtype)
         pack(model)
     model = model.to(device=device, dtype=dtype) if byte_size == dtype.itemsize else model
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # of the weights as they were made
+        torch.cuda.empty_cache()  # free the weights before quantization
     _check_room(seats * max_model_len * Decoder.bytes_per_token(model, dtype), device)
     decoder = Decoder(model, seats, max_model_len, device, dtype)
     blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_SIZE)
-    kept = blocks  # copies beside the cache itself: on a GPU half of what is free at most
+    kept = blocks  # copies in addition to the KV cache: on a GPU at most half of the free memory
     if device.type == "cuda":
         kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_SIZE))
     prefixes = PrefixCache(kept if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)
@@ -64,11 +64,11 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         "kv_cache_tokens": blocks * BLOCK_SIZE,
         "max_num_seqs": seats,
         "max_model_len": max_model_len,
-        "frontend_processes": 0,  # HTTP is served between two iterations
+        "frontend_processes": 0,  # the server handles HTTP between two iterations
         "threads": torch.get_num_threads(),
         "d_model": int(knobs["d_model"]),
         "n_layer": int(knobs["n_layer"]),
-        **yardsticks(int(knobs["d_model"]), device, dtype),
+        **reference_rates(int(knobs["d_model"]), device, dtype),
     }
     cache = {
         "block_size": str(BLOCK_SIZE),
@@ -85,7 +85,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _check_room(cache_bytes: int, device: torch.device) -> None:
-    """Raises ValueError, one line, where keys and values would not fit beside the weights."""
+    """Raise ValueError with one line if the KV cache does not fit into memory together with the weights."""
     free = _free_bytes(device)
     if cache_bytes > free:
         raise ValueError(
@@ -95,11 +95,11 @@ def _check_room(cache_bytes: int, device: torch.device) -> None:
 
 
 def make_model(knobs: Knobs, max_model_len: int, progress: Callable[[str], None]) -> GPT:
-    """With as many positions as it is to serve. Raises ValueError where the trained one has fewer."""
+    """The model with max_model_len positions. Raises ValueError if the trained model has fewer positions."""
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     if knobs["weights"] != "trained":
         return GPT(width, depth, max_model_len)
     if max_model_len > POSITIONS:
         raise ValueError(f"max_model_len {max_model_len}: the trained model has {POSITIONS} positions")
-    with torch.device("cpu"):  # where its batches are drawn
+    with torch.device("cpu"):  # the device on which batches are drawn
         return trained_model(width, depth, progress)
