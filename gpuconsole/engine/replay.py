@@ -38,6 +38,9 @@ class Replay(StateReader):
         else:
             self._task = asyncio.create_task(self._play())
 
+    async def warm(self) -> None:
+        """Nothing starts in a recording."""
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()

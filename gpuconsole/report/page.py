@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
 from gpuconsole.report import parts
 from gpuconsole.report.cells import Row, fill, line, wrap
 
@@ -32,3 +35,24 @@ def labelled(label: str, text: str, width: int, column: int = 12, style: str = "
     """`label` at the left, the wrapped text in a column of its own. A label as long as its column has a row of its own."""
     bare = label.lstrip(" ")
     return parts.lay_out([parts.labelled(bare, text, style, column - (len(label) - len(bare)), len(label) - len(bare))], width)
+
+
+class Lines(NamedTuple):
+    """The content of a list, for one width and height.
+
+    `keys[n]` identifies line n, and is what a selection keeps; None: the line cannot be selected. `row(n, selected)` draws line n; only
+    lines in sight are drawn. `head` stays above the lines. `foot(key)` are the rows below the lines, about the selected line; as many for
+    every key, so that the list does not move. `side(key)` are rows beside the list, `side_width` cells wide.
+    """
+
+    keys: Sequence[Hashable | None]
+    row: Callable[[int, bool], Row]
+    head: Sequence[Row] = ()
+    foot: Callable[[Any], list[Row]] | None = None
+    side: Callable[[Any], list[Row]] | None = None
+    side_width: int = 0
+
+
+def text_lines(rows: Sequence[Row]) -> Lines:
+    """Rows to scroll through; none can be selected."""
+    return Lines([None] * len(rows), lambda n, selected: rows[n])

@@ -81,6 +81,14 @@ class View(msgspec.Struct, frozen=True):
 class SessionApi(Protocol):
     """What a screen may do."""
 
+    async def open(self) -> None:
+        """Start; returns once the devices are known. Raises SessionError."""
+        ...
+
+    async def warm(self) -> None:
+        """Prepare the next start, where that makes it quicker."""
+        ...
+
     def view(self) -> View:
         """The present state."""
         ...

@@ -7,7 +7,7 @@ import pytest
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.page import labelled as page_labelled
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, printed, text
-from gpuconsole.tui.widgets.help import KEYS, READING, paint_help
+from gpuconsole.tui.screens.pages import READING, paint_help
 from tests.tui.test_paint import HOSTILE
 from tests.tui.test_paint import text as shown
 
@@ -60,6 +60,6 @@ def test_a_label_as_long_as_its_column_does_not_touch_the_text() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_help_separates_each_word_from_its_meaning(width: int) -> None:
     rows = shown(paint_help(width)).splitlines()
-    for label, meaning in (*KEYS, *READING):
+    for label, meaning in READING:
         at = [n for n, row in enumerate(rows) if row.startswith(f"  {label} ")]
         assert at and meaning.split()[0] in " ".join(rows[at[0] : at[0] + 2]), label

@@ -20,11 +20,12 @@ from gpuconsole.report.parts import lay_out, printed
 from gpuconsole.report.run.account import paint_phases
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.findings import paint_details
-from gpuconsole.report.run.models import entries, paint_models
+from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import View
+from tests.tui.fake_gpu_box import drawn
 from tests.tui.fake_models import several_view
 from tests.tui.fake_profile import profiled_view
 from tests.tui.fake_session import FINDINGS, gpu_view, trial_view, tuned_view
@@ -58,8 +59,9 @@ def panels(view: View) -> list[Row]:
 def pages(view: View) -> list[Row]:
     """The sub-screens about the current run."""
     rows = [*paint_details(view, 200), *paint_profile(view, 250)]
-    for cursor in range(len(entries(view.run))):
-        rows += paint_models(view, cursor, 200, 60)
+    models = model_lines(view, 200, 60)
+    for key in models.keys:
+        rows += drawn(models, 200, 60, key)
     return rows
 
 

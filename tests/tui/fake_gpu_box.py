@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 
 import msgspec
 from textual.pilot import Pilot
@@ -15,10 +15,13 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.metrics.gpu import GPU_METRICS, LINK_METRICS
 from gpuconsole.model.metrics.metric import Metric
 from gpuconsole.report.cells import Row, cell_width, to_ascii
+from gpuconsole.report.page import Lines
 from gpuconsole.session.api import View
+from gpuconsole.tui.actions import Actions
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.theme import STYLES
+from gpuconsole.tui.widgets.list import ListZone
 from gpuconsole.wire.events import SourceState
 from tests.tui.fake_session import HOST, HOST_VALUES, FakeSession, gpu_view
 
@@ -158,14 +161,16 @@ class BoxFront(FakeSession):
 Body = Callable[[ConsoleApp, "Pilot[int]", BoxFront], Awaitable[None]]
 
 
-def on_box(shown: View, screen: Callable[[BoxFront], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxFront:
+def on_box(shown: View, screen: Callable[[BoxFront, Actions], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxFront:
     """Run `body` with `screen` on top of an app that shows `shown`."""
     api = BoxFront(shown)
 
     async def run() -> None:
         app = ConsoleApp(api, refresh_hz=20.0)
         async with app.run_test(size=size, notifications=True) as pilot:
-            await app.push_screen(screen(api))
+            while len(app.screen_stack) > 1:
+                app.pop_screen()
+            await app.push_screen(screen(api, app.actions))
             await pilot.pause()
             await body(app, pilot, api)
 
@@ -175,6 +180,13 @@ def on_box(shown: View, screen: Callable[[BoxFront], BackScreen], body: Body, si
 
 def text(rows: list[Row]) -> str:
     return "\n".join("".join(part for part, _ in row) for row in rows)
+
+
+def drawn(lines: Lines, width: int, height: int, selected: Hashable | None = None) -> list[Row]:
+    """A list in so much room, with this line selected."""
+    zone = ListZone(lambda width, height: lines)
+    zone._selected = selected
+    return zone.paint(width, height)
 
 
 def assert_exact(rows: list[Row], width: int, height: int | None = None) -> None:

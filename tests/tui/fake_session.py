@@ -201,7 +201,13 @@ class FakeSession:
         self.calls: list[tuple[object, ...]] = []
         self.error = ""
         self.list = SCENARIOS
-        self.views = 0
+        self.views = self.warmed = 0
+
+    async def open(self) -> None:
+        """At once."""
+
+    async def warm(self) -> None:
+        self.warmed += 1
 
     def view(self) -> View:
         self.views += 1

@@ -142,7 +142,7 @@ def test_picker_comes_first_when_nothing_runs() -> None:
         await until(lambda: "train-gpt" not in text_of(app))
         await pilot.press("escape")
         await shows(app, "train-gpt")
-        await pilot.press("down", "enter")
+        await pilot.press("home", "down", "enter")
         await until(lambda: isinstance(app.screen, MainScreen) and api.calls)
 
     assert on_screen(view(), body).calls[0] == ("start", "data-starved", {})
@@ -170,7 +170,7 @@ def test_knobs_are_edited_then_applied_or_tried() -> None:
         await shows(app, "8 -> 16")
         await pilot.press("a")
         await until(lambda: api.calls)
-        await pilot.press("t")
+        await pilot.press("v")
         await until(lambda: len(api.calls) == 2 and isinstance(app.screen, MainScreen))
 
     assert on_screen(gpu_view(), body).calls[:2] == [("set_knobs", {"batch_size": 16}), ("try_change", {"batch_size": 16}, None)]

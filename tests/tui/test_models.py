@@ -11,7 +11,7 @@ from textual.widgets import Input
 from gpuconsole.engine import catalog
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.report.cells import Row
-from gpuconsole.report.run.models import entries, error, paint_models
+from gpuconsole.report.run.models import entries, error, model_lines
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.knobs import KnobsScreen
@@ -19,7 +19,8 @@ from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.models import ModelsScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
-from gpuconsole.tui.widgets.scenarios import paint_picker
+from gpuconsole.tui.widgets.scenarios import scenario_lines
+from tests.tui.fake_gpu_box import drawn
 from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
 from tests.tui.fake_session import FakeSession, gpu_view, view
 from tests.tui.test_app import on_screen, shows, text_of
@@ -54,7 +55,7 @@ def test_m_opens_the_models_and_what_is_behind_the_chosen_row() -> None:
 
 
 def test_predicted_measured_and_error_stand_in_columns_with_their_units() -> None:
-    shown = lines(paint_models(several_view(), 0, 120, 40))
+    shown = lines(drawn(model_lines(several_view(), 120, 40), 120, 40))
     head = shown[0]
     by_title = {figure.title: next(row for row in shown if figure.title in row) for figure in FIGURES[:5]}
     for words, title in (
@@ -72,15 +73,18 @@ def test_predicted_measured_and_error_stand_in_columns_with_their_units() -> Non
 @pytest.mark.parametrize("count", [2, 64])
 def test_the_chosen_row_is_always_in_sight(width: int, height: int, count: int) -> None:
     shown = several_view(count)
-    for cursor in range(len(entries(shown.run))):
-        rows = lines(paint_models(shown, cursor, width, height))
+    content = model_lines(shown, width, height)
+    keys = [key for key in content.keys if key is not None]
+    assert len(keys) == len(entries(shown.run))
+    for key in keys:
+        rows = lines(drawn(content, width, height, key))
         assert len(rows) == height
         assert sum(row.startswith("> ") for row in rows) == 1
 
 
 def test_without_figures_it_says_why() -> None:
     def words(shown: View) -> str:
-        return " ".join(" ".join(lines(paint_models(shown, 0, 80, 20))).split())
+        return " ".join(" ".join(lines(drawn(model_lines(shown, 80, 20), 80, 20))).split())
 
     assert "Nothing is running" in words(view())
     assert "No figures yet" in words(gpu_view())
@@ -119,11 +123,11 @@ def many_knobs() -> View:
 def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("k")
-        await shows(app, f"3 set, {len(CATALOGUE) - 3} as by default")
+        await shows(app, f"3 set, {len(CATALOGUE) - 3} at their default")
         rows = text_of(app).splitlines()
         first = next(n for n, row in enumerate(rows) if row.startswith("> batch_size"))
         assert [row.split()[0] for row in rows[first + 1 : first + 3]] == ["optim", "eval_every"]
-        assert "as by default:" in rows[first + 3]
+        assert "default values:" in rows[first + 3]
         await pilot.press("end")
         await shows(app, f"> {list(CATALOGUE)[-1]}")
         await pilot.press("slash", *"bucket", "enter")
@@ -159,10 +163,10 @@ def test_a_knob_stays_chosen_when_its_row_moves() -> None:
 def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, scale: str) -> None:
     """The list with the chosen one in sight, its title, and its description to the last line, as where there is room enough."""
     ours = list(catalog.scenarios()[0].values())
-    for cursor, scenario in enumerate(ours):
-        rows = lines(paint_picker(ours, cursor, scale, width, height))
+    for scenario in ours:
+        rows = lines(drawn(scenario_lines(ours, scale, width, height), width, height, scenario.name))
         assert any(row.startswith(f"> {scenario.name}") and scenario.title in row for row in rows), scenario.name
-        tall = [row for row in lines(paint_picker(ours, cursor, scale, width, 80)) if row]
+        tall = [row for row in lines(drawn(scenario_lines(ours, scale, width, 80), width, 80, scenario.name)) if row]
         assert tall[-1] in rows, scenario.name
 
 

@@ -18,18 +18,20 @@ from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.report.run.account import columns_of, paint_phases
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.findings import paint_details
-from gpuconsole.report.run.models import paint_models
+from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.runs import entries, paint_runs
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
+from gpuconsole.tui import keys
+from gpuconsole.tui.screens.pages import paint_help
 from gpuconsole.tui.theme import STYLES
+from gpuconsole.tui.widgets.bars import paint_keys
 from gpuconsole.tui.widgets.header import paint_header
-from gpuconsole.tui.widgets.help import paint_help
-from gpuconsole.tui.widgets.keys import MAIN, paint_keys
-from gpuconsole.tui.widgets.knobs import Shown, paint_knobs
+from gpuconsole.tui.widgets.knobs import KnobState, knob_lines
 from gpuconsole.tui.widgets.layout import plan
-from gpuconsole.tui.widgets.scenarios import matching, paint_picker
+from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
 from gpuconsole.tui.widgets.tile import paint_tiles
+from tests.tui.fake_gpu_box import drawn
 from tests.tui.fake_models import several_view
 from tests.tui.fake_session import H200, KNOBS, SCENARIOS, FakeSession, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
 
@@ -71,11 +73,12 @@ def everything(shown: View, width: int) -> list[Row]:
         for boxed in (False, True):
             rows += paint_diagnosis(shown, next(iter(facts.suggestions(shown)), ""), width, layout.diagnosis, boxed)
             rows += paint_runs(shown, width, max(3, layout.runs), boxed)
-        rows += paint_picker(SCENARIOS, 1, "cpu", width, height)
-        rows += paint_knobs(Shown(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE}, "", "pin_memory"), width, height)
-        rows += paint_models(shown, 0, width, height)
+        rows += drawn(scenario_lines(SCENARIOS, "cpu", width, height), width, height, "data-starved")
+        state = KnobState(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE})
+        rows += drawn(knob_lines(state, width, height), width, height, "pin_memory")
+        rows += drawn(model_lines(shown, width, height), width, height)
     rows += paint_tuning(shown, width)
-    rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(MAIN, width)]
+    rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(keys.bar("main", shown), width)]
     return rows
 
 

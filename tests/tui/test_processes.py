@@ -18,12 +18,12 @@ from textual.pilot import Pilot
 from gpuconsole.model.machine.process import Process
 from gpuconsole.report.cells import cell_width
 from gpuconsole.report.machine.process import paint_process
-from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, paint_processes, question, title
+from gpuconsole.report.machine.processes import ORDERS, Choice, age, arrange, identity, process_lines, question, title
 from gpuconsole.report.names import plain, spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen
-from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxFront, assert_exact, box, on_box, text
+from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxFront, assert_exact, box, drawn, on_box, text
 from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
@@ -38,10 +38,6 @@ def hostile(pid: int = 666, command: str = HOSTILE) -> Process:
 
 def with_processes(*processes: Process, gpus: int = 8) -> View:
     return msgspec.structs.replace(box(gpus), processes=processes)
-
-
-def screen(api: BoxFront) -> ProcessesScreen:
-    return ProcessesScreen(api)
 
 
 def pids(processes: tuple[Process, ...], choice: Choice) -> list[int]:
@@ -59,7 +55,7 @@ def test_rows_are_as_wide_as_asked(gpus: int) -> None:
         for choice in (Choice(), Choice(tree=True), Choice(needle="no such thing \x1b[2J")):
             entries = arrange(shown.processes, choice)
             for height in (1, 2, 24):
-                assert_exact(paint_processes(shown, entries, identity(RANK_0), 0, choice, width, height, WALL), width, height)
+                assert_exact(drawn(process_lines(shown, entries, choice, width, WALL), width, height, identity(RANK_0)), width, height)
         for one in shown.processes[:1] + shown.processes[-2:]:
             assert_exact([question(one, "SIGTERM", width)], width)
             assert_exact(paint_process(shown, one, width, WALL)[:40], width)
@@ -72,7 +68,7 @@ def test_columns_stay_where_they_are(command: str) -> None:
     shown = with_processes(RANK_0, hostile(9999, command))
     for width in (80, 120):
         head, first, second = text(
-            paint_processes(shown, arrange(shown.processes, Choice(sort="pid")), None, 0, Choice(), width, 3, WALL)
+            drawn(process_lines(shown, arrange(shown.processes, Choice(sort="pid")), Choice(), width, WALL), width, 3, None)
         ).split("\n")
         for word, value in (("memory", "90.0 GiB"), ("CPU %", "102"), ("age", "2h01m")):
             end = head.index(word) + len(word)
@@ -106,15 +102,15 @@ def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
 
 def test_what_cannot_be_seen_reads_na() -> None:
     shown = with_processes(Process(77, "gpu:0"))
-    row = text(paint_processes(shown, arrange(shown.processes, Choice()), None, 0, Choice(), 120, 2, WALL)).split("\n")[1]
+    row = text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, WALL), 120, 2, None)).split("\n")[1]
     assert row.count("n/a") == 6  # user, SM, memory, CPU, age, command
     assert "n/a: it cannot be seen" in text(paint_process(shown, shown.processes[0], 80, WALL))
-    assert "n/a" in text(paint_processes(shown, arrange(shown.processes, Choice()), None, 0, Choice(), 120, 2, None))
+    assert "n/a" in text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, None), 120, 2))
 
 
 def test_why_there_is_nothing_to_see() -> None:
     def said(shown: View, choice: Choice = Choice()) -> str:  # noqa: B008
-        return text(paint_processes(shown, arrange(shown.processes, choice), None, 0, choice, 100, 5, WALL))
+        return text(drawn(process_lines(shown, arrange(shown.processes, choice), choice, 100, WALL), 100, 5, None))
 
     assert "No process holds a GPU." in said(with_processes())
     assert "No GPU: no NVIDIA driver" in said(view())
@@ -128,7 +124,7 @@ def test_the_sorted_column_is_marked() -> None:
     for sort, head in (("memory", "memory"), ("sm", " SM %"), ("cpu", " CPU %"), ("pid", "    pid"), ("name", "command")):
         shown = box(8)
         choice = Choice(sort=sort)
-        heads = paint_processes(shown, arrange(shown.processes, choice), None, 0, choice, 120, 3, WALL)[0]
+        heads = drawn(process_lines(shown, arrange(shown.processes, choice), choice, 120, WALL), 120, 3, None)[0]
         assert [part.strip() for part, style in heads if style == "heading"] == [head.strip()]
 
 
@@ -188,7 +184,7 @@ def test_tree_puts_children_under_their_parents() -> None:
         (99, 0), (20, 1), (21, 1), (21, 1), (10, 0), (11, 1), (12, 2), (30, 0), (31, 1),
     ]  # fmt: skip
     shown = with_processes(*some)
-    parent = text(paint_processes(shown, entries, None, 0, Choice(tree=True), 120, 9, WALL)).split("\n")[1]
+    parent = text(drawn(process_lines(shown, entries, Choice(tree=True), 120, WALL), 120, 9, None)).split("\n")[1]
     assert "19.0 B" in parent and " 200 " in parent and "parent of 2" in parent
 
 
@@ -198,39 +194,40 @@ def test_tree_puts_children_under_their_parents() -> None:
 def selected(app: ConsoleApp) -> str:
     shown = app.screen
     assert isinstance(shown, ProcessesScreen)
-    return next(("".join(part for part, _ in row) for row in shown._table.rows if row[0][1] == "mark"), "")
+    return next(("".join(part for part, _ in row) for row in shown.list_zone.rows if row[0][1] == "mark"), "")
 
 
 def test_keys_sort_and_turn_around() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
-        for key, words in (("s", "by SM, largest"), ("s", "by SM, smallest"), ("c", "by CPU, largest"), ("p", "by pid, smallest"),
-                           ("n", "by name, a to z"), ("m", "by memory, largest"), ("m", "by memory, smallest")):  # fmt: skip
+        for key, words in (("right", "by SM, largest"), ("o", "by SM, smallest"), ("right", "by CPU, largest"), ("right", "by pid, smallest"),
+                           ("right", "by name, a to z"), ("right", "by memory, largest"), ("o", "by memory, smallest"),
+                           ("left", "by name, a to z")):  # fmt: skip
             await pilot.press(key)
             await shows(app, words)
 
-    on_box(box(8), screen, body)
+    on_box(box(8), ProcessesScreen, body)
 
 
 def test_the_selection_holds_on_to_its_process() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await pilot.press("down", "down")
         assert " 4101 " in selected(app)
-        await pilot.press("p")
+        await pilot.press("left")
         await until(lambda: " 4101 " in selected(app))
         one = next(process for process in api.shown.processes if process.pid == 4101)
         others = tuple(process for process in api.shown.processes if process is not one)
         api.shown = msgspec.structs.replace(api.shown, processes=(*others, msgspec.structs.replace(one, memory_bytes=1)))
-        await pilot.press("m")
+        await pilot.press("right")
         await until(lambda: " 4101 " in selected(app))
         later = msgspec.structs.replace(one, started=one.started + 99)  # the same pid, another process
         api.shown = msgspec.structs.replace(api.shown, processes=(*others, later))
         await until(lambda: selected(app) and " 4101 " not in selected(app))
         api.shown = msgspec.structs.replace(api.shown, processes=())
         await shows(app, "No process holds a GPU.")
-        await pilot.press("down", "enter", "k", "t", "end", "pageup")
+        await pilot.press("down", "enter", "T", "g", "end", "pageup")
         assert not api.calls
 
-    on_box(box(8), screen, body)
+    on_box(box(8), ProcessesScreen, body)
 
 
 def test_filter_then_escape_clears_it_before_it_leaves() -> None:
@@ -247,7 +244,7 @@ def test_filter_then_escape_clears_it_before_it_leaves() -> None:
         await pilot.press("escape")
         await until(lambda: not isinstance(app.screen, ProcessesScreen))
 
-    on_box(box(8), screen, body, (80, 24))
+    on_box(box(8), ProcessesScreen, body, (80, 24))
 
 
 def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
@@ -259,7 +256,7 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
         await shows(app, "uid 1000")
         await pilot.press("end")
         await shows(app, "--last")
-        await pilot.press("k")
+        await pilot.press("T")
         await shows(app, "send SIGTERM to 4100")
         await pilot.press("escape")
         await shows(app, "nothing was sent")
@@ -268,20 +265,20 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
         await shows(app, "by memory")
         assert isinstance(app.screen, ProcessesScreen) and not api.calls
 
-    on_box(shown, screen, body, (80, 24))
+    on_box(shown, ProcessesScreen, body, (80, 24))
 
 
 def test_a_signal_is_sent_only_after_a_yes() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         for no in ("n", "enter", "escape", "q"):
-            await pilot.press("k")
+            await pilot.press("T")
             await shows(app, "send SIGTERM to 4100 python train.py")
             await pilot.press(no)
             await shows(app, "nothing was sent")
         assert not api.calls and isinstance(app.screen, ProcessesScreen)
-        await pilot.press("k", "y")
+        await pilot.press("T", "y")
         await shows(app, "SIGTERM sent to 4100 python train.py")
-        await pilot.press("k", "left_shift", "K")  # some terminals tell of the shift key by itself
+        await pilot.press("T", "left_shift", "K")  # some terminals tell of the shift key by itself
         await shows(app, "send SIGKILL to 4100")
         await pilot.press("y")
         await shows(app, "SIGKILL sent to 4100")
@@ -290,29 +287,29 @@ def test_a_signal_is_sent_only_after_a_yes() -> None:
         await pilot.press("K")
         await shows(app, "nothing was sent")
 
-    api = on_box(box(8), screen, body, (80, 24))
+    api = on_box(box(8), ProcessesScreen, body, (80, 24))
     assert api.calls[:2] == [("signal", 4100, RANK_0.started, signal.SIGTERM), ("signal", 4100, RANK_0.started, signal.SIGKILL)]
 
 
 def test_a_refusal_is_one_line() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         api.error = "4100 python belongs to [/b]\x1b[2Jroot: only root may signal it"
-        await pilot.press("k", "y")
+        await pilot.press("T", "y")
         await shows(app, "4100 python belongs to [/b]\\x1b[2Jroot: only root may signal it")
 
-    on_box(box(8), screen, body)
+    on_box(box(8), ProcessesScreen, body)
 
 
 def test_a_process_that_ends_before_the_answer_gets_no_signal() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
-        await pilot.press("k")
+        await pilot.press("T")
         await shows(app, "send SIGTERM to 4100")
         api.shown = msgspec.structs.replace(api.shown, processes=api.shown.processes[1:])
         await shows(app, "4100 has ended: nothing was sent")
         await pilot.press("y")
         await pilot.pause()
 
-    assert not [call for call in on_box(box(8), screen, body).calls if call[0] == "signal"]
+    assert not [call for call in on_box(box(8), ProcessesScreen, body).calls if call[0] == "signal"]
 
 
 def test_sixty_four_gpus_scroll() -> None:
@@ -322,11 +319,11 @@ def test_sixty_four_gpus_scroll() -> None:
         await pilot.press("home", "pagedown", "pagedown")
         await pilot.pause()
         assert selected(app)
-        await pilot.press("t", "end", "up")
+        await pilot.press("g", "end", "up")
         await pilot.pause()
         assert selected(app)
 
-    on_box(box(64), screen, body, (80, 24))
+    on_box(box(64), ProcessesScreen, body, (80, 24))
 
 
 # --- what reaches the terminal ------------------------------------------------------------------------------
@@ -335,12 +332,12 @@ _SCRIPT = """
 import asyncio, msgspec
 from gpuconsole.tui.app import ConsoleApp
 from tests.tui.fake_gpu_box import BoxFront, WALL
-from tests.tui.test_processes import screen, hostile, with_processes, RANK_0
+from tests.tui.test_processes import ProcessesScreen, hostile, with_processes, RANK_0
 api = BoxFront(with_processes(RANK_0, hostile(4101), hostile(4102), gpus=1))
 class Shown(ConsoleApp):
     def on_mount(self):
         super().on_mount()
-        self.push_screen(screen(api))
+        self.push_screen(ProcessesScreen(api, self.actions))
 asyncio.run(Shown(api).run_async())
 """
 
@@ -368,7 +365,7 @@ def test_no_byte_of_a_name_reaches_the_terminal_as_it_is() -> None:
     try:
         read_until("by memory", "4102", "\\x1b]52;c;cm0=\\x07\\x1b[2J")
         rows = [row for row in terminal.display if " GiB" in row and " 410" in row]
-        child.send("\x1b[B" + "k")
+        child.send("\x1b[B" + "T")
         read_until("send SIGTERM to 4101")
         child.send("n" + "\r")
         read_until("command line", "uid 1000")

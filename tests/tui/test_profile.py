@@ -15,7 +15,7 @@ from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.run.roofline import NO_PEAK, Roof, paint_roofline, roof_of
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.screens.profile import ProfileScreen
+from gpuconsole.tui.screens.pages import ProfileScreen
 from tests.tui.fake_profile import GPU_PROFILE, profiled_view
 from tests.tui.fake_session import H200, FakeSession, gpu_view, view
 from tests.tui.test_app import on_screen, shows, text_of

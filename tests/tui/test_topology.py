@@ -7,19 +7,24 @@ import pytest
 from textual.pilot import Pilot
 
 from gpuconsole.model.machine.device import Device, Link
-from gpuconsole.report.machine.topology import Shown, extent, letters, paint_topology, read_net, wants_folding
+from gpuconsole.report.cells import Row
+from gpuconsole.report.machine.topology import last_column, letters, read_net, topology_lines, wants_folding
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.topology import TopologyScreen
-from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text
+from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, drawn, on_box, text
 from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
 
 
-def painted(shown: View, width: int = 120, height: int = 36, how: Shown | None = None) -> str:
+def paint(shown: View, folded: bool, column: int, width: int, height: int) -> list[Row]:
     net = read_net(shown.devices, shown.links)
-    return text(paint_topology(shown, net, how or Shown(wants_folding(net, width, height)), width, height))
+    return drawn(topology_lines(shown, net, folded, column, width), width, height)
+
+
+def painted(shown: View, width: int = 120, height: int = 36) -> str:
+    return text(paint(shown, wants_folding(read_net(shown.devices, shown.links), width, height), 0, width, height))
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 8, 64])
@@ -30,9 +35,8 @@ def test_rows_are_as_wide_as_asked(gpus: int, kind: str) -> None:
     for width in (8, 23, 40, 59, 80, 97, 120, 200):
         for height in (1, 5, 12, 24, 36):
             for folded in (False, True):
-                column, top = extent(shown, net, folded, width, height)
-                for how in (Shown(folded), Shown(folded, column, top), Shown(folded, 3, 2)):
-                    assert_exact(paint_topology(shown, net, how, width, height), width, height)
+                for column in (0, 3, last_column(shown, net, folded, width)):
+                    assert_exact(paint(shown, folded, column, width, height), width, height)
 
 
 def test_the_matrix_says_the_path_of_every_pair() -> None:
@@ -91,15 +95,14 @@ def test_letters_go_on_after_z() -> None:
 def test_words_that_mean_harm() -> None:
     devices = tuple(Device(f"gpu:{n}", HOSTILE, facts={"pci": HOSTILE, "numa_node": HOSTILE, "cpu_affinity": HOSTILE}) for n in range(3))
     shown = view(devices=devices, links=(Link("gpu:0", "gpu:1", HOSTILE), Link("gpu:0", "gpu:2", "NV")))
-    net = read_net(shown.devices, shown.links)
     for folded in (False, True):
-        assert_exact(paint_topology(shown, net, Shown(folded), 150, 20), 150, 20)
+        assert_exact(paint(shown, folded, 0, 150, 20), 150, 20)
 
 
 def test_keys_fold_and_scroll_both_ways() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
         await shows(app, "16 GPUs in 2 groups")
-        await pilot.press("f")
+        await pilot.press("g")
         await shows(app, "more down and right")
         await pilot.press("end")
         await shows(app, "gpu:15")
@@ -109,7 +112,7 @@ def test_keys_fold_and_scroll_both_ways() -> None:
         assert "more" not in text_of(app).split("\n")[0]
         await pilot.press("home")
         await shows(app, "gpu:0 ")
-        await pilot.press("f")
+        await pilot.press("g")
         await shows(app, "A  gpu:0-7")
         api.shown = box(2)
         await shows(app, "gpu:0-1: NV18")

@@ -50,6 +50,11 @@ class Item(NamedTuple):
     metric: Metric | None = None
     place: str = ""
 
+    @property
+    def selectable(self) -> bool:
+        """Headings, blanks and reports of trouble cannot be selected."""
+        return bool(self.name) and not self.name.startswith(("group ", "trouble "))
+
 
 def places(view: View) -> list[str]:
     """What can be looked at: devices in their order (NVLinks stand with their GPU, cores with the host), then the console."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from gpuconsole.model.machine.process import Process
 from gpuconsole.report import units
-from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, line
+from gpuconsole.report.cells import Row, Segment, cell_width, cut, fit, line
 from gpuconsole.report.names import plain, spans
-from gpuconsole.report.page import paragraph
+from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.session.api import View
 
 Id = tuple[str, int, float]
@@ -138,25 +138,18 @@ def _shape(view: View, width: int) -> tuple[int, tuple[_Column, ...], int]:
     return gap, columns, max(0, room)
 
 
-def table_room(view: View, height: int) -> int:
-    """How many entries the table shows at once."""
-    return max(0, height - 1 - len(_missing(view)))
-
-
-def paint_processes(
-    view: View, entries: list[Entry], selected: Id | None, offset: int, choice: Choice, width: int, height: int, wall: float | None
-) -> list[Row]:
-    """The heads of the columns, then entries from `offset` on. `wall` is the Unix time of `view`, None: not known."""
+def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, wall: float | None) -> Lines:
+    """The heads of the columns, the entries, and devices that do not report their processes. `wall`: Unix time of `view`, if known."""
     gap, columns, room = _shape(view, width)
     if not entries:
-        return fill([row for text in _nothing(view, choice) for row in paragraph(text, width)], width, height)
-    rows = [_heads(columns, gap, room, choice, width)]
-    shown = table_room(view, height)
-    for entry in entries[offset : offset + shown]:
-        chosen = entry.process is not None and identity(entry.process) == selected
-        rows.append(_line(entry, chosen, columns, gap, room, width, wall))
+        return text_lines([row for text in _nothing(view, choice) for row in paragraph(text, width)])
     notes = [line(width, (text, "dim")) for text in _missing(view)]
-    return fill(fill(rows, width, height - len(notes)) + notes, width, height)
+    return Lines(
+        [identity(entry.process) if entry.process is not None else None for entry in entries],
+        lambda n, selected: _line(entries[n], selected, columns, gap, room, width, wall),
+        [_heads(columns, gap, room, choice, width)],
+        (lambda key: notes) if notes else None,
+    )
 
 
 def order_in_words(choice: Choice) -> str:

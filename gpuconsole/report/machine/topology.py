@@ -9,9 +9,9 @@ from typing import NamedTuple
 from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import units
-from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line
+from gpuconsole.report.cells import Row, Segment, blank, fit, line
 from gpuconsole.report.names import plain, spans
-from gpuconsole.report.page import paragraph
+from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.session.api import View
 
 SELF, UNTOLD = "X", "?"
@@ -40,14 +40,6 @@ class Net(NamedTuple):
 
     def path(self, a: str, b: str) -> str:
         return SELF if a == b else self.paths.get((a, b), UNTOLD)
-
-
-class Shown(NamedTuple):
-    """How the matrix is to be shown: groups or single GPUs, and the first column and line in sight."""
-
-    folded: bool
-    column: int = 0
-    top: int = 0
 
 
 def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
@@ -103,34 +95,33 @@ class _Column(NamedTuple):
     cell: Callable[[_Line], Segment]
 
 
-def paint_topology(view: View, net: Net, shown: Shown, width: int, height: int) -> list[Row]:
-    """A sentence, the matrix from `shown.column` and `shown.top` on, and what the words mean."""
+def topology_lines(view: View, net: Net, folded: bool, first_column: int, width: int) -> Lines:
+    """A sentence, the matrix from `first_column` on, and the meaning of its words. `folded`: groups in place of single GPUs."""
     if len(net.gpus) < 2:
-        return fill(_too_few(view, net, width), width, height)
-    lines, columns = _lines(net, shown.folded), _columns(view, net, shown.folded)
-    rows = [*paragraph(net.sentence, width), blank(width)]
-    legend = _legend(net, width)
-    label = _label_width(net, shown.folded)
-    visible = _fitting(columns, shown.column, width - label)
-    more = len(columns) - shown.column - len(visible)
+        return text_lines(_too_few(view, net, width))
+    lines, columns = _lines(net, folded), _columns(view, net, folded)
+    label = _label_width(net, folded)
+    visible = _fitting(columns, first_column, width - label)
+    more = len(columns) - first_column - len(visible)
     head = "".join(fit(one.head, one.width, ">") for one in visible)
-    rows.append(line(width, (" " * label + head, "dim"), ("  …" if more > 0 else "", "dim")))
-    room = max(1, height - len(rows) - len(legend) - 1)
-    for n in range(shown.top, min(shown.top + room, len(lines))):
+
+    def row(n: int, selected: bool) -> Row:
         one = lines[n]
         lost = any(gpu.id in view.lost for gpu in one.gpus)
         style = "alert" if lost else "accent" if any(gpu.id == view.device.partition("/")[0] for gpu in one.gpus) else ""
-        rows.append(line(width, (fit(one.label, label), style), *(column.cell(one) for column in visible)))
-    return fill([*fill(rows, width, max(0, height - len(legend) - 1)), blank(width), *legend], width, height)
+        painted = line(width, (fit(one.label, label), style), *(column.cell(one) for column in visible))
+        return [("".join(text for text, _ in painted), "mark")] if selected else painted
+
+    above = [*paragraph(net.sentence, width), blank(width), line(width, (" " * label + head, "dim"), ("  …" if more > 0 else "", "dim"))]
+    legend = [blank(width), *_legend(net, width)]
+    return Lines([one.label for one in lines], row, above, lambda key: legend)
 
 
-def extent(view: View, net: Net, folded: bool, width: int, height: int) -> tuple[int, int]:
-    """The last first column and the last top line that show anything new."""
+def last_column(view: View, net: Net, folded: bool, width: int) -> int:
+    """The last first column that shows anything new."""
     columns = _columns(view, net, folded)
     room = width - _label_width(net, folded)
-    last = next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)
-    above = len(paragraph(net.sentence, width)) + 2 + len(_legend(net, width)) + 1
-    return last, max(0, len(_lines(net, folded)) - max(1, height - above))
+    return next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)
 
 
 def _fitting(columns: list[_Column], first: int, room: int) -> list[_Column]:

@@ -10,11 +10,13 @@ from gpuconsole.model.run import PHASES, Rank, Run
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, blank, fill
-from gpuconsole.report.page import follow, paragraph
+from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
 from gpuconsole.session.api import View
 
 MARK = "> "
+LEAST_HEIGHT = 10
+"""Below so many rows there is no room for what is behind a row."""
 Entry = Figure | Rank
 
 
@@ -115,6 +117,36 @@ def entries(run: Run | None) -> list[Entry]:
     return [*run.figures, *(run.ranks if len(run.ranks) > 1 else ())]
 
 
+def model_lines(view: View, width: int, height: int) -> Lines:
+    """The tables, and below them the formula and the source of the selected row."""
+    run, known = view.run, entries(view.run)
+    if run is None or not known:
+        return text_lines(paragraph(_nothing(view), width))
+    by_key = {_key(entry): entry for entry in known}
+    rows = _tables(run, -1, width)
+    entry_at = {_place(run, number): number for number in range(len(known))}
+
+    def row(n: int, selected: bool) -> Row:
+        return _tables(run, entry_at[n], width)[n] if selected else rows[n]
+
+    def behind(key: str) -> list[Row]:
+        tallest = max(len(lay_out(_behind(entry, run), width)) for entry in _like(by_key[key], run))  # the same height for every selection
+        return fill([blank(width), *lay_out(_behind(by_key[key], run), width)], width, min(tallest + 1, height - height // 2))
+
+    keys = [_key(known[entry_at[n]]) if n in entry_at else None for n in range(len(rows))]
+    return Lines(keys, row, (), behind if height >= LEAST_HEIGHT else None)
+
+
+def _key(entry: Entry) -> str:
+    """What a selection keeps."""
+    return entry.name if isinstance(entry, Figure) else f"rank {entry.rank}"
+
+
+def _place(run: Run, number: int) -> int:
+    """The row of an entry: below its table's head, and for a process below the table of figures and a blank."""
+    return number + 1 + (2 if run.figures and number >= len(run.figures) else 0)
+
+
 def summary(run: Run | None) -> str:
     """The number of figures and processes, and the slowest process."""
     if run is None or not entries(run):
@@ -126,28 +158,13 @@ def summary(run: Run | None) -> str:
     return f"{figures}, {len(run.ranks)} processes{slowest}"
 
 
-def paint_models(view: View, cursor: int, width: int, height: int) -> list[Row]:
-    """The tables with the chosen row in sight, then the formula and the source of the chosen row."""
-    run, known = view.run, entries(view.run)
-    if run is None or not known:
-        return fill(paragraph(_nothing(view), width), width, height)
-    rows, at = _tables(run, cursor, width)
-    foot = lay_out(_behind(known[cursor], run), width)
-    tallest = max(len(lay_out(_behind(one, run), width)) for one in _like(known[cursor], run))  # the same height for every choice
-    room = max(height // 2, height - tallest - 1) if height >= 10 else height
-    start = follow(max(0, at - room // 2), at, room, len(rows))
-    return fill([*fill(rows[start : start + room], width, room), blank(width), *foot], width, height)
-
-
-def _tables(run: Run, cursor: int, width: int) -> tuple[list[Row], int]:
-    """All rows, and the index of the chosen one."""
+def _tables(run: Run, cursor: int, width: int) -> list[Row]:
+    """All rows of both tables. The entry `cursor` is marked."""
     rows = lay_out([figure_table(run.figures, cursor)], width) if run.figures else []
-    at = cursor + 1
     if len(run.ranks) > 1:
-        at += 2 if cursor >= len(run.figures) and run.figures else 0
         rows += [blank(width)] if rows else []
         rows += lay_out([rank_table(run, cursor - len(run.figures))], width)
-    return rows, at
+    return rows
 
 
 def _like(entry: Entry, run: Run) -> list[Entry]:

@@ -1,79 +1,197 @@
-"""What the screens beside the main one share."""
+"""What the screens beside the main screen share."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual._styles_cache import StylesCache
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Input
 
 from gpuconsole.report.cells import Row
+from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import SessionApi, View
-from gpuconsole.tui.widgets.bars import KeyBar, PageZone, TitleBar
-from gpuconsole.tui.widgets.keys import Keys
+from gpuconsole.tui import keys
+from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
+from gpuconsole.tui.widgets.list import ListZone
 
-BACK: Keys = (("escape", "back"), ("q", "quit"))
-SCROLL: Keys = (("up/down pgup/pgdn", "scroll"),)
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
+
+FAR = 1_000_000
+"""More lines than any list has."""
 
 
 class BackScreen(Screen[None]):
-    """A screen that Escape closes. `OPENS`: keys whose action gives the focus to a field."""
+    """A screen that Escape closes. `NAME` is the screen's name in `keys.ACTIONS`, `TITLE_TEXT` its heading."""
 
-    BINDINGS = [Binding("escape", "back", show=False)]
-    OPENS: ClassVar[dict[str, str]] = {}
+    NAME: ClassVar[str] = ""
+    TITLE_TEXT: ClassVar[str] = ""
+    AUTO_FOCUS = ""
 
-    def __init__(self, api: SessionApi) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        if "NAME" in cls.__dict__:
+            cls.BINDINGS = keys.screen_bindings(cls.NAME)
+        super().__init_subclass__(**options)
+
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
         super().__init__()
         self.api = api
+        self.actions = actions
+        self._view = api.view()
+        self._field_openers = keys.field_openers(self.NAME)
+        self._heading = TitleBar(self.TITLE_TEXT)
+        self._key_bar = KeyBar(self.NAME)
+
+    def on_mount(self) -> None:
+        self.show(self.api.view())
 
     def on_key(self, event: events.Key) -> None:
-        """Letters that come faster than the focus moves, as over a slow line, reach the field all the same.
+        """Send letters to the text field that has just been opened.
 
-        They were sent here before the field was open; a field that has the focus keeps its letters to itself.
+        Over a slow line several keys arrive at once. They were sent to the screen before the field had the focus. A field that has the
+        focus does not pass letters on, so letters that arrive here are for the field.
         """
         if isinstance(self.focused, Input):
             if event.is_printable:
                 event.stop()
                 self.focused.post_message(events.Key(event.key, event.character))
-        elif event.key in self.OPENS:
+        elif event.key in self._field_openers:
             event.stop()
-            getattr(self, f"action_{self.OPENS[event.key]}")()
+            getattr(self, f"action_{self._field_openers[event.key]}")()
 
     def on_unmount(self) -> None:
-        # Textual 8 remembers colours by widget in a cache of a thousand, and so keeps every line of a thousand widgets that are gone.
+        # Textual 8 caches colours by widget, for up to a thousand widgets. The cache keeps the lines of widgets that were removed.
         StylesCache.get_inner_outer.cache_clear()
 
     def action_back(self) -> None:
         self.dismiss()
 
     def show(self, view: View) -> None:
-        """A new picture; called only while this screen is the one in sight."""
+        """Show a new state; called only while this screen is in sight."""
+        self._view = view
+        self._key_bar.show(view)
+
+    def again(self) -> None:
+        """The key that opens this screen was pressed on this screen."""
+
+    def redraw(self) -> None:
+        """The user asked to draw again."""
 
 
-class PageScreen(BackScreen):
-    """A title, a page that scrolls, and the keys. `paint` draws all rows from a view."""
+class ListScreen(BackScreen):
+    """A heading, a list, and the keys. `FILTER` is the hint in the filter's text field; without a hint there is no filter."""
 
-    TITLE_TEXT = ""
-    KEYS: Keys = ()
+    FILTER: ClassVar[str] = ""
 
-    def __init__(self, api: SessionApi) -> None:
-        super().__init__(api)
-        self._view = api.view()
-        self._heading = TitleBar(self.TITLE_TEXT)
-        self._body = PageZone(lambda width: self.paint(self._view, width), self._heading.say)
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
+        super().__init__(api, actions)
+        self.needle = ""
+        self.list_zone = ListZone(self.lines, self.on_move, self.on_choose)
+        self._filter = Input(placeholder=self.FILTER, compact=True, id="filter")
+        self._filter.display = False
+
+    def compose(self) -> ComposeResult:
+        yield self._heading
+        yield from self.above()
+        if self.FILTER:
+            yield self._filter
+        yield self.list_zone
+        yield from self.below()
+        yield self._key_bar
+
+    def above(self) -> Iterable[Widget]:
+        """What stands between the heading and the list."""
+        return ()
+
+    def below(self) -> Iterable[Widget]:
+        """What stands under the list."""
+        return ()
+
+    def lines(self, width: int, height: int) -> Lines:
+        """The content of the list for the present state and filter."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """The line in the heading."""
+        return ""
+
+    def on_move(self) -> None:
+        """The selection has changed."""
+        self.show_summary()
+
+    def on_choose(self) -> None:
+        """The selected line was clicked."""
+
+    def show(self, view: View) -> None:
+        super().show(view)
+        self.list_zone.repaint()
+        self.show_summary()
+
+    def show_summary(self) -> None:
+        filtered = f"filter: {self.needle}" if self.needle and not self._filter.display else ""
+        self._heading.say("   ".join(part for part in (self.summary(), filtered) if part))
+
+    # --- keys -----------------------------------------------------------------------------------------------
+
+    def action_up(self) -> None:
+        self.list_zone.move(-1)
+
+    def action_down(self) -> None:
+        self.list_zone.move(1)
+
+    def action_page_up(self) -> None:
+        self.list_zone.page(-1)
+
+    def action_page_down(self) -> None:
+        self.list_zone.page(1)
+
+    def action_first(self) -> None:
+        self.list_zone.move(-FAR)
+
+    def action_last(self) -> None:
+        self.list_zone.move(FAR)
+
+    def action_filter(self) -> None:
+        self._filter.display = True
+        self.set_focus(self._filter)
+
+    def action_back(self) -> None:
+        """Clear the filter first, then leave the screen."""
+        if self._filter.display or self.needle:
+            self._filter.value = self.needle = ""
+            self._close_filter()
+        else:
+            self.dismiss()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input is self._filter and event.value.strip() != self.needle:
+            self.needle = event.value.strip()
+            self.list_zone.select_first()
+            self.show(self._view)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input is self._filter:
+            self._close_filter()
+
+    def _close_filter(self) -> None:
+        self._filter.display = False
+        self.set_focus(None)
+        self.show(self._view)
+
+
+class PageScreen(ListScreen):
+    """A page of text that scrolls. `paint` draws all rows from a state."""
 
     def paint(self, view: View, width: int) -> list[Row]:
         raise NotImplementedError
 
-    def compose(self) -> ComposeResult:
-        yield self._heading
-        yield self._body
-        yield KeyBar(BACK + SCROLL + self.KEYS)
+    def lines(self, width: int, height: int) -> Lines:
+        return text_lines(self.paint(self._view, width))
 
-    def show(self, view: View) -> None:
-        self._view = view
-        self._body.repaint()
+    def summary(self) -> str:
+        return self.list_zone.position

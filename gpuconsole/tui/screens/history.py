@@ -1,43 +1,46 @@
-"""Charts of the session, drawn when the screen opens, when it is resized, and on `r`."""
+"""Charts of the session. They are drawn when the screen opens, when it is resized, and on request."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from textual.app import ComposeResult
-from textual.binding import Binding
 
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import charts, facts
 from gpuconsole.report import units as format
 from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.session.api import SessionApi
-from gpuconsole.tui.screens.base import BACK, BackScreen
-from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
+from gpuconsole.tui.screens.base import BackScreen
+from gpuconsole.tui.widgets.bars import DrawnZone
+
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
 
 
 class HistoryScreen(BackScreen):
-    """Throughput over time above, the distribution of step times (or of requests' E2E) below. Does not follow the session by itself."""
+    """Throughput over time above, the distribution of step times (or of requests' E2E) below. The charts do not follow the session."""
 
-    BINDINGS = [Binding("r", "draw", show=False)]
-    AUTO_FOCUS = ""
+    NAME = "history"
+    TITLE_TEXT = "History"
 
-    def __init__(self, api: SessionApi) -> None:
-        super().__init__(api)
-        self._heading = TitleBar("History")
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
+        super().__init__(api, actions)
         self._charts = DrawnZone(self._draw)
 
     def compose(self) -> ComposeResult:
         yield self._heading
         yield self._charts
-        yield KeyBar((*BACK, ("r", "draw again")))
+        yield self._key_bar
 
-    def action_draw(self) -> None:
+    def redraw(self) -> None:
         self._charts.repaint()
 
     def _draw(self, width: int, height: int) -> list[Row]:
         view = self.api.view()
         metric, unit = facts.throughput_metric(view)
         times, values = self.api.points(series_key(metric, view.device))
-        self._heading.say(f"at {format.clock(view.now)} of the session; r draws again")
+        self._heading.say(f"at {format.clock(view.now)} of the session; ctrl+l draws again")
         serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2
         if len(times) >= 2:

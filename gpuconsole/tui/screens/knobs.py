@@ -2,161 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.widget import Widget
 from textual.widgets import Input
 
-from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, describe_changes, show
+from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
-from gpuconsole.tui.screens.base import BackScreen
-from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
-from gpuconsole.tui.widgets.knobs import Shown, paint_knobs
+from gpuconsole.tui.screens.base import ListScreen
+from gpuconsole.tui.widgets.knobs import KnobState, knob_lines
 
-KEYS = (
-    ("enter", "edit"), ("a", "apply at once"), ("t", "try as a trial"), ("/", "filter"), ("escape", "back"), ("backspace", "forget"), ("?", "help"),
-)  # fmt: skip
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
 
 
-class KnobsScreen(BackScreen):
-    """Enter edits the chosen value; `a` applies what was edited, `t` puts it on trial; `/` filters."""
+class KnobsScreen(ListScreen):
+    """Edited values wait until they are applied, tried or forgotten."""
 
-    BINDINGS = [
-        Binding("up", "move(-1)", show=False),
-        Binding("down", "move(1)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("pagedown", "move(10)", show=False),
-        Binding("home", "move(-1000000)", show=False),
-        Binding("end", "move(1000000)", show=False),
-        Binding("a", "apply", show=False),
-        Binding("t", "try", show=False),
-        Binding("backspace,delete", "forget", show=False),
-    ]
-    OPENS: ClassVar = {"slash": "filter", "enter": "edit"}
-    AUTO_FOCUS = ""
+    NAME = "knobs"
+    TITLE_TEXT = "Knobs"
+    FILTER = "filter"
 
-    def __init__(self, api: SessionApi, apply: Callable[[Knobs], None], try_change: Callable[[Knobs, Interval | None], None]) -> None:
-        super().__init__(api)
-        self._apply = apply
-        self._try = try_change
-        self._shown = Shown({}, {}, {})
-        self._heading = TitleBar("Knobs")
-        self._zone = DrawnZone(lambda width, height: paint_knobs(self._shown, width, height))
-        self._filter = Input(placeholder="filter", compact=True)
-        self._input = Input(compact=True)
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
+        super().__init__(api, actions)
+        self._pending: Knobs = {}
+        self._input = Input(compact=True, id="value")
+        self._input.display = False
+        self._message = ("", "")
 
-    def compose(self) -> ComposeResult:
-        yield self._heading
-        yield self._filter
-        yield self._zone
-        yield self._input
-        yield KeyBar(KEYS)
+    def below(self) -> Iterable[Widget]:
+        return (self._input,)
 
-    def on_mount(self) -> None:
-        self._input.display = self._filter.display = False
-        self.show(self.api.view())
-        self._say_what_waits()
+    def lines(self, width: int, height: int) -> Lines:
+        return knob_lines(self._state, width, height)
+
+    @property
+    def _state(self) -> KnobState:
+        run = self._view.run
+        if run is None:
+            return KnobState({}, {}, {})
+        return KnobState(dict(run.knobs), self._pending, run.unavailable, self.needle, run.facts)
+
+    @property
+    def _selected(self) -> str:
+        """Empty where no knob is shown."""
+        return str(self.list_zone.selected or "")
 
     def show(self, view: View) -> None:
-        """New values; what was edited stays, unless it has come true."""
-        run = view.run
-        values = dict(run.knobs) if run else {}
-        pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
-        self._shown = self._shown._replace(
-            values=values, pending=pending, unavailable=run.unavailable if run else {}, facts=run.facts if run else {}
-        )
-        self.action_move(0)
+        """New values. An edited value waits until it is in force."""
+        values = view.run.knobs if view.run is not None else {}
+        self._pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
+        super().show(view)
 
-    @property
-    def _pending(self) -> Knobs:
-        return self._shown.pending
+    def show_summary(self) -> None:
+        """While a value is edited, what is allowed or wrong stays in the heading."""
+        if self._message[0]:
+            self._heading.say(*self._message)
+        elif self._pending:
+            self._heading.say(f"{describe_changes(self._pending, self._state.values)}: a applies, v tries", "accent")
+        else:
+            super().show_summary()
 
-    @property
-    def _chosen(self) -> str:
-        """Empty where no knob is shown."""
-        return self._shown.chosen
+    def summary(self) -> str:
+        state = self._state
+        own = sum(map(state.is_own, state.values))
+        return f"{own} set, {len(state.values) - own} at their default" if state.values else ""
 
-    def action_move(self, step: int) -> None:
-        names = self._shown.names
-        at = names.index(self._chosen) if self._chosen in names else 0
-        if not self._input.display:
-            at = max(0, min(len(names) - 1, at + step))
-        self._shown = self._shown._replace(chosen=names[at] if names else "")
-        self._zone.repaint()
+    def _say(self, text: str, style: str = "dim") -> None:
+        """A line that stays in the heading until the next key."""
+        self._message = text, style
+        self.show_summary()
+
+    # --- editing --------------------------------------------------------------------------------------------
+
+    def on_choose(self) -> None:
+        self.action_edit()
+
+    def on_move(self) -> None:
+        self._message = ("", "")
+        super().on_move()
 
     def action_edit(self) -> None:
-        if self._chosen not in CATALOGUE:
+        if self._selected not in CATALOGUE:
             return
-        knob = CATALOGUE[self._chosen]
-        self._heading.say(f"{knob.name}: {knob.allowed()}; enter takes it, escape does not")
-        self._input.value = show(self._pending.get(self._chosen, self._shown.values[self._chosen]))
-        self._input.display = True
+        knob = CATALOGUE[self._selected]
+        self._say(f"{knob.name}: {knob.allowed()}; enter takes the value, escape does not")
+        self._input.value = show(self._pending.get(knob.name, self._state.values[knob.name]))
+        self._input.display = self.list_zone.locked = True
         self.set_focus(self._input)
 
-    def action_filter(self) -> None:
-        self._filter.display = True
-        self.set_focus(self._filter)
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        if event.input is self._filter:
-            self._shown = self._shown._replace(words=event.value)
-            self.action_move(0)
-
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        if event.input is self._filter:
-            self.set_focus(None)
+        if event.input is not self._input:
+            super().on_input_submitted(event)
             return
         try:
-            value = CATALOGUE[self._chosen].parse(event.value.strip())
+            value = CATALOGUE[self._selected].parse(event.value.strip())
         except KnobError as error:
-            self._heading.say(str(error), "alert")
+            self._say(str(error), "alert")
             return
-        self._pending.pop(self._chosen, None)
-        if value != self._shown.values[self._chosen]:
-            self._pending[self._chosen] = value
+        self._pending.pop(self._selected, None)
+        if value != self._state.values[self._selected]:
+            self._pending[self._selected] = value
         self._end_edit()
 
     def _end_edit(self) -> None:
-        self._input.display = False
+        self._input.display = self.list_zone.locked = False
+        self._message = ("", "")
         self.set_focus(None)
-        self._say_what_waits()
-        self._zone.repaint()
-
-    def _say_what_waits(self) -> None:
-        values, own = self._shown.values, sum(map(self._shown.is_own, self._shown.values))
-        if self._pending:
-            self._heading.say(f"{describe_changes(self._pending, values)}: a applies, t tries", "accent")
-        else:
-            self._heading.say(f"{own} set, {len(values) - own} as by default" if values else "")
+        self.show(self._view)
 
     def action_back(self) -> None:
         if self._input.display:
             self._end_edit()
-        elif self._filter.display:
-            self._filter.value = ""
-            self._filter.display = False
-            self.set_focus(None)
         else:
-            self.dismiss()
+            super().action_back()
 
     def action_forget(self) -> None:
-        if self._chosen:
-            self._pending.pop(self._chosen, None)
-            self._end_edit()
+        self._pending.pop(self._selected, None)
+        self._end_edit()
 
     def action_apply(self) -> None:
-        if self._taken():
-            self._apply(dict(self._pending))
+        if self._has_changes():
+            self.actions.apply(dict(self._pending))
 
-    def action_try(self) -> None:
-        if self._taken():
+    def action_prove(self) -> None:
+        if self._has_changes():
             self.dismiss()
-            self._try(dict(self._pending), None)
+            self.actions.try_change(dict(self._pending), None)
 
-    def _taken(self) -> bool:
+    def _has_changes(self) -> bool:
         if not self._pending:
-            self._heading.say("nothing was changed yet: enter edits the selected value")
+            self._say("nothing was changed yet: enter edits the selected value")
         return bool(self._pending)

@@ -1,61 +1,44 @@
-"""The main screen: device strip (and a strip of many GPUs), live tiles, where a step goes, diagnosis, runs."""
+"""The main screen: device strip (and a strip of many GPUs), live tiles, the parts of a step, diagnosis, runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.containers import Container
 from textual.screen import Screen
 
-from gpuconsole.model.finding import Interval, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.finding import Suggestion
 from gpuconsole.report import facts
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
-from gpuconsole.tui.widgets.keys import MAIN
 from gpuconsole.tui.widgets.layout import Plan, plan
 from gpuconsole.tui.widgets.live import DiagnosisZone, FleetZone, HeaderZone, LiveZone, PhasesZone, RunsZone, TilesZone
+
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
 
 MOST_FLEET_ROWS = 7
 
 
 class MainScreen(Screen[None]):
-    """Six zones and a key bar. Enter means what the selected suggestion says, however the list has moved since."""
+    """Six zones and a key bar. The selection keeps its suggestion when the order of the findings changes."""
 
     DEFAULT_CSS = """
     MainScreen { layout: vertical; overflow: hidden; }
     #lower { width: 1fr; overflow: hidden; }
     """
-    BINDINGS = [
-        Binding("up", "select(-1)", show=False),
-        Binding("down", "select(1)", show=False),
-        Binding("enter", "try_selected", "Try the suggestion", show=False),
-        Binding("t", "app.open('tuning')", show=False),
-        Binding("u", "app.revert", show=False),
-        Binding("x", "app.stop", show=False),
-        Binding("b", "app.keep_baseline", show=False),
-        Binding("r", "app.record", show=False),
-        Binding("e", "app.export", show=False),
-        Binding("s", "app.open('scenarios')", show=False),
-        Binding("k", "app.open('knobs')", show=False),
-        Binding("d", "app.open('details')", show=False),
-        Binding("h", "app.open('history')", show=False),
-        Binding("m", "app.open('models')", show=False),
-        Binding("f", "app.open('profile')", show=False),
-        Binding("i", "app.open('device')", show=False),
-        Binding("p", "app.open('processes')", show=False),
-        Binding("l", "app.open('topology')", show=False),
-    ]
+    NAME = "main"
+    BINDINGS = keys.screen_bindings(NAME)
 
-    def __init__(self, api: SessionApi, try_change: Callable[[Knobs, Interval | None], None]) -> None:
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
         super().__init__()
         self.api = api
-        self._try = try_change
+        self.actions = actions
         self.selected = ""
         self._plan: Plan | None = None
         self._header = HeaderZone(api, id="header")
@@ -65,6 +48,7 @@ class MainScreen(Screen[None]):
         self._diagnosis = DiagnosisZone(api, id="diagnosis")
         self._runs = RunsZone(api, id="runs")
         self._lower = Container(self._diagnosis, self._runs, id="lower")
+        self._key_bar = KeyBar(self.NAME)
 
     @property
     def zones(self) -> tuple[LiveZone, ...]:
@@ -76,7 +60,7 @@ class MainScreen(Screen[None]):
         yield self._tiles
         yield self._phases
         yield self._lower
-        yield KeyBar(MAIN)
+        yield self._key_bar
 
     def on_mount(self) -> None:
         self.show(self.api.view())
@@ -88,7 +72,7 @@ class MainScreen(Screen[None]):
         self.show(self.api.view())
 
     def show(self, view: View) -> None:
-        """A new picture of the session."""
+        """Show a new state of the session."""
         self._lay_out(view)
         known = facts.suggestions(view)
         if self.selected not in known:
@@ -96,9 +80,10 @@ class MainScreen(Screen[None]):
         self._diagnosis.selected = self.selected
         for zone in self.zones:
             zone.show(view)
+        self._key_bar.show(view)
 
     def _lay_out(self, view: View) -> None:
-        """Give the zones their rows, when the plan is another."""
+        """Give the zones their rows, when the plan has changed."""
         new = plan(
             self.size.width,
             self.size.height,
@@ -124,7 +109,7 @@ class MainScreen(Screen[None]):
         self._runs.styles.padding = (0, 0, 0, 2 if beside and not new.boxed else 0)
         self._runs.display = new.runs > 0
 
-    def action_select(self, step: int) -> None:
+    def _choose(self, step: int) -> None:
         known = list(facts.suggestions(self.api.view()))
         if known:
             at = known.index(self.selected) if self.selected in known else 0
@@ -132,13 +117,15 @@ class MainScreen(Screen[None]):
             self.show(self.api.view())
 
     def chosen(self) -> Suggestion | None:
-        """The suggestion that Enter would try."""
+        """The selected suggestion."""
         found = facts.suggestions(self.api.view()).get(self.selected)
         return found[1] if found else None
 
+    def action_choose_previous(self) -> None:
+        self._choose(-1)
+
+    def action_choose_next(self) -> None:
+        self._choose(1)
+
     def action_try_selected(self) -> None:
-        suggestion = self.chosen()
-        if suggestion is None:
-            self.app.notify("there is no suggestion to try", markup=False)
-        else:
-            self._try(suggestion.changes, suggestion.predicted_speedup)
+        self.actions.try_selected()

@@ -2,105 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.widget import Widget
 from textual.widgets import Input
 
 from gpuconsole.report import facts
 from gpuconsole.report.cells import blank
+from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
-from gpuconsole.tui.screens.base import BackScreen
-from gpuconsole.tui.widgets.bars import DrawnZone, KeyBar, TitleBar
+from gpuconsole.tui.screens.base import ListScreen
+from gpuconsole.tui.widgets.bars import DrawnZone
 from gpuconsole.tui.widgets.header import device_line
-from gpuconsole.tui.widgets.scenarios import matching, paint_picker
+from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
+
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
 
 
-class ScenariosScreen(BackScreen):
-    """Arrows choose, Enter starts, `/` filters. `start` is given the scenario's name."""
+class ScenariosScreen(ListScreen):
+    """Enter starts the selected scenario, in the filter's text field too. While the picker is open, a worker is kept ready."""
 
-    BINDINGS = [
-        Binding("up", "move(-1)", show=False),
-        Binding("down", "move(1)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("pagedown", "move(10)", show=False),
-        Binding("home", "move(-1000000)", show=False),
-        Binding("end", "move(1000000)", show=False),
-        Binding("enter", "start", show=False),
-    ]
-    OPENS: ClassVar = {"slash": "filter"}
-    AUTO_FOCUS = ""
+    NAME = "scenarios"
+    TITLE_TEXT = "Scenarios"
+    FILTER = "filter"
 
-    def __init__(self, api: SessionApi, start: Callable[[str], None]) -> None:
-        super().__init__(api)
-        self._start = start
-        self._all = api.scenarios()
-        self._shown = self._all
-        self._cursor = 0
-        self._scale = "gpu" if facts.device(api.view()).is_gpu else "cpu"
-        self._view = api.view()
-        self._heading = TitleBar("Scenarios")
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
+        super().__init__(api, actions)
+        self._all = {scenario.name: scenario for scenario in api.scenarios()}
         self._device = DrawnZone(lambda width, height: [device_line(self._view, width), blank(width)])
         self._device.styles.height = 2
-        self._zone = DrawnZone(lambda width, height: paint_picker(self._shown, self._cursor, self._scale, width, height))
-        self._filter = Input(placeholder="filter", compact=True)
-
-    def compose(self) -> ComposeResult:
-        yield self._heading
-        yield self._device
-        yield self._filter
-        yield self._zone
-        yield KeyBar((("up/down", "choose"), ("enter", "start"), ("/", "filter"), ("escape", "back"), ("q", "quit"), ("?", "help")))
 
     def on_mount(self) -> None:
-        self._filter.display = False
-        self.show(self.api.view())
+        super().on_mount()
+        self.actions.warm()
 
-    def show(self, view: View) -> None:
-        self._view = view
-        self._scale = "gpu" if facts.device(view).is_gpu else "cpu"
-        self._device.repaint()
-        self.action_move(0)
+    def above(self) -> Iterable[Widget]:
+        return (self._device,)
 
-    def _words(self) -> str:
-        """Which of how many is chosen, and where they run."""
+    def lines(self, width: int, height: int) -> Lines:
+        scale = "gpu" if facts.device(self._view).is_gpu else "cpu"
+        return scenario_lines(matching(list(self._all.values()), self.needle), scale, width, height)
+
+    def summary(self) -> str:
+        """Which of how many is selected, and where scenarios run."""
         device, view = facts.device(self._view), self._view
         if not view.devices:
-            return "looking for devices"
-        at = f"{self._cursor + 1} of {len(self._shown)}; " if self._shown else ""
+            return "searching for devices"
+        names = [scenario.name for scenario in matching(list(self._all.values()), self.needle)]
+        at = f"{names.index(str(self.list_zone.selected)) + 1} of {len(names)}; " if self.list_zone.selected in names else ""
         if device.is_gpu:
             return f"{at}they run on {device.id} {facts.short_name(device.name)}"
         return f"{at}they run on the CPU (no GPU: {view.no_gpu_reason})"
 
-    def action_move(self, step: int) -> None:
-        self._cursor = max(0, min(len(self._shown) - 1, self._cursor + step))
-        self._heading.say(self._words())
-        self._zone.repaint()
+    def show(self, view: View) -> None:
+        super().show(view)
+        self._device.repaint()
+
+    def on_choose(self) -> None:
+        self.action_start()
 
     def action_start(self) -> None:
-        if self._shown:
-            name = self._shown[self._cursor].name
+        if self.list_zone.selected is not None:
             self.dismiss()
-            self._start(name)
+            self.actions.start(str(self.list_zone.selected))
 
-    def action_filter(self) -> None:
-        self._filter.display = True
-        self.set_focus(self._filter)
-
-    def action_back(self) -> None:
-        if not self._filter.display:
-            self.dismiss()
-            return
-        self._filter.value = ""
-        self._filter.display = False
-        self.set_focus(None)
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self._shown = matching(self._all, event.value)
-        self._cursor = 0
-        self.action_move(0)
-
-    def on_input_submitted(self) -> None:
+    def on_input_submitted(self, event: Input.Submitted) -> None:
         self.action_start()

@@ -8,39 +8,40 @@ from typing import NamedTuple
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
-from gpuconsole.report.page import follow, labelled
+from gpuconsole.report.page import Lines, labelled, text_lines
 
 MOST_VALUE = 30
 APPLIES = 10
 LABEL = 12
+LEAST_HEIGHT = 8
+"""Below so many rows there is no room for a knob's meaning."""
 NO_EFFECT = "knob."
-"""How `Run.unavailable` names knobs that do nothing here, each with the reason."""
+"""The prefix of keys in `Run.unavailable` that name knobs without an effect on this run, each with the reason."""
 
 
-class Shown(NamedTuple):
-    """What the screen shows. `words` filters; `chosen` is a knob's name, which stays chosen wherever its row goes."""
+class KnobState(NamedTuple):
+    """The knobs of a run. `pending` are edited values that are not in force yet; `words` is the filter."""
 
     values: Knobs
     pending: Knobs
     unavailable: Mapping[str, str]
     words: str = ""
-    chosen: str = ""
     facts: Mapping[str, float] = {}
 
     def applies(self, name: str) -> str:
-        """hot, cold, or hot up to what the server was started with."""
+        """hot, cold, or hot up to the value that the server was started with."""
         knob = CATALOGUE.get(name)
         limit = knob.live_limit(self.facts) if knob else None
         return f"hot <={limit:g}" if limit is not None else knob.apply if knob else ""
 
     @property
     def own(self) -> list[str]:
-        """Knobs whose value is not the default one, or would no longer be, in the catalogue's order."""
+        """Knobs whose value differs from the default, in the order of the catalogue."""
         return [name for name in self._matching() if self.is_own(name)]
 
     @property
     def names(self) -> list[str]:
-        """All in the order shown: what somebody has set comes first."""
+        """All knobs in the order of the list: those that differ from the default come first."""
         return [*self.own, *(name for name in self._matching() if not self.is_own(name))]
 
     def is_own(self, name: str) -> bool:
@@ -63,60 +64,57 @@ def _text(name: str) -> str:
     return f"{name} {knob.meaning} {knob.allowed()}".lower() if knob else name.lower()
 
 
-def paint_knobs(shown: Shown, width: int, height: int) -> list[Row]:
-    """The list with the chosen knob in sight, then what that knob means."""
-    names = shown.names
+def knob_lines(state: KnobState, width: int, height: int) -> Lines:
+    """The list, and below it what the selected knob means."""
+    names = state.names
     if not names:
-        text = "No knob matches." if shown.values else "Nothing is running, so there are no knobs. Press s on the main screen."
-        return fill([line(width, (text, ""))], width, height)
-    chosen = shown.chosen if shown.chosen in names else names[0]
-    rows, at = _list(shown, names, chosen, width)
-    reasons = {name: shown.unavailable[key] for name in names if (key := f"{NO_EFFECT}{name}") in shown.unavailable}
-    foot = _meaning(chosen, reasons.get(chosen, ""), width) if height >= 8 else []
-    tallest = _tallest(tuple((name, reasons.get(name, "")) for name in names), width) if foot else 0
-    room = max(height // 3, height - 1 - tallest)
-    head, rows = rows[0], rows[1:]
-    start = follow(max(0, at - room // 2), at, room, len(rows))
-    return fill([head, *fill(rows[start : start + room], width, room), *foot], width, height)
+        text = "No knob matches." if state.values else "Nothing is running, so there are no knobs. Press s to choose a scenario."
+        return text_lines([line(width, (text, ""))])
+    own = len(state.own)
+    lines: list[str | None] = [*names]
+    if 0 < own < len(names):
+        lines.insert(own, None)
+    columns = (
+        max(cell_width(clean(name)) for name in names),
+        min(MOST_VALUE, max(5, *(cell_width(clean(state.value(name))) for name in names))),
+    )
+    reasons = {name: state.unavailable[key] for name in names if (key := f"{NO_EFFECT}{name}") in state.unavailable}
+
+    def row(n: int, selected: bool) -> Row:
+        name = lines[n]
+        return line(width, ("  default values:", "dim")) if name is None else _row(name, state, selected, columns, width)
+
+    def meaning(name: str) -> list[Row]:
+        tallest = _tallest(tuple((name, reasons.get(name, "")) for name in names), width)
+        rows = min(tallest, height - 1 - max(height // 3, 1))
+        return fill(_meaning(name, reasons.get(name, ""), width), width, rows)
+
+    head = line(width, (f"  {fit('knob', columns[0])}  {fit('value', columns[1])}  {fit('applies', APPLIES)}  allowed", "dim"))
+    return Lines(lines, row, [head], meaning if height >= LEAST_HEIGHT else None)
 
 
-def _list(shown: Shown, names: list[str], chosen: str, width: int) -> tuple[list[Row], int]:
-    """The head and all rows; and which row after the head is the chosen one's."""
-    wide = max(cell_width(clean(name)) for name in names)
-    value = min(MOST_VALUE, max(5, *(cell_width(clean(shown.value(name))) for name in names)))
-    rows = [line(width, (f"  {fit('knob', wide)}  {fit('value', value)}  {fit('applies', APPLIES)}  allowed", "dim"))]
-    at, own = 0, len(shown.own)
-    for index, name in enumerate(names):
-        if index == own and own:
-            rows.append(line(width, ("  as by default:", "dim")))
-        if name == chosen:
-            at = len(rows) - 1
-        rows.append(_row(name, shown, name == chosen, (wide, value), width))
-    return rows, at
-
-
-def _row(name: str, shown: Shown, is_chosen: bool, columns: tuple[int, int], width: int) -> Row:
+def _row(name: str, state: KnobState, selected: bool, columns: tuple[int, int], width: int) -> Row:
     knob = CATALOGUE.get(name)
-    style = "accent" if name in shown.pending else "title" if shown.is_own(name) else ""
-    nothing = f"{NO_EFFECT}{name}" in shown.unavailable
+    style = "accent" if name in state.pending else "title" if state.is_own(name) else ""
+    nothing = f"{NO_EFFECT}{name}" in state.unavailable
     return line(
         width,
-        ("> " if is_chosen else "  ", "key"),
-        (fit(name, columns[0]) + "  ", "title" if is_chosen else "dim" if nothing else ""),
-        (fit(shown.value(name), columns[1]) + "  ", "dim" if nothing and name not in shown.pending else style),
-        (fit(shown.applies(name), APPLIES) + "  ", "" if shown.applies(name).startswith("hot") else "dim"),
+        ("> " if selected else "  ", "key"),
+        (fit(name, columns[0]) + "  ", "title" if selected else "dim" if nothing else ""),
+        (fit(state.value(name), columns[1]) + "  ", "dim" if nothing and name not in state.pending else style),
+        (fit(state.applies(name), APPLIES) + "  ", "" if state.applies(name).startswith("hot") else "dim"),
         ("no effect here" if nothing else knob.allowed() if knob else "", "dim"),
     )
 
 
 @lru_cache(maxsize=4)
 def _tallest(names: tuple[tuple[str, str], ...], width: int) -> int:
-    """Rows that the longest of all meanings takes, so that the list stands still; with the reasons of those without effect."""
+    """Rows of the longest meaning, with the reason of a knob without effect. The list keeps its height while the cursor moves."""
     return max(len(_meaning(name, reason, width)) for name, reason in names)
 
 
 def _meaning(name: str, no_effect: str, width: int) -> list[Row]:
-    """What the knob is, in a place of its own so that rows stay short."""
+    """What the knob does, when a change applies, and which values are allowed."""
     knob = CATALOGUE.get(name)
     if knob is None:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]

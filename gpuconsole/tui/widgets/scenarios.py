@@ -1,4 +1,4 @@
-"""The scenario picker: a list, and what the chosen one does and teaches."""
+"""The scenario picker: a list, and what the selected scenario does and teaches."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from collections.abc import Sequence
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, describe_changes, show
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.report.cells import Row, beside, blank, cell_width, clean, fill, fit, line
-from gpuconsole.report.page import follow, labelled, paragraph
+from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
+from gpuconsole.report.page import Lines, labelled, paragraph, text_lines
 
-LEAST_ABOUT = 40
+LEAST_ABOUT = 37
 """Columns that the description keeps beside the list."""
 MOST_ABOUT = 14
-"""Rows of the description, where the list stands above it: what the longest one takes at 80 columns."""
+"""Rows of the description below the list: as many as the longest description takes at 80 columns."""
 LEAST_LIST = 5
+LEAST_HEIGHT = 8
+"""Below so many rows there is no room for a description."""
+WIDE = 100
+GAP = 3
 
 
 def matching(scenarios: Sequence[Scenario], words: str) -> list[Scenario]:
-    """Scenarios that hold every word typed, in their name, title, summary or what they teach; those so named come first."""
+    """Scenarios that contain every word, in their name, title, summary or what they teach. Matches in the name come first."""
     wanted = words.lower().split()
     found = [one for one in scenarios if all(word in _text(one) for word in wanted)]
     return sorted(found, key=lambda one: not all(word in one.name.lower() for word in wanted))
@@ -28,29 +32,33 @@ def _text(scenario: Scenario) -> str:
     return " ".join((scenario.name, scenario.title, scenario.summary, scenario.workload.name, teaches.see, teaches.rule)).lower()
 
 
-def paint_picker(scenarios: Sequence[Scenario], cursor: int, scale: str, width: int, height: int) -> list[Row]:
-    """List and description beside each other where there is room, else below each other."""
+def scenario_lines(scenarios: Sequence[Scenario], scale: str, width: int, height: int) -> Lines:
+    """The list, and the description of the selected scenario beside the list where there is room, else below the list."""
     if not scenarios:
-        return fill([line(width, ("No scenario matches.", "dim"))], width, height)
-    chosen = scenarios[cursor]
+        return text_lines([line(width, ("No scenario matches.", "dim"))])
+    by_name = {one.name: one for one in scenarios}
     names = max(cell_width(clean(one.name)) for one in scenarios)
-    if width >= 100:
+    if width >= WIDE:
         titles = max(cell_width(clean(one.title)) for one in scenarios)
-        room = max(width // 2, min(names + titles + 4, width - 3 - LEAST_ABOUT))
-        return beside(
-            _list(scenarios, cursor, names, room, height),
-            [[("   ", "")] for _ in range(height)],
-            fill([*_title(chosen, width - room - 3), *_about(chosen, scale, width - room - 3)], width - room - 3, height),
+        room = max(width // 2, min(names + titles + 4, width - GAP - LEAST_ABOUT))
+        about = width - room - GAP
+
+        def beside_list(name: str) -> list[Row]:
+            chosen = by_name[name]
+            return [[(" " * GAP, ""), *row] for row in [*_title(chosen, about), *_about(chosen, scale, about)]]
+
+        return Lines(
+            list(by_name), lambda n, selected: _item(scenarios[n], selected, names, room), side=beside_list, side_width=about + GAP
         )
-    under = [blank(width), *_about(chosen, scale, width)] if height >= 8 else []
-    rows = min(len(scenarios), max(LEAST_LIST, height - MOST_ABOUT)) if under else height
-    return fill(_list(scenarios, cursor, names, width, rows) + under, width, height)
 
+    rows = min(len(scenarios), max(LEAST_LIST, height - MOST_ABOUT))
 
-def _list(scenarios: Sequence[Scenario], cursor: int, names: int, width: int, height: int) -> list[Row]:
-    start = follow(max(0, cursor - height // 2), cursor, height, len(scenarios))
-    rows = [_item(one, start + n == cursor, names, width) for n, one in enumerate(scenarios[start : start + height])]
-    return fill(rows, width, height)
+    def below_list(name: str) -> list[Row]:
+        return fill([blank(width), *_about(by_name[name], scale, width)], width, height - rows)
+
+    return Lines(
+        list(by_name), lambda n, selected: _item(scenarios[n], selected, names, width), foot=below_list if height >= LEAST_HEIGHT else None
+    )
 
 
 def _item(scenario: Scenario, chosen: bool, names: int, width: int) -> Row:
@@ -67,7 +75,7 @@ def _title(scenario: Scenario, width: int) -> list[Row]:
 
 
 def _about(scenario: Scenario, scale: str, width: int) -> list[Row]:
-    """What it does, what a reader should see, and at which values it runs here."""
+    """What the scenario does, what a reader should see, and the values that it runs with here."""
     rows = [*paragraph(scenario.summary, width), blank(width)]
     teaches = scenario.teaches
     if teaches.see:

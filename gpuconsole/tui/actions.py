@@ -1,0 +1,171 @@
+"""What the keys and the command palette do, on whatever screen they are used. `keys.ACTIONS` names the methods."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.text import visible
+from gpuconsole.report.experiments.trial import verdict_line
+from gpuconsole.session.api import SessionApi, SessionError
+from gpuconsole.tui import keys
+from gpuconsole.tui.screens.base import BackScreen
+
+if TYPE_CHECKING:
+    from gpuconsole.tui.app import ConsoleApp
+
+T = TypeVar("T")
+
+MESSAGE_S = 6.0
+SCREENS = {
+    "scenarios": "scenarios.ScenariosScreen",
+    "knobs": "knobs.KnobsScreen",
+    "details": "pages.DetailsScreen",
+    "tuning": "pages.TuningScreen",
+    "profile": "pages.ProfileScreen",
+    "help": "pages.HelpScreen",
+    "history": "history.HistoryScreen",
+    "device": "device.DeviceScreen",
+    "processes": "processes.ProcessesScreen",
+    "models": "models.ModelsScreen",
+    "topology": "topology.TopologyScreen",
+}
+"""Modules and classes in `screens/`. Each is imported when it is first opened: the main screen appears sooner."""
+
+
+class Actions:
+    """Opens screens, and sends requests to the session. Slow requests run in the background, so that keys are answered."""
+
+    def __init__(self, app: ConsoleApp, api: SessionApi) -> None:
+        self._app = app
+        self._api = api
+
+    async def do(self, name: str) -> None:
+        """Do the action of this id."""
+        if name in SCREENS:
+            self.open(name)
+        elif (result := getattr(self, name)()) is not None:
+            await result
+
+    # --- screens --------------------------------------------------------------------------------------------
+
+    def open(self, name: str) -> None:
+        """Put a screen on top of the main screen, in place of another one. The help page covers any screen and gives it back."""
+        app = self._app
+        present = app.screen
+        if isinstance(present, BackScreen) and name == present.NAME:
+            present.again()
+            return
+        if name != "help":
+            for _ in app.screen_stack[1:]:
+                app.pop_screen()
+        module, _, class_name = SCREENS[name].partition(".")
+        screen = getattr(importlib.import_module(f"gpuconsole.tui.screens.{module}"), class_name)
+        app.push_screen(screen(self._api, self))
+
+    async def quit(self) -> None:
+        await self._app.leave(0)
+
+    def palette(self) -> None:
+        self._app.action_command_palette()
+
+    def redraw(self) -> None:
+        self._app.redraw()
+        if isinstance(self._app.screen, BackScreen):
+            self._app.screen.redraw()
+
+    # --- requests to the session ----------------------------------------------------------------------------
+
+    def try_selected(self) -> None:
+        """Try the suggestion that is selected on the main screen."""
+        suggestion = self._app.main_screen.chosen()
+        if suggestion is None:
+            self.report("there is no suggestion to try")
+        else:
+            self.try_change(suggestion.changes, suggestion.predicted_speedup)
+
+    def start(self, scenario: str) -> None:
+        self.request(self._when_open(lambda: self._api.start(scenario, {})))
+
+    def warm(self) -> None:
+        """Prepare the next start."""
+        self.request(self._when_open(self._api.warm))
+
+    async def _when_open(self, work: Callable[[], Awaitable[None]]) -> None:
+        await self._app.opened.wait()
+        await work()
+
+    def apply(self, changes: Knobs) -> None:
+        self.request(self._api.set_knobs(changes), lambda _: f"applied {describe_changes(changes)}, without proof")
+
+    def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
+        self.request(self._api.try_change(changes, predicted), verdict_line)
+
+    def tune(self) -> None:
+        self.request(self._api.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
+
+    def take_profile(self) -> None:
+        self.request(
+            self._api.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
+        )
+
+    def revert(self) -> None:
+        self.request(self._api.revert(), lambda _: "reverted the last kept change")
+
+    def stop(self) -> None:
+        if keys.tuning(self._api.view()):
+            self.request_now(self._api.end_tuning)
+        else:
+            self.stop_run()
+
+    def stop_run(self) -> None:
+        self.request(self._api.stop())
+
+    def baseline(self) -> None:
+        self.request(self._api.keep_baseline(), lambda line: line)
+
+    def record(self, path: Path | None = None) -> None:
+        """`path`: start a recording in this file; otherwise start or end one."""
+        if path is not None:
+            self.request_now(lambda: self._api.toggle_recording(path))
+        else:
+            self.request_now(self._api.toggle_recording, lambda path: f"recording to {path}" if path else "recording ended")
+
+    def export(self) -> None:
+        self.request_now(self._api.export, lambda path: f"snapshot written to {path}")
+
+    # --- reports --------------------------------------------------------------------------------------------
+
+    def report(self, message: str, *, wrong: bool = False) -> None:
+        """One line, as plain text whatever it contains."""
+        self._app.notify(visible(message), markup=False, severity="error" if wrong else "information", timeout=MESSAGE_S)
+
+    def request_now(self, work: Callable[[], T], report: Callable[[T], str] | None = None) -> None:
+        """A request that returns at once. `report` words its result; a refusal is reported in any case."""
+        try:
+            result = work()
+        except SessionError as error:
+            self.report(str(error), wrong=True)
+        else:
+            if report is not None:
+                self.report(report(result))
+        self._app.tick()
+
+    def request(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
+        """A request that takes its time."""
+        self._app.run_worker(self.finish(work, report), group="actions", exit_on_error=False)
+
+    async def finish(self, work: Awaitable[T], report: Callable[[T], str] | None = None) -> None:
+        """The same, awaited."""
+        try:
+            result = await work
+        except SessionError as error:
+            self.report(str(error), wrong=True)
+        else:
+            if report is not None:
+                self.report(report(result))
+        self._app.tick()

@@ -1,0 +1,218 @@
+"""The one table of actions and keys. Textual's bindings, the key bars, the help page and the command palette are made from it.
+
+A letter has the same meaning on every screen. An action that belongs to some screens has a key that no other action uses there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from textual.binding import Binding, BindingType
+
+from gpuconsole.report import facts
+from gpuconsole.session.api import View
+
+
+def _always(view: View) -> bool:
+    return True
+
+
+def _live(view: View) -> bool:
+    return not view.recording
+
+
+def _has_run(view: View) -> bool:
+    return view.run is not None
+
+
+def _running(view: View) -> bool:
+    return not view.recording and facts.active(view)
+
+
+def _can_try(view: View) -> bool:
+    return _running(view) and facts.running_trial(view) is None and bool(facts.suggestions(view))
+
+
+def _can_revert(view: View) -> bool:
+    return _running(view) and bool(view.run and view.run.changes)
+
+
+def _can_stop(view: View) -> bool:
+    return _running(view) or tuning(view)
+
+
+def _has_links(view: View) -> bool:
+    return sum(device.is_gpu and not device.is_mig for device in view.devices) > 1
+
+
+def tuning(view: View) -> bool:
+    """Whether a tuning session is under way."""
+    return view.tuning is not None and view.tuning.under_way
+
+
+class Action(NamedTuple):
+    """Something that a key does.
+
+    `keys` are Textual's names, separated by commas. `label` is the word in the key bar, and the name in the command palette; an action
+    without a label is in neither. `screens`: where the key works; empty: everywhere. `makes_sense`: whether the key bar shows the key
+    for this state. `opens_field`: the action gives the focus to a text field. `bar`: how the key bar writes the key.
+    """
+
+    id: str
+    keys: str
+    label: str
+    help: str
+    screens: tuple[str, ...] = ()
+    makes_sense: Callable[[View], bool] = _always
+    opens_field: bool = False
+    bar: str = ""
+
+    @property
+    def written(self) -> str:
+        """The keys as a reader sees them."""
+        return ", ".join(_WRITTEN.get(key, key) for key in self.keys.split(","))
+
+    @property
+    def title(self) -> str:
+        """The name in the command palette."""
+        return self.label[:1].upper() + self.label[1:]
+
+
+LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology")
+PAGES = ("details", "profile", "tuning", "help")
+SUB_SCREENS = (*LISTS, *PAGES, "history")
+_WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
+
+ACTIONS: tuple[Action, ...] = (
+    # --- every screen; the most wanted first -------------------------------------------------------------------
+    Action("quit", "q,ctrl+c", "quit", "Quit. Ends the workload and everything that the console started.", bar="q"),
+    Action("scenarios", "s", "scenario", "Choose a scenario and start it. The present run ends; its figures stay.", makes_sense=_live),
+    Action(
+        "try_selected",
+        "enter",
+        "try",
+        "Try the selected suggestion: a trial in paired blocks. The change is kept only if it wins.",
+        ("main",),
+        _can_try,
+    ),
+    Action(
+        "tuning",
+        "t",
+        "tune",
+        "Try the most promising change, keep it if it wins, diagnose again, until nothing is left.",
+        makes_sense=_running,
+    ),
+    Action("details", "d", "details", "Findings with their evidence, reasons, and code for your own program.", makes_sense=_has_run),
+    Action("device", "i", "device", "Every metric of a device with its value, unit and source, or the reason why it is n/a."),
+    Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal."),
+    Action("help", "question_mark", "help", "Keys, and how to read the screen."),
+    Action(
+        "history",
+        "h",
+        "history",
+        "Charts of throughput over time with the moments of change, and the distribution of step times.",
+        makes_sense=_has_run,
+    ),
+    Action(
+        "models",
+        "m",
+        "models",
+        "FLOPs, memory, bandwidth and communication by formula, beside the measurement.",
+        makes_sense=_has_run,
+    ),
+    Action(
+        "profile",
+        "f",
+        "profile",
+        "Profile a few steps: device time by kernel class, a roofline, a trace for Perfetto.",
+        makes_sense=_has_run,
+    ),
+    Action("knobs", "k", "knobs", "Edit the settings of the run: apply them at once or try them.", makes_sense=_has_run),
+    Action("revert", "u", "revert", "Undo the last change that was kept.", makes_sense=_can_revert),
+    Action("stop", "x", "stop", "End the tuning session if one is under way, otherwise the run.", makes_sense=_can_stop),
+    Action("topology", "l", "links", "The topology of the GPUs, with NUMA nodes and CPUs.", makes_sense=_has_links),
+    Action(
+        "baseline",
+        "b",
+        "baseline",
+        "Keep the run as a baseline for later runs: now, or when the run ends.",
+        makes_sense=lambda view: _live(view) and _has_run(view),
+    ),
+    Action("record", "r", "record", "Start or end a recording of the session.", makes_sense=_live),
+    Action("export", "e", "export", "Write a snapshot (JSON) of the session.", makes_sense=_has_run),
+    # --- some screens ------------------------------------------------------------------------------------------
+    Action("choose_previous", "up", "", "Select the suggestion above.", ("main",)),
+    Action("choose_next", "down", "", "Select the suggestion below.", ("main",)),
+    Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",), bar="enter"),
+    Action("edit", "enter", "edit", "Edit the value of the selected knob.", ("knobs",), opens_field=True),
+    Action("apply", "a", "apply", "Apply the edited values at once, without proof.", ("knobs",)),
+    Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
+    Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected knob.", ("knobs",), bar="backspace"),
+    Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
+    Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_running),
+    Action("filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device"),
+           opens_field=True),
+    Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes",)),
+    Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes",), bar="left/right"),
+    Action("reverse", "o", "reverse", "Reverse the order.", ("processes",)),
+    Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", ("processes", "topology")),
+    Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes",)),
+    Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes",)),
+    Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
+    Action("next_device", "right,tab", "device", "Show the device on the right.", ("device",), bar="left/right"),
+    Action("left", "left", "", "Scroll to the left.", ("topology",)),
+    Action("right", "right", "scroll", "Scroll to the right.", ("topology",), bar="left/right"),
+    Action("up", "up", "", "One line up.", (*LISTS, *PAGES)),
+    Action("down", "down", "select", "One line down.", LISTS, bar="up/down"),
+    Action("down", "down", "scroll", "One line down.", PAGES, bar="up/down"),
+    Action("page_up", "pageup", "", "One page up.", (*LISTS, *PAGES)),
+    Action("page_down", "pagedown,space", "", "One page down.", (*LISTS, *PAGES)),
+    Action("first", "home", "", "To the first line.", (*LISTS, *PAGES)),
+    Action("last", "end", "", "To the last line.", (*LISTS, *PAGES)),
+    Action("back", "escape", "back", "Back to the main screen.", SUB_SCREENS),
+    # --- every screen, named in the help only ------------------------------------------------------------------
+    Action("palette", "ctrl+p", "", "Command palette: every action by its name."),
+    Action("redraw", "ctrl+l", "", "Draw again: the charts of the history screen, or after another program wrote to the terminal."),
+)  # fmt: skip
+"""In the order of the key bar: what does not fit is left out, and is in the help."""
+
+
+def on(screen: str) -> list[Action]:
+    """The actions that belong to `screen`."""
+    return [action for action in ACTIONS if screen in action.screens]
+
+
+def everywhere() -> list[Action]:
+    """The actions of every screen."""
+    return [action for action in ACTIONS if not action.screens]
+
+
+def screen_bindings(screen: str) -> list[BindingType]:
+    """Bindings to the methods `action_<id>` of a screen."""
+    return [Binding(action.keys, action.id, action.help, show=False) for action in on(screen)]
+
+
+def app_bindings() -> list[BindingType]:
+    """Bindings of the actions that work everywhere. Keys with ctrl come before those of a focused field."""
+    return [
+        Binding(key, f"do('{action.id}')", action.help, show=False, priority=key.startswith("ctrl+"))
+        for action in everywhere()
+        for key in action.keys.split(",")
+    ]
+
+
+def field_openers(screen: str) -> dict[str, str]:
+    """By key, the actions of `screen` that give the focus to a text field."""
+    return {key: action.id for action in on(screen) if action.opens_field for key in action.keys.split(",")}
+
+
+def bar(screen: str, view: View) -> list[tuple[str, str]]:
+    """(key, label) of what makes sense now. On a sub-screen: its own actions, then the way back, out, and to the help."""
+    own = [action for action in on(screen) if action.id != "back"]
+    if screen == "main":
+        shown = [action for action in ACTIONS if action in own or not action.screens]
+    else:
+        ids = ("back", "quit", "help")
+        shown = own + sorted((one for one in [*on(screen), *everywhere()] if one.id in ids), key=lambda one: ids.index(one.id))
+    return [(action.bar or action.written, action.label) for action in shown if action.label and action.makes_sense(view)]

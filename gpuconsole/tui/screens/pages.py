@@ -1,0 +1,134 @@
+"""The screens that are a page of text: findings in detail, tuning, profile, help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuconsole.report.cells import Row, blank
+from gpuconsole.report.experiments.tuning import paint_tuning
+from gpuconsole.report.page import heading, labelled, paragraph
+from gpuconsole.report.run.findings import paint_details
+from gpuconsole.report.run.profile import paint_profile
+from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui import keys
+from gpuconsole.tui.screens.base import PageScreen
+
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
+
+
+class DetailsScreen(PageScreen):
+    """All findings with their evidence, and what to do about them."""
+
+    NAME = "details"
+    TITLE_TEXT = "Findings in detail"
+
+    def paint(self, view: View, width: int) -> list[Row]:
+        return paint_details(view, width)
+
+
+class TuningScreen(PageScreen):
+    """The tree of a tuning session. Escape leaves the session under way."""
+
+    NAME = "tuning"
+    TITLE_TEXT = "Tuning"
+
+    def paint(self, view: View, width: int) -> list[Row]:
+        return paint_tuning(view, width)
+
+    def action_begin(self) -> None:
+        self.actions.tune()
+
+
+class ProfileScreen(PageScreen):
+    """A profiler window of the run. Opening the screen takes one where the run has none; the screen's key takes another one."""
+
+    NAME = "profile"
+    TITLE_TEXT = "Profile"
+
+    def __init__(self, api: SessionApi, actions: Actions) -> None:
+        super().__init__(api, actions)
+        self._painted: tuple[object, int, list[Row]] = (None, 0, [])
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        run = self._view.run
+        if run is not None and run.state == "running" and run.profile is None and not self._view.recording:
+            self.again()
+
+    def again(self) -> None:
+        self.actions.take_profile()
+
+    def paint(self, view: View, width: int) -> list[Row]:
+        """The rows of the present profile, which are costly: drawn once for a profile and a width."""
+        source, painted_width, rows = self._painted
+        if source != _profile_state(view) or painted_width != width:
+            rows = paint_profile(view, width)
+            self._painted = _profile_state(view), width, rows
+        return rows
+
+
+def _profile_state(view: View) -> object:
+    """What the profile page depends on."""
+    run = view.run
+    return (run.id, run.state, run.profile, run.unavailable.get("profile"), view.probing) if run is not None else view.probing
+
+
+class HelpScreen(PageScreen):
+    """Keys, and how to read the screen."""
+
+    NAME = "help"
+    TITLE_TEXT = "Help"
+
+    def paint(self, view: View, width: int) -> list[Row]:
+        return paint_help(width)
+
+
+READING = (
+    ("where a step goes", "The parts exclude each other and add up to the whole step."),
+    ("where a request goes", "Queue, prefill and decode as the server reports them; transport is the rest of the E2E that the client measures."),
+    ("recoverable", "The share of the step time that a finding is about. Findings are ranked by this share and by their confidence."),
+    ("of memory", "The share of the usable memory that the first suggestion would free. Freeing memory may cost time."),
+    ("predicted", "Throughput after the change divided by throughput before, as an interval, from the measured parts of a step."),
+    ("trial", "Steps with and without the change alternate (ABBA). The figure is the ratio of both with its 95 % interval."),
+    ("kept, reverted", "The verdict of a trial. 'unproven' is a change that was applied without a trial."),
+    ("vs baseline", "Throughput compared with the runs kept for this scenario, hardware and software. Red: slower beyond noise."),
+    ("TTFT, TPOT, E2E", "Sent to first token; (E2E - TTFT) / (output tokens - 1); sent to last token."),
+    ("ITL", "The gap between tokens: a chunk of k tokens is k gaps of gap/k."),
+    ("rank", "One of several processes that train together. Step time without communication is the rank's own; the rest is waiting for other ranks."),
+    ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
+    ("CPU (no GPU: ...)", "All figures belong to the host. No figure is GPU data."),
+    ("sparklines", "Two seconds a column, the newest at the right. A gap is a time without samples."),
+)  # fmt: skip
+_SCREENS = (
+    ("scenarios", "On the scenario list"), ("knobs", "On the knobs screen"), ("processes", "On the processes screen"),
+    ("device", "On the device screen"), ("topology", "On the links screen"), ("tuning", "On the tuning screen"),
+)  # fmt: skip
+_MOVES = (
+    ("up, down, pgup, pgdn, home, end", "Move in a list or a page. The mouse wheel moves too; a click selects a line, a second click chooses it."),
+    ("escape", "Back: out of a text field, a filter, or the screen."),
+)  # fmt: skip
+
+
+def paint_help(width: int) -> list[Row]:
+    """The keys of `keys.ACTIONS`, and what the words on the screen mean."""
+    column = 20 if width >= 60 else 12
+    rows = paragraph("Run a workload, see where its time goes, change one thing, and get a proof of whether the change helped.", width)
+    rows += [blank(width), heading("Keys", width)]
+    for action in keys.ACTIONS:
+        if not action.screens or "main" in action.screens:
+            rows += labelled(f"  {action.written}", action.help, width, column)
+    for written, text in _MOVES:
+        rows += labelled(f"  {written}", text, width, column)
+    rows += [blank(width), heading("Reading the screen", width)]
+    for word, text in READING:
+        rows += labelled(f"  {word}", text, width, column)
+    for screen, title in _SCREENS:
+        rows += [blank(width), heading(title, width)]
+        for action in keys.on(screen):
+            if action.id not in _MOVE_IDS:
+                rows += labelled(f"  {action.written}", action.help, width, column)
+    return rows
+
+
+_MOVE_IDS = ("up", "down", "page_up", "page_down", "first", "last", "back")
