@@ -1,4 +1,4 @@
-"""Charts to study, drawn on demand by plotext and coloured by us, so that they keep to the terminal's own colours."""
+"""Charts of the history screen. plotext draws them without colour; the styles use the colours of the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DOTS = "▀▄█▌▐▖▗▘▝▚▞▙▛▜▟"
 
 
 def throughput(times: list[float], values: list[float], marks: Sequence[float], unit: str, width: int, height: int) -> list[Row]:
-    """Throughput over session time, with a line where knobs changed."""
+    """Throughput over session time, with a vertical line at each change of knobs."""
     figure = empty_figure(width, height)
     top = max(values) * 1.1 or 1.0
     figure.draw(figure.signal(times, values).lines())
@@ -29,7 +29,7 @@ def throughput(times: list[float], values: list[float], marks: Sequence[float], 
 
 
 def step_times(seconds: Sequence[float], width: int, height: int, what: str = "step times of {} recent steps") -> list[Row]:
-    """How long steps (or `what`) took: a histogram up to the 99.5th percentile, so that one straggler does not flatten the rest."""
+    """A histogram of step times (or of `what`) up to the 99.5th percentile: one long step does not flatten the others."""
     ordered = sorted(seconds)
     inside = ordered[: max(1, int(len(ordered) * 0.995))]
     low, high = inside[0], inside[-1]
@@ -44,12 +44,12 @@ def step_times(seconds: Sequence[float], width: int, height: int, what: str = "s
     _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
     points = ", ".join(f"p{q} {units.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
     left_out = len(ordered) - len(inside)
-    title = f"{what.format(len(ordered))}: {points}" + (f"; {left_out} longer not drawn" if left_out else "")
+    title = f"{what.format(len(ordered))}: {points}" + (f"; {left_out} longer steps not drawn" if left_out else "")
     return _rows(figure, title, width)
 
 
 def round_ticks(low: float, high: float, count: int, steps: Sequence[float] = ()) -> list[float]:
-    """About `count` round numbers between `low` and `high`. `steps` are tried first (seconds want 15 and 30)."""
+    """About `count` round numbers between `low` and `high`. `steps` are tried first: for seconds, 15 and 30 are round."""
     wanted = max(high - low, 1e-12) / max(1, count)
     step = next((one for one in steps if one >= wanted), 0.0)
     if not step:
@@ -83,7 +83,7 @@ def _rows(figure: Any, title: str, width: int) -> list[Row]:
 
 
 def chart_rows(figure: Any, width: int, letters: str = "") -> list[Row]:
-    """The chart as rows: data in the accent colour, the frame and its figures dim. `letters` stand for points."""
+    """The chart as rows: data in the trace colour, the frame and its figures dim. `letters` are points."""
     data = re.compile(f"([{_DOTS}]+" + (f"|[{letters}])" if letters else ")"))
     rows = []
     for text in figure.build().string(colorless=True).rstrip("\n").split("\n"):

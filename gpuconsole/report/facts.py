@@ -1,4 +1,4 @@
-"""What painters read out of a `View`, in one place."""
+"""Facts that several reports read from a `View`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
 
 def latest(view: View, metric: str, device: str | None = None) -> float | None:
-    """The newest value of `metric`, on the view's device unless told."""
+    """The newest value of `metric`, by default of the device of the run."""
     return view.latest.get(series_key(metric, device or device_of(view, metric)))
 
 
 def device_of(view: View, metric: str) -> str:
-    """Host metrics live under the host, a model server's under the server, all others under the device of the run."""
+    """The device of a metric: the host for host metrics, the server for server metrics, else the device of the run."""
     return HOST if metric.startswith("host.") else SERVER if metric.startswith("server.") else view.device
 
 
 def silent_s(view: View, device: str) -> float:
-    """For how long nothing has come of a device, when that is too long for its figures to be of now; else 0."""
+    """Seconds since the last message about a device, where its values are no longer current; else 0."""
     last_seen = view.last_seen.get(device)
     if last_seen is None or view.recording:
         return 0.0
@@ -40,7 +40,7 @@ def silent_s(view: View, device: str) -> float:
 
 
 def reason(view: View, metric: str) -> str:
-    """Why there is no value of `metric`, in words."""
+    """The reason why `metric` has no value."""
     device = device_of(view, metric)
     if not metric.startswith("workload.") and (silent := silent_s(view, device)):
         return f"last reading {silent:.0f} s ago"
@@ -57,18 +57,18 @@ def reason(view: View, metric: str) -> str:
 
 
 def active(view: View) -> bool:
-    """Whether a run is under way."""
+    """Whether a run is starting or running."""
     return view.run is not None and view.run.state in ("starting", "running")
 
 
 def processes(run: Run | None) -> int:
-    """How many train together: those that have joined, else as many as the knobs ask for."""
+    """The number of processes that train together: those that have joined, or the number in the knobs while they start."""
     wanted = run.knobs.get("nproc", 1) if run else 1
     return max(len(run.ranks) if run else 1, wanted if isinstance(wanted, int) else 1)
 
 
 def device(view: View) -> Device:
-    """The device that the run uses, or would."""
+    """The device that the run uses, or the next run would use."""
     return next((one for one in view.devices if one.id == view.device), Device(view.device or HOST, "unknown device"))
 
 
@@ -79,7 +79,7 @@ def short_name(name: str) -> str:
 
 
 def throughput_metric(view: View) -> tuple[str, str]:
-    """The headline rate's metric, and its unit."""
+    """The metric of the throughput, and its unit."""
     tokens = view.latest.get(series_key("workload.tokens_per_s", view.device)) is not None
     if not tokens and view.run is not None:
         tokens = view.run.summary.tokens_per_s is not None
@@ -109,17 +109,17 @@ def current_trials(view: View) -> list[Trial]:
 
 
 def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
-    """What stays the same when findings are computed anew: a selection holds on to it."""
+    """An identity that stays the same when the rules are evaluated again, for a selection."""
     return f"{finding.rule}: {describe_changes(suggestion.changes)}"
 
 
 def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
-    """All that could be tried now, in the order shown."""
+    """The suggestions of all findings that fire, in the order of the screen."""
     return {suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions}
 
 
 def shorter(change: str, width: int) -> str:
-    """A described change with only its new values, where there is no room for the old ones too."""
+    """A described change in `width` cells: without the old values where there is no room for them."""
     return change if len(change) <= width else re.sub(r"\S+ -> ", "", change)
 
 
@@ -128,7 +128,7 @@ def running_trial(view: View) -> Trial | None:
 
 
 def percentiles(view: View) -> tuple[float | None, float | None]:
-    """p50 and p99 of the recent steps; of the steady ones when no recent step is known."""
+    """p50 and p99 of the recent steps, or of the summary where no recent step is known. Seconds."""
     times = sorted(view.step_times)
     if times:
         return times[(len(times) - 1) // 2], times[min(len(times) - 1, round(0.99 * (len(times) - 1)))]
@@ -139,7 +139,7 @@ def percentiles(view: View) -> tuple[float | None, float | None]:
 def change_times(view: View, last_t: float) -> list[float]:
     """Session times at which knobs changed, to the second. `last_t` is the time of the newest throughput sample.
 
-    Runs tell the wall clock of their start; the current run's length ties it to the session's clock.
+    A run has the wall-clock time of its start. The length of the current run relates that time to the session's clock.
     """
     current = view.run
     if current is None:

@@ -1,4 +1,4 @@
-"""Names in fixed columns: of strangers' programs, and of many devices in few words."""
+"""Names for fixed columns: names of other programs, and short names for many devices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _UNSURE = (
     (0x1F1E6, 0x1F1FF), (0x1F3FB, 0x1F3FF),  # flags and skin tones: two make one
     (0x2630, 0x2637), (0x268A, 0x268F), (0x4DC0, 0x4DFF), (0x1D300, 0x1D37F),  # symbols that became wide in Unicode 16
 )  # fmt: skip
-"""Characters to which terminals give different numbers of cells."""
+"""Characters whose number of cells differs between terminals."""
 
 
 def plain(text: str, right_to_left: bool = False) -> str:
-    """`text` such that no terminal obeys it, hides or reorders a part of it, or counts its cells otherwise than we do.
+    """`text` without characters that steer a terminal, hide or reorder text, or have an uncertain width.
 
-    Everything else is shown as its escape, line breaks too. Letters that are written from right to left (they would turn around
-    the figures beside them) only stay when asked for, for lines that hold nothing else.
+    Such characters, and line breaks, are shown as escapes. Letters that are written from right to left would reorder the figures
+    beside them: they stay only with `right_to_left`, for lines that hold nothing else.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -38,7 +38,7 @@ def _shown(char: str, right_to_left: bool) -> str:
 
 
 def spans(devices: Iterable[str]) -> str:
-    """`gpu:0-3,5` for the ids of devices, sorted as people count."""
+    """`gpu:0-3,5` for the ids of devices, in the order of their numbers."""
     texts: list[str] = []
     before = ""
     for head, low, high in _runs(sorted(_parts(device) for device in devices)):
@@ -49,13 +49,13 @@ def spans(devices: Iterable[str]) -> str:
 
 
 def _parts(device: str) -> tuple[str, int]:
-    """`gpu:` and 3; -1: no number."""
+    """`gpu:` and 3. -1: the id has no number."""
     head, colon, tail = device.rpartition(":")
     return (head + colon, int(tail)) if tail.isdecimal() else (device, -1)
 
 
 def _runs(parts: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
-    """Consecutive numbers behind the same words."""
+    """Ranges of consecutive numbers with the same prefix."""
     run: tuple[str, int, int] | None = None
     for head, number in parts:
         if run is not None and head == run[0] and number == run[2] + 1 and number > 0:

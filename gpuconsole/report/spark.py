@@ -8,9 +8,9 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def spark(values: Sequence[float | None], height: int = 1, high: float | None = None) -> list[str]:
-    """`height` texts, top first, one column a value, from 0 to `high` (None: the largest value).
+    """`height` texts, top first, one column for each value, from 0 to `high` (None: the largest value).
 
-    No sample leaves a gap; a sample of zero still shows its lowest block, so that the two differ.
+    A column without a sample is empty. A sample of zero shows the lowest block, so that the two differ.
     """
     present = [value for value in values if value is not None]
     top = high if high is not None else max(present, default=0.0)
@@ -19,7 +19,7 @@ def spark(values: Sequence[float | None], height: int = 1, high: float | None = 
 
 
 def _steps(value: float | None, top: float, most: int) -> int:
-    """Eighths of a cell that a column fills."""
+    """The height of a column in eighths of a cell."""
     if value is None:
         return 0
     if top <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.diagnosis.engine import FIRST, rank
+from gpuconsole.diagnosis.precedence import FIRST, rank
 from gpuconsole.model.finding import Finding
 from gpuconsole.report import facts
 from gpuconsole.report.run.diagnosis import paint_diagnosis

@@ -104,7 +104,7 @@ def test_what_cannot_be_seen_reads_na() -> None:
     shown = with_processes(Process(77, "gpu:0"))
     row = text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, WALL), 120, 2, None)).split("\n")[1]
     assert row.count("n/a") == 6  # user, SM, memory, CPU, age, command
-    assert "n/a: it cannot be seen" in text(paint_process(shown, shown.processes[0], 80, WALL))
+    assert "n/a: this user cannot read it" in text(paint_process(shown, shown.processes[0], 80, WALL))
     assert "n/a" in text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, None), 120, 2))
 
 

@@ -60,8 +60,8 @@ def test_the_legend_has_the_words_in_use_the_fastest_first() -> None:
 
 def test_the_sentence() -> None:
     assert "gpu:0-7: NV18 (18 NVLinks) from each to every other." in painted(box(8))
-    assert "8 GPUs in 4 groups that are linked alike: PIX within a group, NODE or SYS between groups." in painted(box(8, kind="pcie"))
-    assert "not told how the GPUs are linked" in painted(msgspec.structs.replace(box(8), links=()))
+    assert "8 GPUs in 4 groups with equal links: PIX within a group, NODE or SYS between groups." in painted(box(8, kind="pcie"))
+    assert "did not report how the GPUs are linked" in painted(msgspec.structs.replace(box(8), links=()))
     assert "No GPU: no NVIDIA driver" in painted(view())
     assert "One GPU" in painted(box(1)) and "0-95" in painted(box(1))
 

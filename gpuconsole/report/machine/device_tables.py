@@ -1,4 +1,4 @@
-"""What a device's page shows beside its metrics: NVLinks, cores, fixed facts, sources, and what is wrong."""
+"""Tables on the page of a device: problems, NVLinks, cores, fixed facts and sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINK_COLUMNS = (
 
 
 def trouble(view: View, place: str, width: int) -> list[Row]:
-    """What has to be known before any figure is read."""
+    """Problems that affect the values of the page."""
     rows: list[Row] = []
     gpu = place.partition("/")[0]
     if gpu in view.lost:
@@ -41,7 +41,7 @@ def trouble(view: View, place: str, width: int) -> list[Row]:
 
 
 def links(view: View, gpu: str, width: int) -> list[Row]:
-    """One line an NVLink, where there are any."""
+    """One line for each NVLink. Nothing for a GPU without NVLinks."""
     rows: list[Row] = []
     for n in range(MOST_LINKS):
         keys = [series_key(metric, f"{gpu}/link:{n}") for _, metric, _ in _LINK_COLUMNS]
@@ -69,7 +69,7 @@ def _link(view: View, n: int, keys: list[str], width: int) -> Row:
 
 
 def cores(view: View, width: int) -> list[Row]:
-    """The busy share of every core in percent, eight, sixteen or thirty-two to a line."""
+    """The busy share of every core in percent: 8, 16 or 32 cores in a line."""
     keys = [series_key("host.core_busy_ratio", f"cpu:{n}") for n in range(min(MOST_CORES, view.environment.cores or 0))]
     values = [view.latest.get(key) for key in keys]
     if not any(value is not None for value in values):
@@ -85,7 +85,7 @@ def cores(view: View, width: int) -> list[Row]:
 
 
 def about(device: Device, width: int) -> list[Row]:
-    """What is fixed about it. What the driver withholds is left out."""
+    """The fixed facts of a device. Facts that the driver does not report are left out."""
     facts = [
         ("memory", units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else ""),
         ("uuid", device.uuid),
@@ -105,7 +105,7 @@ _WORDS = {"pci": "PCI address", "numa_node": "NUMA node", "cpu_affinity": "CPU a
 
 
 def _peaks(peaks: Peaks) -> str:
-    """The dense peaks that are known, with where they come from."""
+    """The known dense peaks with their source."""
     named = [
         (name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s") for name in ("fp32", "tf32", "bf16", "fp16")
     ] + [("memory", peaks.memory_bytes_per_s, "B/s")]  # fmt: skip
@@ -114,7 +114,7 @@ def _peaks(peaks: Peaks) -> str:
 
 
 def sources(view: View, width: int) -> list[Row]:
-    """How each source keeps its beat."""
+    """Period, missed rounds and problems of each source."""
     rows: list[Row] = []
     for name, state in view.sources.items():
         words = f"read every {state.period_s:.3g} s"

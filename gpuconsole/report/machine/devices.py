@@ -1,4 +1,4 @@
-"""Device details: every metric of one device with its value, unit, source and age, or why it is not available."""
+"""Device details: every metric of one device with its value, unit, source and age, or the reason why it is not available."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
 OWN = ("console", "sampler")
-"""What is no device but reports on itself."""
+"""Our own processes: they are no devices, and report metrics about themselves."""
 OLD_S = 2.0
-"""Figures that are older tell their age."""
+"""Older values have their age beside them."""
 SECONDS_PER_COLUMN = 2.0
 _GPU_GROUPS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("activity", gpu_metrics.ACTIVITY),
     ("memory", gpu_metrics.MEMORY),
     ("power and clocks", gpu_metrics.POWER),
-    ("what holds the clocks down", gpu_metrics.CLOCKS),
+    ("clock limits", gpu_metrics.CLOCKS),
     ("links", gpu_metrics.LINKS),
     ("health", gpu_metrics.HEALTH),
 )
@@ -39,11 +39,11 @@ _ALARMS = {
     "gpu.ecc_uncorrected", "gpu.row_remap_pending", "gpu.row_remap_failed", "gpu.xid_errors",
     "gpu.clocks_hw_slowdown", "gpu.clocks_hw_thermal", "gpu.clocks_power_brake",
 }  # fmt: skip
-"""Above zero these want somebody to act."""
+"""Above zero these need action."""
 
 
 class Item(NamedTuple):
-    """A line: a metric of `place` (painted when it is in sight), or a row that is painted already. `name` is what a selection holds on to."""
+    """A line: a metric of `place`, which is painted when it is in sight, or a painted row. `name` identifies the line for a selection."""
 
     name: str
     row: Row | None = None
@@ -57,14 +57,14 @@ class Item(NamedTuple):
 
 
 def places(view: View) -> list[str]:
-    """What can be looked at: devices in their order (NVLinks stand with their GPU, cores with the host), then the console."""
+    """The places that can be chosen: devices in their order (NVLinks belong to their GPU, cores to the host), then the console."""
     found = [device.id for device in view.devices]
     known = [name for name in OWN if any(series_key(metric.name, name) in view.latest for metric in _CONSOLE)]
     return found + known[:1]
 
 
 def paint_places(view: View, chosen: str, width: int) -> Row:
-    """The places side by side, those around the chosen one where not all fit."""
+    """The places side by side. Where not all fit, those around the chosen one."""
     names = places(view)
     at = names.index(chosen) if chosen in names else 0
     first, last, used = at, at, cell_width(chosen) + 4
@@ -84,7 +84,7 @@ def paint_places(view: View, chosen: str, width: int) -> Row:
 
 
 def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
-    """All there is to say of `place`; with a `needle`, only what has it in its name or meaning."""
+    """Everything about `place`. With a `needle`, the metrics that contain it in the name or the meaning."""
     device = next((one for one in view.devices if one.id == place), None)
     items: list[Item] = []
     if not needle:
@@ -109,7 +109,7 @@ def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
 
 
 def _groups(device: Device | None) -> Iterator[tuple[str, tuple[Metric, ...], bool]]:
-    """Title, metrics, and whether those without a word of them are listed too."""
+    """Title, metrics, and whether metrics without a value or a reason are listed too."""
     if device is None:
         yield "console", _CONSOLE, False
         return
@@ -174,7 +174,7 @@ def _metric(view: View, metric: Metric, place: str, width: int) -> Row:
 
 
 def _reading(view: View, metric: Metric, place: str) -> tuple[float | None, str]:
-    """The value, or why there is none."""
+    """The value, or the reason why there is none."""
     key = series_key(metric.name, place)
     if place in view.lost:
         return None, f"device lost: {view.lost[place]}"
@@ -182,11 +182,11 @@ def _reading(view: View, metric: Metric, place: str) -> tuple[float | None, str]
 
 
 def _figure(value: float, metric: Metric) -> tuple[str, str]:
-    """A number and its unit apart, for two columns."""
+    """Number and unit, for two columns."""
     text = units.quantity(value, metric.unit)
     if metric.unit in ("", "0/1") or text == units.NA:
         return text, ""
-    if text.endswith(f" {metric.unit}"):  # as declared, which may be two words
+    if text.endswith(f" {metric.unit}"):  # as declared: the unit may be two words
         return text.removesuffix(f" {metric.unit}"), metric.unit
     number, _, unit = text.rpartition(" ")  # with a prefix: GB/s
     return number, unit
@@ -197,7 +197,7 @@ def seconds_old(view: View, metric: Metric, place: str) -> float:
 
 
 def paint_metric(view: View, item: Item | None, history: History, width: int, height: int) -> list[Row]:
-    """The selected metric in words, and its recent past."""
+    """The selected metric in words, and its recent values."""
     rule = line(width, ("─" * width, "dim"))
     if item is None or item.metric is None or height < 2:
         return fill([rule], width, height)
@@ -221,12 +221,12 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
 
 
 def paint_devices(view: View, width: int, place: str = "", needle: str = "") -> list[Row]:
-    """One device in full: the view's own unless told."""
+    """One device in full, by default the device of the run."""
     return [paint_item(view, item, width, False) for item in device_items(view, place or view.device, needle, width)]
 
 
 def by_device(view: View) -> dict[str, dict[str, tuple[float | None, str]]]:
-    """Metric to value, or to the reason why there is none, for every device."""
+    """For every device: metric to (value, ""), or to (None, reason)."""
     table: dict[str, dict[str, tuple[float | None, str]]] = {}
     for key, why in view.unavailable.items():
         metric, device = split_key(key)
@@ -238,6 +238,6 @@ def by_device(view: View) -> dict[str, dict[str, tuple[float | None, str]]]:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """`gpu.power_w{device=gpu:0}` apart."""
+    """The metric and the device of `gpu.power_w{device=gpu:0}`."""
     metric, _, rest = key.partition("{device=")
     return metric, rest.removesuffix("}")

@@ -1,6 +1,6 @@
-"""Many GPUs at a glance: a row a metric, a figure or at least a mark a GPU, and the spread at the right end.
+"""Many GPUs in a strip: a row for each metric, with a figure or at least a mark for each GPU, and the spread at the right end.
 
-All widths follow from the number of GPUs and the width of the screen alone, so that nothing moves when figures do.
+All widths depend only on the number of GPUs and the width of the screen. No column moves when a value changes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gpuconsole.report.units import NA, digits
 from gpuconsole.session.api import View
 
 FEW = 4
-"""So many GPUs have a line each in the header."""
+"""Up to so many GPUs each have a line in the header."""
 MOST_MARKS = 64
 """With more GPUs, several share a mark."""
 GROUP = 8
 STALE_S, SLOW_S = 5.0, 30.0
-"""Older figures tell nothing of now: at once when a source is stuck; else later, as slow drivers are asked in turns."""
+"""Values older than this are not current: the first limit while a source is stuck, else the second, because slow drivers are read in turns."""
 LOST, MISSING, OLD = "x", "·", "?"
 
 
 class _Kind(NamedTuple):
-    """A row. Figures are values over `per`; marks are full at the value of the metric `top`, else at `full`."""
+    """A row. A figure is the value over `per`. A mark is full at the value of the metric `top`, else at `full`."""
 
     label: str
     short: str
@@ -48,12 +48,12 @@ ROWS = (
     _Kind("power", "power", "gpu.power_w", "W", 1.0, "gpu.power_limit_w", 0.0),
     _Kind("temp", "temp", "gpu.temperature_c", "°C", 1.0, "gpu.temperature_slowdown_c", 100.0),
 )
-"""The most useful first: the last ones go when there are few rows."""
+"""The most useful first: where there are few rows, the last ones are left out."""
 
 
 class _Grid(NamedTuple):
-    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap` blanks; every `group` cells
-    another blank. `spread`: how much of the spread there is room for."""
+    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap` blanks. After every `group` cells
+    stands another blank. `spread`: the cells for the spread."""
 
     fold: int
     label: int
@@ -68,7 +68,7 @@ class _Grid(NamedTuple):
         return self.mark + self.figure + self.gap
 
     def start(self, n: int) -> int:
-        """The column, within the cells, of the `n`th."""
+        """The first column of the `n`th cell, counted from the first cell."""
         return n * self.cell + (n // self.group if self.group else 0)
 
     def width(self, cells: int) -> int:
@@ -85,7 +85,7 @@ _SHAPES = tuple(
 
 @lru_cache(maxsize=64)
 def _grid(gpus: int, width: int) -> _Grid:
-    """The roomiest shape that fits; folded as far as it takes."""
+    """The largest shape that fits. Where none fits, more GPUs share a cell."""
     fold = -(-gpus // MOST_MARKS)
     while True:
         cells = -(-gpus // fold)
@@ -98,7 +98,7 @@ def _grid(gpus: int, width: int) -> _Grid:
 
 
 class _Gpu(NamedTuple):
-    """A GPU and its series: of each row the value's and the top's."""
+    """A GPU and its series keys: for each row the key of the value and the key of the top."""
 
     id: str
     number: str
@@ -106,7 +106,7 @@ class _Gpu(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """What a row says of a GPU; the greatest stands for those that share a cell. `share` is of the scale, or one of the three below."""
+    """The value of a GPU in a row. Of GPUs that share a cell, the greatest is shown. `share` is the share of the scale, or one of _LOST, _OLD, _MISSING."""
 
     share: float
     value: float
@@ -114,7 +114,7 @@ class _Cell(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A row: its GPUs in order, the present values, and the tops of their scales."""
+    """A row: the cells of the GPUs in order, the current values, and the tops of their scales."""
 
     cells: list[_Cell]
     values: list[float]
@@ -131,12 +131,12 @@ def _gpu(device: str) -> _Gpu:
 
 
 def fleet_rows(view: View, most: int) -> int:
-    """How many rows there is use for: none for a few GPUs, which have a line each."""
+    """The number of useful rows. None for a few GPUs: the header has a line for each of them."""
     return min(most, 1 + len(ROWS)) if len(_gpus(view)) > FEW else 0
 
 
 def paint_fleet(view: View, width: int, height: int) -> list[Row]:
-    """The numbers of the GPUs, then a row for each metric; in a single row, the first metric alone."""
+    """The numbers of the GPUs, then a row for each metric. With one row of height, the first metric alone."""
     gpus = _gpus(view)
     if width <= 0 or height <= 0 or not gpus:
         return fill([], width, max(0, height))
@@ -156,7 +156,7 @@ def _gpus(view: View) -> list[_Gpu]:
 
 
 def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
-    """A row's figures."""
+    """The values of a row."""
     kind, latest, sampled, lost = ROWS[row], view.latest, view.sampled, view.lost
     stuck = any(state.stuck_s for state in view.sources.values())
     limit = view.now - max([STALE_S if stuck else SLOW_S, *(3 * state.period_s for state in view.sources.values())])
@@ -175,7 +175,7 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
             reading.cells.append(_Cell(max(0.0, share), value / kind.per, degrees and share >= 1))
             reading.values.append(value / kind.per)
             reading.tops.append(full / kind.per)
-    if 0.0 in reading.tops:  # where the scale has no known top, the highest value is
+    if 0.0 in reading.tops:  # without a known top, the highest value is the top
         best = max(reading.values) or 1.0
         return reading._replace(
             cells=[cell._replace(share=cell.value / best) if cell.share == 0 and cell.value else cell for cell in reading.cells]
@@ -184,7 +184,7 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
 
 
 def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
-    """How many there are; but first how many want looking at."""
+    """The number of lost GPUs, else of GPUs with old values, else of all."""
     lost = sum(gpu.id in view.lost for gpu in gpus)
     if lost:
         return f"{lost} lost", "alert"
@@ -193,7 +193,7 @@ def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
 
 
 def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width: int) -> Row:
-    """Which GPU stands where: each, where a cell is wide enough, else every eighth; and always the current one."""
+    """The numbers of the GPUs above their cells: all where a cell is wide enough, else every eighth; always the current one."""
     cells = -(-len(gpus) // grid.fold)
     room = grid.width(cells)
     note = f"a mark: max of {grid.fold} GPUs" if grid.fold > 1 else ""
@@ -216,7 +216,7 @@ def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width:
 
 
 def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, remark: Segment | None) -> Row:
-    """A metric of all GPUs. `remark` stands in the place of the spread."""
+    """A metric of all GPUs. `remark` replaces the spread."""
     cells = reading.cells
     if grid.fold > 1:
         cells = [max(cells[start : start + grid.fold]) for start in range(0, len(cells), grid.fold)]
@@ -241,7 +241,7 @@ def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, 
 
 
 def _exactly(width: int, segments: list[Segment]) -> Row:
-    """What `line` does, without looking at each character: here all are of one cell and harmless."""
+    """As `line`, but faster: all characters here take one cell and are harmless."""
     left = width - sum(len(text) for text, _ in segments)
     return [part for part in [*segments, (" " * left, "")] if part[0]] if left >= 0 else line(width, *segments)
 
@@ -255,7 +255,7 @@ def _mark(cell: _Cell, current: bool) -> Segment:
 
 
 def _spread(reading: _Reading, kind: _Kind, grid: _Grid, room: int) -> str:
-    """Least, median and most with the unit, and what the top of the scale is when it is the same for all."""
+    """Minimum, median and maximum with the unit, and the top of the scale where all GPUs share it."""
     known, tops = reading.values, reading.tops
     if not known or grid.spread == _NONE:
         return f"{NA:>6}" if grid.spread else ""

@@ -1,4 +1,4 @@
-"""One process in full: its facts, and the whole command line."""
+"""One process in full: its facts and its command line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpuconsole.session.api import View
 
 
 def paint_process(view: View, process: Process, width: int, wall: float | None) -> list[Row]:
-    """Rows to scroll. `wall` is the Unix time of `view`, None: not known."""
+    """All rows. `wall` is the Unix time of `view`, None: not known."""
     rows = [heading(f"{process.pid}  {plain(process.name[:width]) or '(name n/a)'}", width), blank(width)]
     for label, text in _facts(view, process, wall):
         rows += labelled(f"  {label}", text or units.NA, width, 14, "dim" if not text else "")
     rows += [blank(width), heading("command line", width)]
     if not process.command:
-        return [*rows, line(width, ("  n/a: it cannot be seen from here", "dim"))]
+        return [*rows, line(width, ("  n/a: this user cannot read it", "dim"))]
     return rows + [line(width, text) for text in _wrapped(process.command, max(8, width - 4))]
 
 
@@ -39,7 +39,7 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
         ("also on", ", ".join(others) or "no other device"),
         ("kind", plain(process.kind[:100])),
         ("user", user),
-        ("container", plain(process.container[:200]) or "none seen"),
+        ("container", plain(process.container[:200]) or "none found"),
         ("parent", _parent(view, process)),
         ("started", _started(process, wall)),
         ("memory", memory),
@@ -52,7 +52,7 @@ def _parent(view: View, process: Process) -> str:
     if not process.parent:
         return ""
     known = next((one for one in view.processes if one.pid == process.parent), None)
-    return f"{process.parent}  {plain(known.name[:200])}" if known else f"{process.parent}  (holds no device)"
+    return f"{process.parent}  {plain(known.name[:200])}" if known else f"{process.parent}  (uses no device)"
 
 
 def _started(process: Process, wall: float | None) -> str:
@@ -64,7 +64,7 @@ def _started(process: Process, wall: float | None) -> str:
 
 @lru_cache(maxsize=4)
 def _wrapped(command: str, width: int) -> tuple[str, ...]:
-    """All of it, in lines of at most `width` cells: broken at blanks where there are some, else anywhere."""
+    """The command in lines of at most `width` cells, broken at blanks where possible."""
     lines: list[str] = []
     rest = plain(command, right_to_left=True)
     at = 0

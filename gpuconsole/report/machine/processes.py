@@ -1,4 +1,4 @@
-"""The table of processes on the devices, and one process in full. Names and commands are strangers' text: see `plain`."""
+"""The table of processes on the devices. Names and commands are text from outside: `plain` makes them safe."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.session.api import View
 
 Id = tuple[str, int, float]
-"""What stays the same of a process on a device, and differs from a later one with its pid."""
+"""Identifies a process on a device, also after its pid was reused."""
 
 
 class Choice(NamedTuple):
-    """How the table is to be shown."""
+    """Order, tree and filter of the table."""
 
     sort: str = "memory"
     turned: bool = False
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line: a process, or (`process` None) the parent of several that holds no device itself, with their sums."""
+    """A line: a process; or, with `process` None, a parent of several processes that uses no device itself, with their sums."""
 
     process: Process | None
     depth: int = 0
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """How a sort begins: `down` from the largest. A value of None is not known, and stands last either way."""
+    """The first direction of an order: `down` begins with the largest. Unknown values (None) always stand last."""
 
     down: bool
     key: Callable[[Process], float | str | None]
@@ -55,7 +55,7 @@ def identity(process: Process) -> Id:
 
 
 def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
-    """What is to be seen, in order."""
+    """The lines of the table in order."""
     found = [one for one in processes if _matches(one, choice.needle)]
     order = ORDERS[choice.sort]
     found.sort(key=lambda one: (one.pid, one.device))
@@ -66,7 +66,7 @@ def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
 
 
 def _matches(process: Process, needle: str) -> bool:
-    """Whether `needle` is a part of anything that names the process."""
+    """Whether `needle` is part of a name, command, user, container, device or pid."""
     if not needle:
         return True
     wanted = needle.casefold()
@@ -75,7 +75,7 @@ def _matches(process: Process, needle: str) -> bool:
 
 
 def _tree(found: list[Process]) -> list[Entry]:
-    """Children under their parents, in the order of `found`. Children of a parent that is not there stand together."""
+    """Children under their parents, in the order of `found`. Children of a missing parent stand together."""
     here = {one.pid for one in found}
     children: dict[int, list[Process]] = {}
     for one in found:
@@ -100,7 +100,7 @@ def _tree(found: list[Process]) -> list[Entry]:
                 place(sibling, 1)
         elif top:
             place(one, 0)
-    for one in found:  # parents in a circle, as only a pid that was used anew can make
+    for one in found:  # a reused pid can make a circle of parents
         place(one, 0)
     return rows
 
@@ -194,7 +194,7 @@ def title(process: Process, room: int) -> str:
 
 
 def _text(process: Process, column: str, wall: float | None) -> str:
-    """A cell; what cannot be seen reads n/a."""
+    """A cell. Unknown values read n/a."""
     match column:
         case "device":
             return plain(process.device)
@@ -218,7 +218,7 @@ def _text(process: Process, column: str, wall: float | None) -> str:
 
 
 def _sums(entry: Entry, column: str) -> str:
-    """Of a parent: its pid, and what its children use together. A child on two devices uses its CPU time once."""
+    """Of a parent: its pid and the sums of its children. The CPU time of a child on two devices counts once."""
     if column == "pid":
         return str(entry.pid)
     if column == "memory":
@@ -243,7 +243,7 @@ def age(seconds: float) -> str:
 
 
 def _missing(view: View) -> list[str]:
-    """Devices that do not tell their processes, by reason; at most two lines."""
+    """Devices that do not report their processes, by reason, in at most two lines."""
     by_reason: dict[str, list[str]] = {}
     for device, reason in view.processes_missing.items():
         by_reason.setdefault(reason, []).append(device)
@@ -252,7 +252,7 @@ def _missing(view: View) -> list[str]:
 
 
 def _nothing(view: View, choice: Choice) -> list[str]:
-    """Why there is nothing to see."""
+    """The reason why the table is empty."""
     if not any(device.is_gpu for device in view.devices):
         return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]
     if view.processes:
@@ -264,7 +264,7 @@ def _nothing(view: View, choice: Choice) -> list[str]:
 
 
 def question(process: Process, signal: str, width: int) -> Row:
-    """Asks before a signal is sent. What is asked stays whole; the command gives way."""
+    """The question before a signal is sent. Where room is short, the command is cut, never the question."""
     head, tail = f"send {signal} to {process.pid} ", "? [y/N]" + ("  (K: SIGKILL)" if signal != "SIGKILL" else "")
     room = max(0, width - cell_width(head) - len(tail))
     return line(width, (head, "alert"), title(process, room), (tail, "alert"))

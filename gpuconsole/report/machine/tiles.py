@@ -10,11 +10,11 @@ from gpuconsole.report import facts, units
 from gpuconsole.session.api import View
 
 History = Callable[[str, int], list[float | None]]
-"""Recent means of a series in so many columns."""
+"""Gives the recent means of a series (key) in so many columns; None: no sample in that time."""
 
 
 class Trace(NamedTuple):
-    """A series to draw. `high` is the top of its scale, None: its own maximum. `label` stands before its last row."""
+    """A series to draw. `high` is the top of its scale; None: the maximum of the series. `label` stands before the last row."""
 
     key: str
     label: str = ""
@@ -22,7 +22,7 @@ class Trace(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """`figure` is shown in full whenever it fits, `short` where room is scarce. `reason`: why there is nothing to draw."""
+    """`figure` is shown where it fits beside the title, else `short`. `reason`: why there is no value."""
 
     title: str
     figure: str
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
 
 
 FIRST = (0, 2, 6, 7)
-"""The four that matter most, shown where there is no room for eight."""
+"""The four most important tiles, for a screen without room for eight."""
 
 
 def tiles(view: View, all_eight: bool) -> list[Tile]:
@@ -72,7 +72,7 @@ def _serves(view: View) -> bool:
 
 
 def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
-    """A tile; without a value it says why."""
+    """A tile with its figure, or with the reason why there is none."""
     old = not metric.startswith("workload.") and facts.silent_s(view, facts.device_of(view, metric))
     if old or facts.latest(view, metric) is None:
         return Tile(title, units.NA, (), "", facts.reason(view, metric))
@@ -95,7 +95,7 @@ def _memory(view: View, title: str, used: str, total: str) -> Tile:
 
 
 def _bandwidth(view: View) -> Tile:
-    """Against the datasheet's peak where it is known."""
+    """HBM bandwidth; the scale ends at the datasheet peak where the peak is known."""
     peak = facts.device(view).peaks.memory_bytes_per_s
     value, ratio = facts.latest(view, "gpu.hbm_bytes_per_s"), facts.latest(view, "gpu.dram_active_ratio")
     if value is None and ratio is not None:
@@ -106,7 +106,7 @@ def _bandwidth(view: View) -> Tile:
 
 
 def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: tuple[str, str] | None = None) -> Tile:
-    """Two directions of traffic, in the unit of the larger; each figure stands before its own trace."""
+    """Two directions of traffic in the unit of the larger. Each figure stands before its trace."""
     metrics = [pattern.format(name) for name in names]
     labels = labels or names
     first, second, unit = units.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
@@ -136,7 +136,7 @@ def _throughput(view: View) -> Tile:
 
 
 def _requests(view: View) -> Tile:
-    """What the server has in hand, and what waits for it."""
+    """Running and waiting requests of the server."""
     running, waiting = (facts.latest(view, f"server.requests_{which}") for which in ("running", "waiting"))
     figure = f"{running or 0:.0f} run {waiting or 0:.0f} wait"
     traces = (_trace(view, "server.requests_running", "running"), _trace(view, "server.requests_waiting", "waiting"))
@@ -144,7 +144,7 @@ def _requests(view: View) -> Tile:
 
 
 def _latency(view: View) -> Tile:
-    """Of requests: to the first token, and per token after it."""
+    """Latencies of requests: TTFT and TPOT."""
     ttft, tpot = facts.latest(view, "workload.ttft_s"), facts.latest(view, "workload.tpot_s")
     first, second, unit = units.durations(ttft, tpot)
     figure = f"{first} TPOT {second} {unit}"

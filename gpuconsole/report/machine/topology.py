@@ -1,4 +1,4 @@
-"""The paths between GPUs as a matrix, with where each GPU sits; equal GPUs folded into groups where the matrix would not fit."""
+"""The paths between GPUs as a matrix, with the place of each GPU. Where the matrix is too large, equal GPUs are folded into groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuconsole.report.names import plain, spans
 from gpuconsole.report.page import Lines, paragraph, text_lines
 from gpuconsole.session.api import View
 
-SELF, UNTOLD = "X", "?"
+SELF, UNKNOWN = "X", "?"
 CELL = 5
 _MEANINGS = {
     "PIX": "one PCIe switch",
@@ -22,14 +22,14 @@ _MEANINGS = {
     "PHB": "a PCIe host bridge",
     "NODE": "host bridges of one NUMA node",
     "SYS": "between NUMA nodes",
-    UNTOLD: "not told by the driver",
+    UNKNOWN: "not reported by the driver",
 }
 
 
 class Net(NamedTuple):
-    """The GPUs in order, the path of each pair in both directions, and groups: within one, all are linked and placed alike.
+    """The GPUs in order, the path of each pair in both directions, and groups of GPUs with the same links and the same place.
 
-    `used` are the paths that there are, the fastest first; `sentence` is the whole in words.
+    `used` are the existing paths, the fastest first. `sentence` describes the whole in words.
     """
 
     gpus: tuple[Device, ...]
@@ -39,11 +39,11 @@ class Net(NamedTuple):
     sentence: str = ""
 
     def path(self, a: str, b: str) -> str:
-        return SELF if a == b else self.paths.get((a, b), UNTOLD)
+        return SELF if a == b else self.paths.get((a, b), UNKNOWN)
 
 
 def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
-    """Slices share the links of their GPU and are left out."""
+    """MIG slices share the links of their GPU and are left out."""
     gpus = tuple(one for one in devices if one.is_gpu and not one.is_mig)
     paths = {pair: link.path for link in links for pair in ((link.a, link.b), (link.b, link.a))}
     net = Net(gpus, paths)
@@ -61,7 +61,7 @@ def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
 
 
 def _alike(net: Net, one: Device, other: Device) -> bool:
-    """Whether both have the same path to every third GPU, and the same place."""
+    """Whether both GPUs have the same path to every other GPU, and the same place."""
     if _place(one) != _place(other):
         return False
     return all(net.path(one.id, third.id) == net.path(other.id, third.id) for third in net.gpus if third.id not in (one.id, other.id))
@@ -118,7 +118,7 @@ def topology_lines(view: View, net: Net, folded: bool, first_column: int, width:
 
 
 def last_column(view: View, net: Net, folded: bool, width: int) -> int:
-    """The last first column that shows anything new."""
+    """The largest first column that still shows something new."""
     columns = _columns(view, net, folded)
     room = width - _label_width(net, folded)
     return next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)
@@ -146,7 +146,7 @@ def _label_width(net: Net, folded: bool) -> int:
 
 
 def _columns(view: View, net: Net, folded: bool) -> list[_Column]:
-    """A path to each GPU or group, then where the GPUs sit and what goes over their links."""
+    """A path to each GPU or group, then the place of the GPUs and the traffic on their links."""
     found = [
         _Column(letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to))
         for n, to in enumerate(_lines(net, folded))
@@ -167,14 +167,14 @@ def _padded(text: str, width: int) -> Segment:
 
 
 def _path(net: Net, one: _Line, to: _Line) -> Segment:
-    """Within a group: between any two of it."""
+    """The path to another line; within a group, the path between any two of its GPUs."""
     other = to.gpus[-1] if one == to else to.gpus[0]
     text = net.path(one.gpus[0].id, other.id)
-    return f"{text:>{CELL}}"[:CELL], "accent" if text.startswith("NV") else "dim" if text in (SELF, UNTOLD) else ""
+    return f"{text:>{CELL}}"[:CELL], "accent" if text.startswith("NV") else "dim" if text in (SELF, UNKNOWN) else ""
 
 
 def _counts(view: View, one: _Line) -> str:
-    """How many NVLinks are up, on each GPU."""
+    """The number of active NVLinks of each GPU."""
     known = [view.latest.get(series_key("gpu.nvlinks_active", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
     counts = [int(value) for value in known if value is not None]
     if not counts:
@@ -184,7 +184,7 @@ def _counts(view: View, one: _Line) -> str:
 
 
 def _traffic(view: View, way: str, one: _Line) -> Segment:
-    """Over NVLink, all of them together."""
+    """Traffic over NVLink, summed over the GPUs of the line."""
     known = [view.latest.get(series_key(f"gpu.nvlink_{way}_bytes_per_s", gpu.id)) for gpu in one.gpus if gpu.id not in view.lost]
     values = [value for value in known if value is not None]
     return _padded(units.si(sum(values), "B/s") if values else units.NA, 11)
@@ -196,16 +196,16 @@ def letters(n: int) -> str:
 
 
 def _sentence(net: Net) -> str:
-    """The whole in words."""
+    """The topology in one sentence."""
     count = len(net.gpus)
-    if net.used == (UNTOLD,):
-        return "The driver has not told how the GPUs are linked."
+    if net.used == (UNKNOWN,):
+        return "The driver did not report how the GPUs are linked."
     if len(net.used) == 1:
         return f"{spans(gpu.id for gpu in net.gpus)}: {_in_words(net.used[0])} from each to every other."
     within = {net.path(group[0].id, group[-1].id) for group in net.groups if len(group) > 1}
     between = {net.path(a[0].id, b[0].id) for a in net.groups for b in net.groups if a is not b}
     inside = f"{_either(within)} within a group, " if within else ""
-    return f"{count} GPUs in {len(net.groups)} groups that are linked alike: {inside}{_either(between)} between groups."
+    return f"{count} GPUs in {len(net.groups)} groups with equal links: {inside}{_either(between)} between groups."
 
 
 def _either(paths: set[str]) -> str:
@@ -230,8 +230,8 @@ def _rank(path: str) -> tuple[int, int, str]:
 
 
 def _legend(net: Net, width: int) -> list[Row]:
-    """The words in use, the fastest path first; in and out are told too."""
-    words = [f"{path}: {_meaning(path)}" for path in net.used] + [f"{SELF}: itself", "in, out: over NVLink now"]
+    """The meaning of the words in use, the fastest path first."""
+    words = [f"{path}: {_meaning(path)}" for path in net.used] + [f"{SELF}: itself", "in, out: current traffic over NVLink"]
     rows: list[Row] = []
     text = ""
     for word in words:

@@ -1,4 +1,4 @@
-"""The diagnosis panel: findings that fire with what to try, or which state the diagnosis is in."""
+"""The diagnosis panel: findings that fire with their suggestions, or the state of the diagnosis."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
-from gpuconsole.report.experiments.trial import paint_done, paint_running
+from gpuconsole.report.experiments.trial import NO_CAUSE, paint_done, paint_running
 from gpuconsole.session.api import View
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
-    """`selected` is the id of the suggestion that Enter would try; its row is always in sight."""
+    """`selected` is the id of the suggestion that Enter tries. Its row is always in sight."""
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
@@ -29,16 +29,16 @@ def _status(view: View) -> list[Segment]:
     if view.probing:
         return [(f"probing: {view.probing}", "accent")]
     if facts.running_trial(view) is not None:
-        return [("trial under way", "accent")]
+        return [("trial running", "accent")]
     return []
 
 
 def _top(view: View, width: int, room: int) -> list[Row]:
-    """What must be seen first: a failure, a lost device, the trial."""
+    """The most urgent facts: a failure, a lost device, the trial."""
     rows: list[Row] = []
     run = view.run
     if run is not None and run.state == "failed":
-        rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or 'no cause given'}", width, max(1, min(6, room - 1)))]
+        rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or NO_CAUSE}", width, max(1, min(6, room - 1)))]
     for device, why in view.lost.items():
         rows.append(line(width, (f"{device} lost: {why}", "alert")))
     trial = facts.running_trial(view)
@@ -60,7 +60,7 @@ def _foot(view: View, width: int, most: int) -> list[Row]:
 
 
 def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], int, int]:
-    """All rows of all findings that fire, and the indices of the selected one's title and of itself."""
+    """All rows of all findings that fire; the row of the selected suggestion's title, and its own row."""
     run = view.run
     firing = facts.firing(run)
     rows: list[Row] = []
@@ -75,7 +75,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
             rows.append(_suggestion(suggestion, run.knobs if run else {}, chosen, width))
         if roomy and number < len(firing):
             rows.append(blank(width))
-    state, starting = _state(view, bool(firing)), run is not None and run.state == "starting"  # which may show a long command
+    state, starting = _state(view, bool(firing)), run is not None and run.state == "starting"  # a start may show a long command
     if state and (not firing or roomy):
         rows += [blank(width)] if rows else []
         rows += [line(width, (text, "dim")) for text in wrap(state, width, 8 if starting else 4)]
@@ -109,12 +109,12 @@ def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) 
 
 
 def _state(view: View, fires: bool) -> str:
-    """Which state the diagnosis is in, when that is the news."""
+    """The state of the diagnosis, where it matters."""
     run = view.run
     if run is None:
         return "Nothing is running. Press s to choose a scenario."
     if run.state == "failed":
-        return "" if run.error else "Press s to start again, k to look at the knobs."
+        return "" if run.error else "Press s to start again, k to see the knobs."
     if run.state == "starting":
         return f"Starting: {view.stage or 'waiting for the worker'}."
     clear = sum(finding.state == "clear" for finding in run.findings)
@@ -126,14 +126,14 @@ def _state(view: View, fires: bool) -> str:
     text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
     if unknown:
         missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
-        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
+        text += f", {len(unknown)} cannot decide" + (f" (missing {missing})" if missing else "")
     elif not fires:
-        text += ": nothing to gain was found"
+        text += ": no rule found time to recover"
     return text + "."
 
 
 def _window(rows: list[Row], title: int, at: int, height: int, width: int) -> list[Row]:
-    """`height` rows around the selected one, with its finding's title, and a word on what is below."""
+    """`height` rows around the selected one with the title of its finding, and the number of rows below."""
     if height <= 0:
         return []
     if len(rows) <= height:

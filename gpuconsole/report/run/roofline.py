@@ -1,4 +1,4 @@
-"""A roofline: what each class of kernels reaches, against what the device can do at its intensity."""
+"""A roofline: the arithmetic rate of each class of kernels beside the attainable rate of the device at that intensity."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ LETTERS: dict[OpClassName, str] = {
     "optimizer": "O", "communication": "X", "fused": "F",
 }  # fmt: skip
 SMALLEST = 0.005
-NO_PEAK = "no roofline: the device's peak is not known, neither from a datasheet nor measured (gpuconsole calibrate)"
-NO_POINTS = "no roofline: no kernel class with known shapes took a share worth showing"
-AXES = "across FLOP/byte, up FLOP/s; share of time · share of the roof at that place (above 100%: served from cache)"
+NO_PEAK = "no roofline: the peak of the device is not known; gpuconsole calibrate measures it"
+NO_POINTS = "no roofline: no kernel class with known shapes took 0.5 % of the time"
+AXES = (
+    "horizontal FLOP/byte, vertical FLOP/s; share of time · share of the roof at that intensity (above 100 %: the data came from a cache)"
+)
 NO_BANDWIDTH = "no memory roof: bandwidth not known (gpuconsole calibrate)"
 
 
 class Roof(msgspec.Struct, frozen=True):
-    """What the device can do. `bytes_per_s` None: then there is the flat part only."""
+    """The peak rates of the device. Without `bytes_per_s` the roof has only its flat part."""
 
     flops_per_s: float
     flops_source: str
@@ -39,16 +41,16 @@ class Roof(msgspec.Struct, frozen=True):
 
     @property
     def ridge(self) -> float | None:
-        """The FLOP/byte from which on arithmetic is the limit, and no longer memory."""
+        """The intensity (FLOP/byte) above which arithmetic is the limit; below, memory is."""
         return roofline.ridge(self.flops_per_s, self.bytes_per_s) if self.bytes_per_s else None
 
     def at(self, intensity: float) -> float:
-        """The most FLOP/s that a kernel of this intensity can reach."""
+        """The attainable FLOP/s of a kernel with this intensity (FLOP/byte)."""
         return roofline.attainable(intensity, self.flops_per_s, self.bytes_per_s) if self.bytes_per_s else self.flops_per_s
 
 
 def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Roof | None:
-    """Datasheet peaks of a GPU; else what was measured: by the run itself, or by a calibration."""
+    """The datasheet peaks of a GPU; else the peaks that the run or a calibration measured."""
     precision = str(run.knobs.get("precision", "fp32"))
     device = next((device for device in devices if device.id == run.device), None)
     summary, calibration = run.summary, environment.calibration
@@ -68,7 +70,7 @@ def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Ro
 
 
 def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, height: int) -> list[Row]:
-    """The chart with its legend, in at most `height` rows; or a line that says why there is none."""
+    """The chart with its legend in at most `height` rows, or the reason why there is none."""
     points = [one for one in classes if one.name in LETTERS and one.share_ratio >= SMALLEST and one.intensity and one.flops_per_s]
     if roof is None or not points:
         return paragraph(NO_PEAK if roof is None else NO_POINTS, width, "dim")
@@ -79,7 +81,7 @@ def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, he
 
 def _title(roof: Roof) -> str:
     memory = f", {units.si(roof.bytes_per_s, 'B/s').strip()}" if roof.bytes_per_s else ""
-    ridge = f", ridge at {roof.ridge:.3g} FLOP/byte" if roof.ridge else ""
+    ridge = f", ridge at {units.plain(roof.ridge)} FLOP/byte" if roof.ridge else ""
     return f"roofline: {units.si(roof.flops_per_s, 'FLOP/s').strip()}{memory}{ridge}"
 
 
@@ -88,7 +90,7 @@ def _sources(roof: Roof) -> str:
 
 
 def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> list[Row]:
-    """Both axes are logarithms: plotext draws them as plain numbers with ticks at the powers of ten."""
+    """Both axes are logarithmic: plotext gets the logarithms, and ticks at the powers of ten."""
     places = [(math.log10(one.intensity or 1.0), math.log10(one.flops_per_s or 1.0), LETTERS[one.name]) for one in points]
     top = math.log10(roof.flops_per_s)
     ridge = math.log10(roof.ridge) if roof.ridge else None
@@ -97,7 +99,7 @@ def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> li
     low, high = math.floor(min(y for _, y, _ in places)), max(top, *(y for _, y, _ in places)) + 0.3
     figure = empty_figure(width, height)
     if ridge is not None:
-        start = max(left, ridge - (top - low))  # where the slope enters the chart
+        start = max(left, ridge - (top - low))  # the slope enters the chart here
         figure.draw(figure.signal([start, ridge], [top - (ridge - start), top]).lines())
     figure.draw(figure.signal([ridge if ridge is not None else left, right], [top, top]).lines())
     for x, y, letter in places:
@@ -110,22 +112,22 @@ def _chart(points: Sequence[OpClass], roof: Roof, width: int, height: int) -> li
 
 
 def _decades(figure: Any, axis: str, low: int, high: float, most: int, text: Callable[[float], str]) -> None:
-    """Ticks at powers of ten, at most `most` of them."""
+    """At most `most` ticks, at powers of ten."""
     last = math.floor(high)
     powers = range(low, last + 1, -(-(last - low + 1) // most))
     figure.ruler(axis).ticks(list(powers), [text(10.0**power) for power in powers])
 
 
 def _legend(points: Sequence[OpClass], roof: Roof, width: int) -> list[Row]:
-    """Every letter with its class, its share of device time, and how much of its roof it reaches."""
+    """Each letter with its class, its share of device time, and its share of the roof."""
     rows: list[list[Segment]] = [[]]
     for one in points:
         reached = (one.flops_per_s or 0.0) / roof.at(one.intensity or 0.0)
         entry: list[Segment] = [
             (LETTERS[one.name], "accent"),
             (f" {one.name}", ""),
-            (f" {one.share_ratio:.0%}", "title"),
-            (f"·{reached:.0%}", ""),
+            (f" {units.percent(one.share_ratio).strip()}", "title"),
+            (f" · {units.percent(reached).strip()}", ""),
         ]
         gap: list[Segment] = [("   ", "")] if rows[-1] else []
         if rows[-1] and row_width(rows[-1] + gap + entry) > width:
