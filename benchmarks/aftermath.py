@@ -18,7 +18,7 @@ import sys
 from benchmarks.machine import keep
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.experiments.blocks import BlockPlan, rate
-from gpuconsole.experiments.sweep import interval
+from gpuconsole.experiments.statistics import student
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.processes.pool import ignore
@@ -77,6 +77,14 @@ async def one_round(probes: list[str], pairs: int, device: str) -> float:
     finally:
         await probed.stop()
         await other.stop()
+
+
+def interval(values: list[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    mean, half = statistics.fmean(values), student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def main() -> int:

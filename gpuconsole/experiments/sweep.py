@@ -1,17 +1,16 @@
-"""A sweep on workers of its own: hot settings in turn in one of them, cold ones each in another that stands still meanwhile."""
+"""A sweep with workers of its own: settings that apply live share a worker; each other setting has a worker that pauses between its turns."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gpuconsole.experiments.blocks import BlockPlan, rate
-from gpuconsole.experiments.statistics import student
+from gpuconsole.experiments.statistics import MIN_PAIRS, simultaneous_interval
 from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -24,16 +23,18 @@ from gpuconsole.processes.worker import SERVING, TRAINING, WorkerGone, WorkerHan
 from gpuconsole.session.api import SessionError
 
 START_S = 300.0
+"""Time for a worker to report a first step, or the next step of a block."""
+SERVER_START_S = 1260.0
+"""The same for a model server: a large model takes minutes to load and compile. The serving worker itself gives up after 20 minutes."""
 MOST_WORKERS = 8
-"""Settings that need a worker of their own keep it for the whole sweep: so many fit beside each other."""
-
-MIN_REPEATS = 4
+"""Settings that need their own worker keep this worker, and its memory, during the whole sweep."""
+MIN_REPEATS = MIN_PAIRS
 WORSE_BY = 0.95
-"""A point whose interval ends below 95 % of where the best one's begins is settled."""
+"""A point is settled when its interval ends below 95 % of the start of the best point's interval."""
 
 
 def points(vary: dict[str, list[Value]], base: Knobs, grid: bool) -> list[Knobs]:
-    """One factor at a time around `base`, which comes first; or with `grid` every combination. Each once."""
+    """The settings to measure, each once: one factor at a time around `base`, which comes first; or with `grid` every combination."""
     if grid:
         return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     found: list[Knobs] = [{name: base[name] for name in vary}]
@@ -47,53 +48,53 @@ def rounds(count: int, repeats: int) -> Iterator[list[int]]:
         yield list(range(count)) if number % 2 == 0 else list(reversed(range(count)))
 
 
-def interval(rates: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean; None for fewer than two repeats."""
-    n = len(rates)
-    if n < 2:
-        return None
-    mean = sum(rates) / n
-    half = student(n - 1) * math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (n - 1) / n)
-    return mean - half, mean + half
+def evaluate(sweep: Sweep) -> None:
+    """Compute the interval of every point, and mark the points that are proven not to be the best.
 
-
-def settle(found: Sequence[SweepPoint]) -> None:
-    """Mark the points that are clearly not the best."""
-    known = [(one, interval(one.rates)) for one in found if len(one.rates) >= MIN_REPEATS and not one.settled]
-    if not known:
-        return
-    best = max(bounds[0] for _, bounds in known if bounds is not None)
-    for one, bounds in known:
-        one.settled = bounds is not None and bounds[1] < WORSE_BY * best
+    A sweep is evaluated after every round, and its best point is chosen because it was fast. So the intervals are confidence sequences that
+    hold together for all points (see `simultaneous_interval`).
+    """
+    for point in sweep.points:
+        bounds = simultaneous_interval(point.rates, len(sweep.points))
+        point.low, point.high = bounds if bounds else (None, None)
+    known = [point for point in sweep.points if len(point.rates) >= MIN_REPEATS]
+    best = max((point.low for point in known if point.low is not None), default=None)
+    for point in known:
+        if best is not None and point.high is not None:
+            point.settled = point.settled or point.high < WORSE_BY * best
 
 
 class Sweeper:
-    """Measures the points of a sweep. `close` ends what it has started."""
+    """Measures the points of a sweep. `close` ends the workers."""
 
     def __init__(self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice) -> None:
         self._chosen, self._base, self._device, self._serving = chosen, base, device, serving
-        self._workers: dict[str, WorkerHandle] = {}
+        self._workers: list[tuple[Knobs, WorkerHandle]] = []
+        """Workers with the knobs that they were started with."""
+        self._failed: list[tuple[Knobs, str]] = []
+        """Cold knobs with which a worker did not start or hung, and why."""
         self._running: WorkerHandle | None = None
+        self._live_limits = True
+        """Whether the servers report live limits, as far as is known."""
+        self._patience_s = SERVER_START_S if chosen.workload.serves else START_S
 
     async def run(self, points: list[Knobs], repeats: int, stop_settled: bool, on_update: Callable[[Sweep], None]) -> Sweep:
-        """Every point `repeats` times, after one round that warms up. Raises SessionError where nothing can be measured at all."""
-        cold = {self._key(point) for point in points}
-        if len(cold) > MOST_WORKERS:
-            raise SessionError(f"{len(cold)} settings need a worker of their own: at most {MOST_WORKERS} at a time")
+        """Measure every point `repeats` times, after a warm-up round. Raises SessionError where no point can be measured."""
+        if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MOST_WORKERS:
+            raise SessionError(f"{own} settings need a worker of their own: at most {MOST_WORKERS} are possible at a time")
         begun = time.monotonic()
         through_loader = any(CATALOGUE[name].loader for point in points for name in point)
         free = self._device.id == "cpu" and not through_loader and not self._chosen.workload.serves
         free = free and not any("num_threads" in point for point in points)
         clock: Literal["wall", "contention_free"] = "contention_free" if free else "wall"
-        unit = "tokens/s"
-        sweep = Sweep(self._chosen.name, self._device.id, unit, self._base, [SweepPoint(point) for point in points], repeats, clock)
+        sweep = Sweep(self._chosen.name, self._device.id, "tokens/s", self._base, [SweepPoint(point) for point in points], repeats, clock)
         for number, order in enumerate(rounds(len(points), repeats + 1)):
             for index in order:
                 point = sweep.points[index]
                 if point.error or (stop_settled and point.settled):
                     continue
                 try:
-                    steps = await self._block(index + 1, point.knobs)
+                    steps = await self._block(index + 1, point.knobs, points)
                 except (WorkerGone, SessionError) as problem:
                     point.error = str(problem)
                 else:
@@ -102,30 +103,27 @@ class Sweeper:
                         point.rates.append(rate(steps, free))
                 sweep.elapsed_s = round(time.monotonic() - begun, 1)
                 on_update(sweep)
-            settle(sweep.points)
+            evaluate(sweep)
         if all(point.error for point in sweep.points):
             raise SessionError(sweep.points[0].error)
         return sweep
 
     async def close(self) -> None:
-        for worker in self._workers.values():
+        for _, worker in self._workers:
             worker.kill()
-        for worker in self._workers.values():
+        for _, worker in self._workers:
             await worker.stop()
 
-    def _key(self, point: Knobs) -> str:
-        """Settings that share a worker: those that differ in hot knobs only."""
-        return repr(sorted((name, value) for name, value in point.items() if CATALOGUE[name].apply == "cold"))
-
-    async def _block(self, arm: int, point: Knobs) -> list[Step]:
+    async def _block(self, arm: int, point: Knobs, points: list[Knobs]) -> list[Step]:
         """The counted steps of one block under `point`. Raises WorkerGone, SessionError."""
-        worker = await self._worker(point)
+        worker = await self._worker(point, points)
         if worker is not self._running:
-            await self._stand_still()
+            await self._pause_running()
             worker.resume(arm)
             self._running = worker
         worker.trial_steps.clear()
-        answer = await worker.set_knobs({name: value for name, value in point.items() if CATALOGUE[name].apply == "hot"}, arm)
+        started = next(knobs for knobs, one in self._workers if one is worker)
+        answer = await worker.set_knobs({name: value for name, value in point.items() if _lives(name, value, started, worker)}, arm)
         if answer.error:
             raise SessionError(answer.error)
         plan = BlockPlan({**self._base, **point}, point)
@@ -133,34 +131,52 @@ class Sweeper:
             counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
             if plan.complete(counted):
                 return list(plan.trimmed(counted))
-            await worker.next_steps()
+            await self._next_steps(worker)
 
-    async def _stand_still(self) -> None:
-        """The worker that has been running, before another runs. If it is gone, its own settings hear of it at their next turn."""
+    async def _next_steps(self, worker: WorkerHandle) -> None:
+        """Wait for steps. Raises WorkerGone, and SessionError for a worker that hangs: no such worker is left beside the other points."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await worker.next_steps()
+        except TimeoutError:
+            await self._end(worker)
+            why = f"no step within {self._patience_s:g} s"
+            self._failed += [(_cold(knobs), why) for knobs, one in self._workers if one is worker]
+            raise SessionError(why) from None
+
+    async def _end(self, worker: WorkerHandle) -> None:
+        if self._running is worker:
+            self._running = None
+        worker.kill()
+        await worker.stop()
+
+    async def _pause_running(self) -> None:
+        """Pause the running worker before another worker runs. If the worker is gone, its own points report that at their next turn."""
         if self._running is not None:
+            worker, self._running = self._running, None
             with contextlib.suppress(WorkerGone):
-                await self._running.pause()
-        self._running = None
+                try:
+                    async with asyncio.timeout(self._patience_s):
+                        await worker.pause()
+                except TimeoutError:
+                    await self._end(worker)
 
-    async def _worker(self, point: Knobs) -> WorkerHandle:
-        """The one that has the cold knobs of `point`, started when it is first needed. Raises WorkerGone, SessionError."""
-        key = self._key(point)
-        if key not in self._workers:
-            await self._stand_still()
-            knobs = {**self._base, **point}
-            nproc = int(knobs.get("nproc", 1))
-            module = SERVING if self._chosen.workload.serves else TRAINING
-            worker = WorkerHandle(lambda event: None, lambda worker, code: None, Launch(nproc) if nproc > 1 else None, module)
-            self._workers[key] = worker
-            await worker.launch()
-            worker.start(self._chosen.workload.name, knobs, self._device, self._serving.options)
-            try:
-                async with asyncio.timeout(START_S):
-                    await worker.next_steps()
-            except TimeoutError:
-                raise SessionError(f"no step within {START_S:.0f} s") from None
-            await worker.pause()
-        worker = self._workers[key]
+    async def _worker(self, point: Knobs, points: list[Knobs]) -> WorkerHandle:
+        """A worker that can measure `point`, started where no worker can. Raises WorkerGone, SessionError."""
+        knobs = self._start_knobs(point, points)
+        if why := next((why for failed, why in self._failed if failed == _cold(knobs)), ""):
+            raise SessionError(why)
+        worker = next((one for started, one in self._workers if _takes(point, started, one)), None)
+        if worker is None:
+            if len(self._workers) >= MOST_WORKERS:
+                raise SessionError(f"more than {MOST_WORKERS} settings need a worker of their own")
+            worker = await self._launch(knobs)
+            if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values that it was started with
+                self._live_limits = False
+                if not any(_takes(one, knobs, worker) for one in points):
+                    await self._end(worker)
+                    self._workers.pop()
+                worker = await self._launch({**self._base, **point})
         if not worker.alive:
             raise WorkerGone(worker.cause())
         notes = worker.last_started.notes if worker.last_started is not None else {}
@@ -168,3 +184,49 @@ class Sweeper:
         if idle:
             raise SessionError("; ".join(idle))
         return worker
+
+    def _start_knobs(self, point: Knobs, points: list[Knobs]) -> Knobs:
+        """The knobs of a worker for `point` and for all points that differ in live knobs only: live limits at their largest value."""
+        if not self._live_limits:
+            return {**self._base, **point}
+        alike = [one for one in points if _restarts(one) == _restarts(point)]
+        largest = {name: max(int(one[name]) for one in alike) for name in point if CATALOGUE[name].lowered_live}
+        return {**self._base, **point, **largest}
+
+    async def _launch(self, knobs: Knobs) -> WorkerHandle:
+        """A paused worker with `knobs`. Raises WorkerGone, SessionError."""
+        await self._pause_running()
+        nproc = int(knobs.get("nproc", 1))
+        module = SERVING if self._chosen.workload.serves else TRAINING
+        worker = WorkerHandle(lambda event: None, lambda worker, code: None, Launch(nproc) if nproc > 1 else None, module)
+        self._workers.append((knobs, worker))
+        try:
+            await worker.launch()
+            worker.start(self._chosen.workload.name, knobs, self._device, self._serving.options)
+            await self._next_steps(worker)
+            await worker.pause()
+        except (WorkerGone, OSError) as problem:
+            await self._end(worker)
+            self._failed.append((_cold(knobs), str(problem)))
+            raise SessionError(str(problem)) from None
+        return worker
+
+
+def _cold(knobs: Knobs) -> Knobs:
+    return {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}
+
+
+def _restarts(point: Knobs) -> Knobs:
+    """The values of `point` that always need a worker of their own."""
+    return {name: value for name, value in _cold(point).items() if not CATALOGUE[name].lowered_live}
+
+
+def _lives(name: str, value: Value, started: Knobs, worker: WorkerHandle) -> bool:
+    """Whether `value` can be set in `worker`, which was started with the knobs `started`, and may have another value now."""
+    facts = worker.last_started.facts if worker.last_started is not None else {}
+    return CATALOGUE[name].applies_live(value, facts)
+
+
+def _takes(point: Knobs, started: Knobs, worker: WorkerHandle) -> bool:
+    """Whether `worker`, which was started with the knobs `started`, can measure `point` without a restart."""
+    return all(started.get(name) == value or _lives(name, value, started, worker) for name, value in point.items())

@@ -1,4 +1,4 @@
-"""Throughput over the values of knobs, measured in turn."""
+"""A sweep: throughput at several values of knobs, measured in turn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 
 class SweepPoint(msgspec.Struct, omit_defaults=True):
-    """One setting. `rates`: work per second of each repeat. `settled`: given up early, since it was clearly not the best."""
+    """One setting. `rates`: work per second of each repeat. `settled`: this point is proven not to be the best.
+
+    `low` and `high`: the interval of the mean. The intervals of all points of a sweep hold together with 95 % probability, after every round.
+    None for fewer than two repeats.
+    """
 
     knobs: Knobs
     rates: list[float] = []
     settled: bool = False
     error: str = ""
+    low: float | None = None
+    high: float | None = None
 
     @property
     def mean(self) -> float | None:
@@ -28,8 +34,10 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
 
 
 class Sweep(msgspec.Struct, omit_defaults=True):
-    """`base` holds the knobs that were not varied too. `points` stand in the order given; repeats were made in interleaved order, each round
-    of all points backwards after one forwards, so that drift falls on all alike."""
+    """`base` holds the knobs that were not varied too. `points` stand in the order of the command line.
+
+    Repeats are interleaved: each round measures all points, every second round backwards, so that drift affects all points alike.
+    """
 
     scenario: str
     device: str
@@ -42,4 +50,15 @@ class Sweep(msgspec.Struct, omit_defaults=True):
 
     @property
     def best(self) -> SweepPoint | None:
+        """The point with the highest mean; see `rivals` for whether it is proven."""
         return max((point for point in self.points if point.rates), key=lambda point: point.mean or 0.0, default=None)
+
+    @property
+    def rivals(self) -> list[SweepPoint]:
+        """The other points that may be the best: their interval overlaps that of `best`, or one of the two has no interval."""
+        best = self.best
+        return [
+            point
+            for point in self.points
+            if best is not None and point is not best and point.rates and (point.high is None or best.low is None or point.high >= best.low)
+        ]
