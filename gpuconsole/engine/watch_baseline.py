@@ -1,4 +1,4 @@
-"""Holds the current run against its baseline once a second and when it ends, and keeps runs as baselines."""
+"""Compares the current run with its baseline, once a second and when the run ends, and keeps runs as baselines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuconsole.experiments.against_baseline import compare, nearest_baseline, u
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, keep_run, read_all
 from gpuconsole.experiments.blocks import block_rates
 from gpuconsole.experiments.statistics import MIN_BLOCKS
-from gpuconsole.machine.other_load import OthersLoad
+from gpuconsole.machine.other_load import OtherLoad
 from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
@@ -31,8 +31,8 @@ EVERY_S = 1.0
 Keeps = Literal["chosen", "all", "all but slower"]
 
 
-class LookedUp(NamedTuple):
-    """What there was under a run's key when it began, or why there is nothing to hold it against."""
+class Lookup(NamedTuple):
+    """The baseline of a run at its start, or instead the reason why there is no comparison. Both None: no run of the scenario was kept."""
 
     baseline: Baseline | None = None
     instead: BaselineComparison | None = None
@@ -51,21 +51,22 @@ def key_of(scenario: Scenario, knobs: Knobs, device: Device, environment: Enviro
     )
 
 
-def look_up(key: BaselineKey, knobs: Knobs) -> LookedUp:
-    """The baseline for a run of `key` with `knobs`, else what is nearest to it. Reads the disk; raises BaselineError when its file is none."""
+def look_up(key: BaselineKey, knobs: Knobs) -> Lookup:
+    """The baseline for a run of `key` with `knobs`, or the difference from the nearest baseline. Reads the disk; raises BaselineError where
+    the file of `key` is not a valid baseline."""
     known, mistakes = read_all(baselines_folder())
     own = mistakes.get(key.name)
     if own is not None:
         raise BaselineError(own)
     found = nearest_baseline(key, knobs, known)
     if found is None:
-        return LookedUp()
+        return Lookup()
     other, parts = found
-    return LookedUp(instead=unlike(key, other, parts)) if parts else LookedUp(other)
+    return Lookup(instead=unlike(key, other, parts)) if parts else Lookup(other)
 
 
 class Comparing:
-    """Drives comparison for the engine. `kept` and `failed` are lines about runs that were to be kept."""
+    """Compares for the engine. `kept` and `failed` are lines about the runs that were, or were not, kept as baselines."""
 
     def __init__(self, state: SessionState, emit: Callable[[AnyEvent], None], keeps: Keeps) -> None:
         self.kept: list[str] = []
@@ -74,14 +75,15 @@ class Comparing:
         self._emit = emit
         self._keeps = keeps
         self._keys: dict[str, BaselineKey] = {}
-        self._found: dict[str, LookedUp] = {}
-        self._others: dict[str, OthersLoad] = {}
+        self._found: dict[str, Lookup] = {}
+        self._others: dict[str, OtherLoad] = {}
+        self._reported = ""
         self._wanted: set[str] = set()
         self._done: set[str] = set()
         self._background = Background(emit)
 
     def begin(self, scenario: Scenario, device: Device) -> None:
-        """A new run: look up its baseline, away from the event loop."""
+        """A run begins: read its baseline in the background."""
         record = self._state.record
         assert record is not None
         run = record.run
@@ -94,7 +96,7 @@ class Comparing:
             found = await asyncio.to_thread(look_up, self._keys[run.id], run.knobs)
         except BaselineError as error:
             self._emit(Note(time.monotonic(), str(error), "warning"))
-            found = LookedUp(instead=BaselineComparison(key=self._keys[run.id].name, words=str(error), short="baseline: not readable"))
+            found = Lookup(instead=BaselineComparison(key=self._keys[run.id].name, words=str(error), short="baseline: not readable"))
         self._found[run.id] = found
         if found.instead is not None:
             self._emit(Compared(time.monotonic(), run.id, found.instead))
@@ -104,26 +106,35 @@ class Comparing:
             await asyncio.sleep(EVERY_S)
             record = self._state.record
             if record is not None and record.closed_t is None and record.steady_t is not None:
-                others = self._others.setdefault(record.run.id, OthersLoad())
-                await others.look()
-                record.others_ratio = others.ratio
+                await self._read_load(record)
                 if record.closed_t is None:
-                    self._look(record, live=True)
+                    self._compare(record, live=True)
+
+    async def _read_load(self, record: RunRecord) -> None:
+        """The load of other programs. A failed reading is reported once; the comparison goes on without it."""
+        others = self._others.setdefault(record.run.id, OtherLoad())
+        try:
+            await others.read()
+        except Exception as problem:  # whatever /proc of this machine contains must not end the comparison
+            if (line := f"the load of other programs cannot be read: {problem}") != self._reported:
+                self._reported = line
+                self._emit(Note(time.monotonic(), line, "warning"))
+        record.others_ratio = others.ratio
 
     def ended(self, record: RunRecord) -> None:
-        """The last word on a run; and it is kept, if that was asked for."""
+        """The run has ended: compare it, and keep it where the user wants it kept."""
         run = record.run
         if run.state == "failed":
             return
-        self._look(record, live=False)
+        self._compare(record, live=False)
         slower = run.baseline is not None and run.baseline.verdict == "slower"
         if self._keeps == "all but slower" and slower:
-            self._tell_kept(f"run {run.id} is not kept as a baseline: it is slower than the one there is")
+            self._report_kept(f"run {run.id} is not kept as a baseline: it is slower than the baseline")
         elif run.id in self._wanted or self._keeps != "chosen":
             self._background.start(self._keep(record))
 
-    def _look(self, record: RunRecord, live: bool) -> None:
-        baseline = self._found.get(record.run.id, LookedUp()).baseline
+    def _compare(self, record: RunRecord, live: bool) -> None:
+        baseline = self._found.get(record.run.id, Lookup()).baseline
         if baseline is not None:
             now = self._measured(record, LIVE_STEPS if live else None)
             if now.rates or not live:
@@ -136,15 +147,16 @@ class Comparing:
     # --- keeping --------------------------------------------------------------------------------------------
 
     async def keep(self) -> str:
-        """Keep the current run: when it ends if it runs, where a second call takes that back. Raises SessionError."""
+        """Keep the current run: at its end if it is running (a second call cancels that), else at once. Returns a line for the user. Raises
+        SessionError."""
         record = self._state.record
         if record is None:
             raise SessionError("there is no run to keep as a baseline")
         run = record.run
         if run.state == "failed":
-            raise SessionError(f"run {run.id} failed: it is no baseline")
+            raise SessionError(f"run {run.id} failed: it cannot be a baseline")
         if run.id in self._done:
-            raise SessionError(f"run {run.id} is kept as a baseline already")
+            raise SessionError(f"run {run.id} is already kept as a baseline")
         if record.closed_t is None and self._keeps != "chosen":
             return f"run {run.id} will be kept as a baseline when it ends (--save-baseline)"
         if record.closed_t is None:
@@ -154,7 +166,7 @@ class Comparing:
         await self._keep(record)
         if len(self.failed) > failures:
             raise SessionError(self.failed[-1])
-        return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is kept as a baseline already"
+        return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is already kept as a baseline"
 
     async def _keep(self, record: RunRecord) -> None:
         run = record.run
@@ -162,7 +174,7 @@ class Comparing:
         try:
             measurement = self._measured(record, None)
             if len(measurement.rates) < MIN_BLOCKS:
-                raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks of them are needed)")
+                raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks are needed)")
             key, unit = self._keys[run.id], run.throughput[1]
             line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
         except BaselineError as error:
@@ -171,19 +183,20 @@ class Comparing:
             self.failed.append(line)
             self._emit(Note(time.monotonic(), line, "error"))
         else:
-            self._tell_kept(f"run {run.id} {line}")
+            self._report_kept(f"run {run.id} {line}")
 
-    def _tell_kept(self, line: str) -> None:
+    def _report_kept(self, line: str) -> None:
         self.kept.append(line)
         self._emit(Note(time.monotonic(), line))
 
     async def settled(self) -> None:
-        """Return once all that is to be kept is on disk."""
+        """Return when all runs that are to be kept are on disk."""
         await self._background.settled()
 
 
 def measured(record: RunRecord, state: SessionState, limit: int | None, others: float | None) -> BaselineRun:
-    """What a run has shown over its last `limit` steady steps (None: all) beside the load of `others`; without rates before it is steady."""
+    """The figures of a run over its last `limit` steady steps (None: all). `others`: the load of other programs. No rates before the run is
+    steady."""
     steps, run = record.steady_steps(limit), record.run
     summary = run.summary
     return BaselineRun(

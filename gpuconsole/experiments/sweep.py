@@ -56,7 +56,7 @@ def evaluate(sweep: Sweep) -> None:
     """
     for point in sweep.points:
         bounds = simultaneous_interval(point.rates, len(sweep.points))
-        point.low, point.high = bounds if bounds else (None, None)
+        point.low, point.high = (max(0.0, bounds[0]), bounds[1]) if bounds else (None, None)  # no rate is negative
     known = [point for point in sweep.points if len(point.rates) >= MIN_REPEATS]
     best = max((point.low for point in known if point.low is not None), default=None)
     for point in known:

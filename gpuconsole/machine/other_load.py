@@ -1,10 +1,11 @@
-"""How busy other programs keep the cores that a run may use: all that is busy there, less what this console and its children use."""
+"""CPU load of other programs on the CPUs that a run may use: the whole load there, minus the load of this console and its children."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from pathlib import Path
 
 import psutil
 
@@ -12,12 +13,14 @@ from gpuconsole.machine.environment import cores
 
 FIRST_SPAN_S = 2.0
 NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
+"""Fields of psutil.cpu_times that are not load of this machine: a hypervisor takes `steal`, and `user` contains the guests."""
 LATER_SPANS = 1.25
-"""A reading goes through all of /proc, so they are ever further apart: 35 in an hour."""
+"""Each span is this much longer than the last: a reading goes through all of /proc, so there are 35 readings in an hour."""
+ONLINE = Path("/sys/devices/system/cpu/online")
 
 
-class OthersLoad:
-    """From one reading to the last one: the mean over a run that the two enclose."""
+class OtherLoad:
+    """The mean load between the first and the last reading."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float, float] | None = None
@@ -25,14 +28,14 @@ class OthersLoad:
 
     @property
     def ratio(self) -> float | None:
-        """Share of the cores that this console may use which others kept busy; None before there are two readings."""
+        """Share of the usable CPUs that other programs kept busy, 0 to 1; None before there are two readings."""
         if self._first is None or self._last is None:
             return None
         seconds, all_s, own_s = (late - early for early, late in zip(self._first, self._last, strict=True))
         return min(1.0, max(0.0, (all_s - own_s) / seconds / cores()))
 
-    async def look(self) -> None:
-        """Take a reading, if it is time for one."""
+    async def read(self) -> None:
+        """Take a reading, if the time for the next reading has come. Raises OSError and psutil.Error."""
         if self._first is None:
             self._first = await asyncio.to_thread(_reading)
             return
@@ -42,36 +45,49 @@ class OthersLoad:
 
 
 def busy_s() -> float:
-    """CPU seconds of everything on the cores that this process may use, since the machine was started.
+    """CPU seconds of all programs since the start of the machine, on the CPUs that this process may use.
 
-    What a hypervisor takes (`steal`) is no program of this machine; guests are counted in `user` already.
+    psutil lists the CPUs that are online, without their numbers. Where the list does not fit the numbers of the kernel, a container numbers
+    its own CPUs (lxcfs): then all listed CPUs count.
     """
     times = psutil.cpu_times(percpu=True)
-    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    return float(sum(sum(times[core]) - sum(getattr(times[core], name, 0.0) for name in NOT_BUSY) for core in here))
+    online = _online()
+    if hasattr(os, "sched_getaffinity") and len(online) == len(times):
+        usable = os.sched_getaffinity(0)
+        times = [one for number, one in zip(online, times, strict=True) if number in usable]
+    return float(sum(sum(one) - sum(getattr(one, name, 0.0) for name in NOT_BUSY) for one in times))
+
+
+def _online() -> list[int]:
+    """The numbers of the CPUs that are online, in ascending order; empty where the kernel does not list them."""
+    try:
+        ranges = [part.partition("-") for part in ONLINE.read_text().strip().split(",") if part]
+    except OSError:
+        return []
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
 
 
 def _reading() -> tuple[float, float, float]:
-    """The clock, and CPU seconds so far: of everything on these cores, and of this process with all its children, dead ones included."""
+    """The clock, the CPU seconds of all programs, and the CPU seconds of this process and its children, ended children included."""
     busy = busy_s()
     own = 0.0
     console = psutil.Process(os.getpid())
     for process in (console, *console.children(recursive=True)):
         try:
             own += sum(process.cpu_times()[:4])
-        except psutil.Error:  # ended since; its time is its parent's now
+        except psutil.Error:  # it has ended: its parent's time contains its time now
             continue
     return time.monotonic(), busy, own
 
 
 class OtherCores:
-    """Cores that processes other than this one and its ended children keep busy, from the construction of this object on."""
+    """The CPUs that other processes keep busy, since the construction of this object. Other: not this process and its ended children."""
 
     def __init__(self) -> None:
         self._since, self._busy_s, self._own_s = time.monotonic(), busy_s(), _own_s()
 
     def mean(self) -> float:
-        """Mean number of busy cores so far, of the cores that this process may use."""
+        """Mean number of busy CPUs, of the CPUs that this process may use."""
         wall_s = time.monotonic() - self._since
         return max(0.0, (busy_s() - self._busy_s - (_own_s() - self._own_s)) / wall_s)
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,9 +42,14 @@ def test_a_server_without_such_answers_says_so(cli: Cli, fake_server: str) -> No
     assert done.returncode == 1 and "perplexity   n/a: HTTP 500" in done.stdout
 
 
-def test_scenarios_of_training_are_refused(cli: Cli) -> None:
+def test_training_scenarios_are_refused(cli: Cli) -> None:
     done = cli("quality", "train-gpt")
-    assert done.returncode == 2 and "quality is of model servers" in done.stderr
+    assert done.returncode == 2 and "quality measures model servers" in done.stderr
+
+
+def test_a_recording_is_refused_since_there_is_no_session(cli: Cli, tmp_path: Path) -> None:
+    done = cli("quality", "--record", str(tmp_path / "f.jsonl"))
+    assert done.returncode == 2 and "--record: quality has no session to record" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_fixed_text_stays_the_same_and_a_passkey_stands_where_it_is_said() -> None:

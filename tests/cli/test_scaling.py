@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,12 +19,15 @@ def gpuconsole(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "gpuconsole", *words], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_one_and_two_processes_are_measured() -> None:
+def test_one_and_two_processes_are_measured(tmp_path: Path) -> None:
     sets = [word for knob in SMALL for word in ("--set", knob)]
-    done = gpuconsole("scaling", "ddp-small-batch", "--nproc", "2", "--duration", "2", "--device", "cpu", "--json", *sets)
+    recording = tmp_path / "scaling.jsonl"
+    options = ("--nproc", "2", "--duration", "2", "--device", "cpu", "--json", "--record", str(recording))
+    done = gpuconsole("scaling", "ddp-small-batch", *options, *sets)
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["runs"]
     assert (one["knobs"]["nproc"], one["knobs"]["sharding"]) == (1, "none")
+    assert recording.read_text().count('"runopened"') == 2
     assert (two["knobs"]["nproc"], two["knobs"]["sharding"], len(two["ranks"])) == (2, "ddp", 2)
 
 

@@ -27,7 +27,7 @@ def test_what_wins_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -
     assert made["stopped"] and made["environment"]["cores"] > 0
 
     held = cli("verify", str(target))
-    assert held.returncode == 0 and "each as its pairs say" in held.stdout
+    assert held.returncode == 0 and "all intervals and verdicts follow from the pairs" in held.stdout
     made["attempts"][0]["trial"]["speedup"]["estimate"] *= 2
     target.write_text(json.dumps(made))
     broken = cli("verify", str(target))
@@ -36,15 +36,17 @@ def test_what_wins_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -
 
 def test_interrupted_it_keeps_what_there_is(tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
-    words = ("tune", "gemm-peak", "--device", "cpu", "--certificate", str(target))
+    recording = tmp_path / "tuned.jsonl"
+    words = ("tune", "gemm-peak", "--device", "cpu", "--certificate", str(target), "--record", str(recording))
     process = subprocess.Popen([sys.executable, "-m", "gpuconsole", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    assert "looking for what limits it" in process.stderr.readline()
+    assert "diagnosing the run" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     wait_until(lambda: process.poll() is not None, 20)
     assert process.stdout is not None
     assert process.returncode == 0 and "interrupted" in process.stdout.read()
     assert json.loads(target.read_text())["stopped"] == "interrupted"
+    assert '"runopened"' in recording.read_text()
 
 
 def test_bad_usage_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
@@ -55,6 +57,8 @@ def test_bad_usage_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
         (("tune", "train-gpt", "--only", "optim,no_such"), "--only no_such: no knob of train-gpt"),
         (("tune", "train-gpt", "--only", ","), "argument --only: names no knob"),
         (("verify", str(tmp_path / "gone.json")), "cannot be read"),
+        (("verify", str(tmp_path / "no.json"), "--record", str(tmp_path / "f.jsonl")), "--record: goes with --measure"),
+        (("tune", "train-gpt", "--record", str(tmp_path / "no" / "f.jsonl")), "--record"),
     ):
         done = cli(*words)
         assert done.returncode == 2 and reason in done.stderr and done.stderr.count("\n") == 1

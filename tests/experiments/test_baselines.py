@@ -11,6 +11,7 @@ import pytest
 
 from gpuconsole.engine.watch_baseline import Comparing, Keeps, look_up
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, check_folder, keep_run, read_all, read_baseline, remove
+from gpuconsole.machine.other_load import OtherLoad
 from gpuconsole.model.experiments.baseline import MOST_RUNS, BaselineKey, BaselineRun
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import PHASES, RunState, Step
@@ -19,6 +20,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, RunClosed, RunOpened, Started, Steps
+from tests.waiting import until
 
 KEY = BaselineKey("train-gpt", {"batch_size": 16}, "AMD EPYC", "AMD EPYC", 2, "2.13.0")
 RUN = BaselineRun("2026-11-20T10:00:00Z", "0.1.0", (100.0,) * 8)
@@ -198,7 +200,7 @@ def test_a_run_that_is_slower_is_not_kept_where_that_is_asked(folder: Path) -> N
         session = Session("all but slower")
         await session.run()
         await session.run(tokens=500)
-        assert session.comparing.kept[-1] == "run 2 is not kept as a baseline: it is slower than the one there is"
+        assert session.comparing.kept[-1] == "run 2 is not kept as a baseline: it is slower than the baseline"
 
     asyncio.run(body())
     assert [len(one.runs) for one in read_all(folder)[0]] == [1]
@@ -231,13 +233,36 @@ def test_what_is_no_measurement_is_not_kept(folder: Path) -> None:
     async def body() -> None:
         session = Session("all")
         await session.run(n=6)
-        assert session.comparing.failed == ["run 1 is not kept as a baseline: too few steady steps (4 blocks of them are needed)"]
+        assert session.comparing.failed == ["run 1 is not kept as a baseline: too few steady steps (4 blocks are needed)"]
         await session.run(state="failed")
         with pytest.raises(SessionError, match="run 2 failed"):
             await session.comparing.keep()
 
     asyncio.run(body())
     assert not folder.exists()
+
+
+def test_a_failed_reading_of_the_load_does_not_end_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[str] = []
+
+    async def read(self: object) -> None:
+        readings.append("read")
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(OtherLoad, "read", read)
+    monkeypatch.setattr("gpuconsole.engine.watch_baseline.EVERY_S", 0.01)
+
+    async def body() -> None:
+        session = Session("all")
+        await session.run()
+        await session.run(tokens=500, state=None)
+        watching = asyncio.create_task(session.comparing.forever())
+        await until(lambda: session.verdict == "slower" and len(readings) > 2)
+        assert not watching.done()
+        watching.cancel()
+        assert sum("load of other programs" in note for note in session.state.notes) == 1, "reported once"
+
+    asyncio.run(body())
 
 
 def test_a_file_that_cannot_be_read_does_no_harm_to_a_run(folder: Path) -> None:

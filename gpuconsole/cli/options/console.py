@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.network import check_url
-from gpuconsole.cli.options.usage import price, seconds
+from gpuconsole.cli.options.usage import UsageError, price, seconds
 
 
 def add_console_options(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +51,12 @@ def device(args: argparse.Namespace) -> str | None:
 def record_path(args: argparse.Namespace) -> Path | None:
     """The file of --record; raises UsageError if the file cannot be written."""
     return writable(getattr(args, "record", None), "--record")
+
+
+def refuse_recording(args: argparse.Namespace, why: str) -> None:
+    """Raises UsageError with `why` where the user asked for a recording that the command cannot make."""
+    if getattr(args, "record", None) is not None:
+        raise UsageError(f"--record: {why}")
 
 
 def price_per_hour(args: argparse.Namespace) -> float | None:

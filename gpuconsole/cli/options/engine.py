@@ -57,12 +57,15 @@ def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | N
     return host, port, read_token(token_file) if token_file else None
 
 
-async def open_engine(engine: Engine) -> None:
-    """Open the engine; raises UsageError if the device that the user asked for is not there."""
+async def open_engine(engine: Engine, recording: Path | None = None) -> None:
+    """Open the engine, and begin to record into `recording`. Raises UsageError for a device that is not there, and for a recording that
+    cannot be written."""
     from gpuconsole.session.api import SessionError
 
     await engine.open()
     try:
         engine.device()
+        if recording is not None:
+            engine.toggle_recording(recording)
     except SessionError as error:
         raise UsageError(str(error)) from None

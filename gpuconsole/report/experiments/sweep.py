@@ -11,14 +11,10 @@ from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Report, Table, text
 
 BAR = 30
-Bounds = tuple[float, float] | None
 
 
-def sweep_report(sweep: Sweep, names: Sequence[str], bounds: Sequence[Bounds]) -> Report:
-    """Each point with mean, standard deviation and interval, and a bar as long as its mean.
-
-    `names`: the varied knobs. `bounds`: the interval of each point's mean, None where there are too few repeats.
-    """
+def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
+    """Each point with mean, standard deviation and interval, and a bar as long as its mean. `names`: the varied knobs."""
     head = f"{sweep.scenario} on {sweep.device}, {sweep.clock.replace('_', '-')} clock, {sweep.repeats} interleaved repeats, {sweep.elapsed_s:.0f} s"
     columns = (
         Column("setting"),
@@ -29,17 +25,23 @@ def sweep_report(sweep: Sweep, names: Sequence[str], bounds: Sequence[Bounds]) -
     )
     return [
         text(head, "title"),
-        Table(columns, [_row(point, names, one, sweep.best) for point, one in zip(sweep.points, bounds, strict=True)]),
+        Table(columns, [_row(sweep, point, names) for point in sweep.points]),
+        text(f"The intervals of all {len(sweep.points)} settings hold together with 95 % probability, after every round.", "dim"),
     ]
 
 
-def _row(point: SweepPoint, names: Sequence[str], bounds: Bounds, best: SweepPoint | None) -> list[Segment]:
+def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]:
     settings = [(" ".join(f"{name}={show(point.knobs[name])}" for name in names), "")]
-    mean = point.mean
-    if mean is None or bounds is None or best is None or not best.mean:
+    mean, best = point.mean, sweep.best
+    if mean is None or point.low is None or point.high is None or best is None or not best.mean:
         return [*settings, (units.NA, "dim"), ("", ""), ("", ""), (point.error or "too few repeats", "alert")]
-    note = "best" if point is best else "settled early" if point.settled and len(point.rates) < len(best.rates) else ""
-    low, high = (units.rate(one, 0) for one in bounds)
+    low, high = (units.rate(one, 0) for one in (point.low, point.high))
     bar = "█" * round(BAR * mean / best.mean)
     style = "good" if point is best else ""
+    if point is best:
+        note = "highest, not proven" if sweep.rivals else "best"
+    elif point in sweep.rivals:
+        note = "may be the best"
+    else:
+        note = "slower, settled early" if point.settled and len(point.rates) < len(best.rates) else "slower"
     return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "trace"), (note, style)]

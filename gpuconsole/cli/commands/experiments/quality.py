@@ -1,4 +1,4 @@
-"""`gpuconsole quality`: what a model server answers, rather than how fast."""
+"""`gpuconsole quality`: how good the answers of a model server are, not how fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 
 from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
-from gpuconsole.cli.options.console import add_console_options, device
+from gpuconsole.cli.options.console import add_console_options, device, refuse_recording
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, server_options
@@ -19,10 +19,11 @@ from gpuconsole.processes.once import look
 from gpuconsole.processes.one_shot import JobFailed, examine
 from gpuconsole.wire.events import ProbeDone, Progress
 
-DESCRIPTION = """Ask a model server for what it makes of a fixed text (perplexity, lower is better; comparable between settings of one
-model), and for a number hidden at several depths of long texts (passkey retrieval). Without --url the scenario's own server is started.
+DESCRIPTION = """Measure the perplexity of a model server on a fixed text (lower is better; comparable between settings of one model), and
+whether the model finds a number that is hidden at several depths of long texts (passkey retrieval). Without --url the command starts the
+scenario's own server.
 
-A server that tells no log probabilities of a prompt (OpenAI's `echo`, vLLM's `prompt_logprobs`) has no perplexity here."""
+Perplexity needs a server that reports the log probabilities of a prompt (OpenAI's `echo`, vLLM's `prompt_logprobs`)."""
 EXAMPLES = """examples:
   gpuconsole quality quantized
   gpuconsole quality quantized --set quantization=int8
@@ -39,12 +40,28 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", default=DEFAULT_SCENARIO, help="whose server (default serve-chat)")
+    parser.add_argument(
+        "scenario",
+        metavar="SCENARIO",
+        nargs="?",
+        default=DEFAULT_SCENARIO,
+        help="the scenario whose server is measured (default serve-chat)",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument(
-        "--lengths", type=numbers(1, 10_000_000), default=[400.0], metavar="N,N", help="of the passkey's text, in characters"
+        "--lengths",
+        type=numbers(1, 10_000_000),
+        default=[400.0],
+        metavar="N,N",
+        help="lengths of the texts with the passkey, in characters (default 400)",
     )
-    parser.add_argument("--depths", type=numbers(0, 1), default=[0.1, 0.5, 0.9], metavar="D,D", help="where it stands, 0 to 1")
+    parser.add_argument(
+        "--depths",
+        type=numbers(0, 1),
+        default=[0.1, 0.5, 0.9],
+        metavar="D,D",
+        help="positions of the passkey in the text, 0 to 1 (default 0.1,0.5,0.9)",
+    )
     parser.add_argument("--json", action="store_true", help="the figures on stdout and nothing else there")
     add_serving_options(parser)
     add_console_options(parser)
@@ -56,7 +73,7 @@ def numbers(low: float, high: float):  # type: ignore[no-untyped-def]  # an argp
         try:
             found = [float(part) for part in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas between") from None
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers separated by commas") from None
         if not all(low <= one <= high for one in found):
             raise argparse.ArgumentTypeError(f"{text!r}: allowed are {low:g} to {high:g}")
         return found
@@ -67,22 +84,23 @@ def numbers(low: float, high: float):  # type: ignore[no-untyped-def]  # an argp
 def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
     if not chosen.workload.serves:
-        raise UsageError(f"{chosen.name} trains: quality is of model servers")
-    given = assignments(args.knobs, chosen)
+        raise UsageError(f"{chosen.name} is a training scenario: quality measures model servers")
+    refuse_recording(args, "quality has no session to record; --json prints the figures")
+    overrides = assignments(args.knobs, chosen)
     check_server(args, chosen.workload)
     try:
         seen = look()
         target = choose_device(seen.devices, device(args), seen.lost)
     except DeviceChoiceError as error:
         raise UsageError(str(error)) from None
-    knobs = {**chosen.knobs_for("gpu" if target.is_gpu else "cpu"), **given}
+    knobs = {**chosen.knobs_for("gpu" if target.is_gpu else "cpu"), **overrides}
     options = {**server_options(args), "lengths": json.dumps(args.lengths), "depths": json.dumps(args.depths)}
 
     stop = asyncio.Event()
 
     async def main() -> list[ProbeDone]:
         on_interrupt(stop.set)
-        return await examine(chosen.workload.name, knobs, target, options, _tell, stop)
+        return await examine(chosen.workload.name, knobs, target, options, _report, stop)
 
     try:
         answers = asyncio.run(main())
@@ -96,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines(answers: list[ProbeDone]) -> list[str]:
-    """A line of perplexity, and one per passkey."""
+    """A line with the perplexity, and a line for each passkey."""
     found = []
     for answer in answers:
         signals = answer.signals
@@ -114,6 +132,6 @@ def lines(answers: list[ProbeDone]) -> list[str]:
     return found
 
 
-def _tell(event: Progress) -> None:
+def _report(event: Progress) -> None:
     if sys.stderr.isatty():
         print(f"{event.stage}: {event.detail}", file=sys.stderr)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuconsole.cli.headless import START_S, TICK_S
 from gpuconsole.cli.interrupt import on_interrupt
-from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.scenario import assignments, scenario
@@ -26,8 +26,8 @@ from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario on several numbers of processes, one after the other, and print the scaling efficiency.
 
-Every process has the same batch (weak scaling): efficiency is the throughput of N over N times that of one. One process trains
-alone; several exchange gradients as the scenario's `sharding` says (ddp where it says none)."""
+Every process has the same batch (weak scaling): efficiency is the throughput of N processes over N times the throughput of one. One process
+trains alone; several processes exchange gradients by the scenario's `sharding` (ddp, where the scenario has no sharding)."""
 
 EXAMPLES = """examples:
   gpuconsole scaling ddp-small-batch --nproc 1,2
@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="one with `sharding` and `nproc` among its knobs")
+    parser.add_argument("scenario", metavar="SCENARIO", help="a scenario that has the knobs `sharding` and `nproc`")
     parser.add_argument("--nproc", type=counts, default=(1, 2), metavar="N,N,...", help="numbers of processes (default 1,2)")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument("--duration", type=seconds, default=20.0, metavar="S", help="seconds from the first step of each (default 20)")
@@ -54,11 +54,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """`1,2,4` for argparse; 1 comes first, for it is what the others are held against."""
+    """`1,2,4` for argparse. 1 always comes first: the other numbers are compared with it."""
     try:
         found = sorted({int(CATALOGUE["nproc"].check(int(part))) for part in text.split(",")} | {1})
     except (ValueError, KnobError):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers of processes from 1 to 64, such as 1,2,4") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of processes from 1 to 64, such as 1,2,4") from None
     return tuple(found)
 
 
@@ -68,6 +68,7 @@ def scale(args: argparse.Namespace) -> int:
         raise UsageError(f"{chosen.name} runs in one process: {chosen.workload.name} has no knobs nproc and sharding")
     knobs = assignments(args.knobs, chosen)
     snapshot = writable(args.snapshot, "--snapshot")
+    record_path(args)
     return asyncio.run(_main(args, knobs, snapshot))
 
 
@@ -75,7 +76,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> in
     engine, progress, interrupted = live_engine(args), Progress(sys.stderr), asyncio.Event()
     on_interrupt(interrupted.set)
     try:
-        await open_engine(engine)
+        await open_engine(engine, record_path(args))
         for nproc in args.nproc:
             if not interrupted.is_set():
                 await _run(
@@ -95,14 +96,14 @@ async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> in
 
 
 def with_nproc(name: str, knobs: Knobs, nproc: int, is_gpu: bool) -> Knobs:
-    """`knobs` for so many processes: one alone, or several that exchange gradients."""
+    """`knobs` for `nproc` processes: one alone, or several that exchange gradients."""
     asked = {**scenario(name).knobs_for("gpu" if is_gpu else "cpu"), **knobs}
     sharding = "none" if nproc == 1 else asked["sharding"] if asked["sharding"] != "none" else "ddp"
     return {**knobs, "nproc": nproc, "sharding": sharding, "tensor_parallel": 1}
 
 
 async def _run(engine: Engine, name: str, knobs: Knobs, duration_s: float, progress: Progress, interrupted: asyncio.Event) -> None:
-    """One run, until its time is over, it ends, or someone interrupts."""
+    """One run, until its time is over, the run ends, or the user interrupts."""
     await engine.start(name, knobs)
     begun = time.monotonic()
     while not interrupted.is_set():
@@ -148,7 +149,7 @@ def table(runs: list[Run]) -> list[str]:
         efficiency = f"{weak_scaling(one.p50, rate.p50, nproc):.0%}" if one else "n/a"
         step = f"{run.summary.step_time_s.p50 * 1e3:.1f} ms" if run.summary.step_time_s else "n/a"
         exposed = run.summary.phases_ratio.get("comm", 0.0)
-        # FSDP2's and tensor parallelism's collectives run inside forward and backward: nobody measured them.
+        # The collectives of FSDP2 and tensor parallelism run inside forward and backward, where they are not measured.
         comm = f"{exposed:.0%}" if nproc == 1 or exposed > 0 else "n/a"
         lines.append(f"{nproc:>5}  {rate.p50:>11,.0f} {unit:>10}  {rate.p50 / nproc:>12,.0f}  {efficiency:>10}  {step:>10}  {comm:>6}")
     return lines

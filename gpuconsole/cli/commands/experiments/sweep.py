@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
-from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.experiments.sweep import Sweeper, interval, points
+from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import find
@@ -41,9 +41,10 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "sweep",
-        help="throughput over the values of knobs, in interleaved repeats",
-        description="Measure every setting again and again, all of them in turn, so that the machine's moods fall on all alike. "
-        "Settings that need a restart each keep a worker that stands still while others are measured.",
+        help="throughput at several values of knobs, in interleaved repeats",
+        description="Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply "
+        "live share a worker. Each other setting has a worker of its own, which pauses while other settings are measured. The intervals of all "
+        "settings hold together with 95 % probability, also with --stop-settled and after Ctrl-C.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,10 +52,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--vary", action="append", default=[], required=True, metavar="KNOB=A,B,...", help="values of a knob; may be repeated"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="a knob of all settings")
-    parser.add_argument("--grid", action="store_true", help="every combination, in place of one knob at a time")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="a knob that is the same in all settings"
+    )
+    parser.add_argument("--grid", action="store_true", help="every combination, instead of one knob at a time")
     parser.add_argument("--repeat", type=int, default=10, metavar="N", help="blocks of every setting (default 10)")
-    parser.add_argument("--stop-settled", action="store_true", help="measure no further what is clearly not the best")
+    parser.add_argument("--stop-settled", action="store_true", help="stop measuring a setting as soon as it is proven not to be the best")
     add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
     add_node_options(parser)
     add_serving_options(parser)
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.repeat < 2:
         raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
     target = writable(args.snapshot, "--snapshot")
+    record_path(args)
     try:
         return asyncio.run(_main(args, chosen, knobs, vary, target))
     except SessionError as error:
@@ -93,7 +97,7 @@ def varied(word: str, chosen: Scenario) -> tuple[str, list[Value]]:
 async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: dict[str, list[Value]], target: Path | None) -> int:
     engine = live_engine(args)
     try:
-        await open_engine(engine)
+        await open_engine(engine, record_path(args))
         device = engine.device()
         base = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **knobs}
         serving = ServingChoice(server_options(args), objective(args))
@@ -105,7 +109,7 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
         )
         on_interrupt(sweeping.cancel)
         try:
-            with contextlib.suppress(asyncio.CancelledError):  # what was measured by then is told
+            with contextlib.suppress(asyncio.CancelledError):  # what was measured until then is printed
                 await sweeping
         finally:
             await sweeper.close()
@@ -113,11 +117,10 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
             return INTERRUPTED if sweeping.cancelled() else 1
         if target is not None:
             write_whole(target, encode(msgspec.structs.replace(engine.snapshot(), sweeps=newest)))
-        print(
-            to_json(newest[0])
-            if args.json
-            else printed(sweep_report(newest[0], tuple(vary), [interval(point.rates) for point in newest[0].points]))
-        )
+        result = printed(sweep_report(newest[0], tuple(vary)))
+        for line in result.splitlines():  # a recording has no event for sweeps
+            engine.note(line)
+        print(to_json(newest[0]) if args.json else result)
         return 1 if any(point.error for point in newest[0].points) else 0
     finally:
         await engine.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpuconsole.cli.interrupt import on_interrupt
-from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.nodes import add_node_options
@@ -27,26 +27,27 @@ from gpuconsole.report.experiments.tuning import attempt_line, certificate_repor
 from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError
 
-DESCRIPTION = """Run a scenario, and make it faster: what the diagnosis suggests is tried, most gain per second of trial first; what is proven by
-paired measurement is kept, and the diagnosis made again, until nothing that is left promises 5 %.
+DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted gain per second of trial, keeps the
+change if paired measurement proves it, and diagnoses the run again, until no further change is predicted to gain 5 %.
 
-What is left alone: the load on a model server, and without --allow-training-changes whatever alters what is learnt per step (batch size).
-It ends with all that was kept against the start, in turn, and with the settings as flags and code. Ctrl-C ends it, and keeps what was proven."""
+It never changes the load on a model server. It changes what the model learns per step (batch size) only with --allow-training-changes.
+At the end it measures all kept changes together against the start, and prints the settings as flags and code. Ctrl-C ends the session and
+keeps what was proven."""
 
 EXAMPLES = """examples:
   gpuconsole tune data-starved
   gpuconsole tune serve-prefix --budget 600 --certificate tuned.json
   gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
-  gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    leave the precision as it is
-  gpuconsole tune serve-prefix --resume tuned.json          go on where it was broken off
-  gpuconsole verify tuned.json                              check what it says
+  gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    change no other knob
+  gpuconsole tune serve-prefix --resume tuned.json          continue an interrupted session
+  gpuconsole verify tuned.json                              check the certificate
 """
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "tune",
-        help="try what promises most, keep what is proven, until nothing is left",
+        help="find faster settings: try suggestions, keep what is proven",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -54,15 +55,24 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument(
-        "--budget", type=seconds, default=TUNE_S, metavar="S", help="seconds; no trial is begun that would take longer (default 300)"
+        "--budget",
+        type=seconds,
+        default=TUNE_S,
+        metavar="S",
+        help="time in seconds; a trial that would take longer does not start (default 300)",
     )
-    parser.add_argument("--objective", choices=("tokens_per_s",), default="tokens_per_s", help="what is to grow: throughput")
+    parser.add_argument("--objective", choices=("tokens_per_s",), default="tokens_per_s", help="what to improve: throughput")
     parser.add_argument(
-        "--allow-training-changes", action="store_true", help="also changes of what is learnt per step, such as the batch size"
+        "--allow-training-changes", action="store_true", help="also try changes of what the model learns per step, such as the batch size"
     )
-    parser.add_argument("--only", type=names, default=[], metavar="KNOB,KNOB", help="turn no other knobs than these")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, anew after every trial")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="a certificate: its attempts are not made again, and it is written on")
+    parser.add_argument("--only", type=names, default=[], metavar="KNOB,KNOB", help="change only these knobs")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="write what was proven as JSON, again after every trial")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="continue the session of this certificate: its attempts are not repeated, and new attempts are added to the file",
+    )
     add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
     add_node_options(parser)
     add_serving_options(parser)
@@ -78,14 +88,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}; it has: {', '.join(chosen.workload.knobs)}")
     target = writable(args.resume or args.certificate, "--resume" if args.resume else "--certificate")
     writable(args.snapshot, "--snapshot")
+    record_path(args)
     resumed = read_certificate(args.resume) if args.resume else None
     if resumed is not None:
         if resumed.scenario != args.scenario:
-            raise UsageError(f"--resume {args.resume}: it is about {resumed.scenario}")
+            raise UsageError(f"--resume {args.resume}: the certificate is about {resumed.scenario}")
         if args.only and sorted(args.only) != sorted(resumed.only):
-            raise UsageError(f"--resume {args.resume}: it began with other knobs than --only says: {', '.join(resumed.only) or 'all'}")
+            raise UsageError(f"--resume {args.resume}: the session had another --only: {','.join(resumed.only) or 'all knobs'}")
         if any(resumed.start.get(name) != value for name, value in knobs.items()):
-            raise UsageError(f"--resume {args.resume}: it began with other values than --set says")
+            raise UsageError(f"--resume {args.resume}: the session had other values of --set")
         knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
     try:
         return asyncio.run(_main(args, knobs, target, resumed))
@@ -95,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def names(text: str) -> list[str]:
+    """`KNOB,KNOB` for argparse."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
         raise argparse.ArgumentTypeError("names no knob")
@@ -102,7 +114,7 @@ def names(text: str) -> list[str]:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Raises UsageError."""
+    """The certificate in `path`; raises UsageError."""
     try:
         return decode(path.read_bytes())
     except OSError as error:
@@ -116,22 +128,23 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
     interrupted = asyncio.Event()
     on_interrupt(interrupted.set)
 
-    def heard(certificate: Certificate) -> None:
+    def on_change(certificate: Certificate) -> None:
         if target is not None:
             write_whole(target, encode(certificate))
         if certificate.attempts and certificate.proof is None and not certificate.stopped:
-            tell(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
+            report(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
     try:
-        await open_engine(engine)
-        await engine.start(args.scenario, knobs)
-        tell(f"{args.scenario}: looking for what limits it")
-        certificate, failed = await _tune(engine, args, knobs, heard, resumed, interrupted)
-        await engine.end_run("finished")
-    finally:
-        if args.snapshot is not None:
-            with contextlib.suppress(SessionError):
+        await open_engine(engine, record_path(args))
+        try:
+            await engine.start(args.scenario, knobs)
+            report(f"{args.scenario}: diagnosing the run")
+            certificate, failed = await _tune(engine, args, knobs, on_change, resumed, interrupted)
+            await engine.end_run("finished")
+        finally:
+            if args.snapshot is not None:
                 engine.export(args.snapshot)
+    finally:
         await engine.close()
     print(to_json(certificate) if args.json else printed(certificate_report(certificate)))
     return 1 if failed else 0
@@ -141,11 +154,11 @@ async def _tune(
     engine: Engine,
     args: argparse.Namespace,
     knobs: Knobs,
-    heard: Callable[[Certificate], None],
+    on_change: Callable[[Certificate], None],
     resumed: Certificate | None,
     interrupted: asyncio.Event,
 ) -> tuple[Certificate, bool]:
-    """To its end, or until someone interrupts or the run fails (then True): what has been proven by then stands."""
+    """Tune to the end, or until the user interrupts or the run fails; returns what was proven by then, and whether the run failed."""
     tuner = Tuner(
         engine,
         args.scenario,
@@ -153,7 +166,7 @@ async def _tune(
         overrides=knobs,
         allow_training_changes=args.allow_training_changes,
         only=args.only,
-        on_change=heard,
+        on_change=on_change,
         resumed=resumed,
     )
     tuning, stop = asyncio.create_task(tuner.run()), asyncio.create_task(interrupted.wait())
@@ -163,17 +176,17 @@ async def _tune(
         tuning.cancel()
         await asyncio.wait([tuning])
         tuner.certificate.stopped = "interrupted"
-        heard(tuner.certificate)
+        on_change(tuner.certificate)
         return tuner.certificate, False
     try:
         return tuning.result(), False
     except SessionError as error:
-        tell(f"gpuconsole: {error}")
+        report(f"gpuconsole: {error}")
         tuner.certificate.stopped = str(error)
-        heard(tuner.certificate)
+        on_change(tuner.certificate)
         return tuner.certificate, True
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     with contextlib.suppress(OSError):
         print(visible(text), file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gpuconsole.cli.commands.experiments.tune import read_certificate
-from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.options.console import add_console_options, record_path, refuse_recording
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import scenario
@@ -25,10 +25,10 @@ from gpuconsole.report.experiments.tuning import gain
 from gpuconsole.session.api import SessionError
 
 EXAMPLES = """examples:
-  gpuconsole verify tuned.json                 does it say what its own pairs of blocks say?
-  gpuconsole verify tuned.json --measure       and is it so on this machine?
+  gpuconsole verify tuned.json                 do the intervals and verdicts follow from the measured pairs of blocks?
+  gpuconsole verify tuned.json --measure       and is the gain the same on this machine?
 
-Exit code: 0 it holds, 1 it does not, 2 bad usage.
+Exit code: 0 the certificate holds, 1 it does not, 2 bad usage.
 """
 
 
@@ -36,12 +36,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "verify",
         help="check a certificate of `gpuconsole tune`",
-        description="Compute every interval and verdict of a certificate again from its pairs; with --measure, put its settings on trial here.",
+        description="Compute every interval and verdict of a certificate again from its pairs. With --measure, also try its settings on this machine.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="CERTIFICATE")
-    parser.add_argument("--measure", action="store_true", help="run the scenario from the same start, and try all that was kept")
+    parser.add_argument(
+        "--measure", action="store_true", help="run the scenario with the settings of the start, and try all kept changes together"
+    )
     add_node_options(parser)
     add_serving_options(parser)
     add_console_options(parser)
@@ -49,17 +51,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.measure:
+        refuse_recording(args, "goes with --measure: without a run there is nothing to record")
+    record_path(args)
     certificate = read_certificate(args.file)
     found = mistakes(certificate)
     for mistake in found:
         print(visible(f"gpuconsole: {mistake}"), file=sys.stderr)
     trials = len(certificate.attempts) + (certificate.proof is not None)
     if found:
-        print(f"{args.file}: does not hold: {len(found)} mistakes in {trials} trials")
+        print(f"{args.file}: does not hold: {count(len(found), 'mistake')} in {count(trials, 'trial')}")
         return 1
     print(
         visible(
-            f"{args.file}: {certificate.scenario} on {certificate.device}, {certificate.created}: {trials} trials, each as its pairs say"
+            f"{args.file}: {certificate.scenario} on {certificate.device}, {certificate.created}: "
+            f"{count(trials, 'trial')}, all intervals and verdicts follow from the pairs"
         )
     )
     print(visible(f"claimed   {gain(certificate) or 'nothing'}"))
@@ -75,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[Engine, Trial]:
-    """The start, and all that was kept on trial."""
+    """The settings of the start, with a trial of all kept changes together."""
     chosen = scenario(certificate.scenario)
     engine = live_engine(args)
     try:
-        await open_engine(engine)
+        await open_engine(engine, record_path(args))
         start: Knobs = {name: value for name, value in certificate.start.items() if name in chosen.workload.knobs}
         await engine.start(certificate.scenario, start)
         while (run := engine.view().run) is None or run.steady_from_s is None:
@@ -104,3 +110,8 @@ def _judge(certificate: Certificate, engine: Engine, trial: Trial) -> int:
         return 1
     print(f"measured  {measured(trial)}, {verdict(trial)}")
     return 0 if trial.verdict == "win" else 1
+
+
+def count(number: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
