@@ -9,6 +9,7 @@ from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_S
 from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.knobs.knob import Knobs, Value, show
 from gpuconsole.model.text import visible
+from gpuconsole.report import units
 
 RUN_QUEUE_DIFFERS = 0.15
 """The threshold of host.cpu_contention: below it verdicts on contention-free time stay right."""
@@ -57,7 +58,7 @@ def nearest_baseline(key: BaselineKey, knobs: Knobs, known: Iterable[Baseline]) 
 def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
     """No comparison, and why: what there is instead of a baseline for `key`."""
     here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
-    words = f"no baseline for {here}; there is one for {there} from {other.runs[-1].date[:10]}: {_rate(other.rate)} {other.unit}"
+    words = f"no baseline for {here}; there is one for {there} from {other.runs[-1].date[:10]}: {units.quantity(other.rate, other.unit)}"
     return BaselineComparison(key=key.name, words=visible(words), short=visible(f"no baseline for {here}"))
 
 
@@ -89,7 +90,9 @@ def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tu
         theirs = [value for run in kept if (value := getattr(run, name)) is not None]
         usual = statistics.fmean(theirs) if theirs else 0.0
         if mine is not None and theirs and abs(mine - usual) >= least:
-            found.append((mine - usual, f"contention: {words.format(f'{mine:.0%}')}, in the baseline {usual:.0%}"))
+            found.append(
+                (mine - usual, f"contention: {words.format(units.percent(mine).strip())}, in the baseline {units.percent(usual).strip()}")
+            )
     return max(found, key=lambda one: abs(one[0]))
 
 
@@ -116,7 +119,7 @@ def _name(baseline: Baseline) -> str:
     dates = sorted({run.date[:10] for run in baseline.runs})
     count = f"{len(baseline.runs)} runs, " if len(baseline.runs) > 1 else ""
     until = f" to {dates[-1]}" if len(dates) > 1 else ""
-    return f"the baseline of {count}{dates[0]}{until} ({_rate(baseline.rate)} {baseline.unit})"
+    return f"the baseline of {count}{dates[0]}{until} ({units.quantity(baseline.rate, baseline.unit)})"
 
 
 def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
@@ -127,7 +130,8 @@ def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
     new = {name: share * now.step_time_s for name, share in now.phases_ratio.items()}
     old = {name: statistics.fmean(run.phases_ratio.get(name, 0.0) * (run.step_time_s or 0.0) for run in timed) for name in new}
     most = max(new, key=lambda name: abs(new[name] - old[name]))
-    return f"most of it in {most}: {old[most] * 1e3:.3g} -> {new[most] * 1e3:.3g} ms a step"
+    before, after = (units.duration(seconds[most]).strip() for seconds in (old, new))
+    return f"most of it in {most}: {before} -> {after} per step"
 
 
 def _short(found: RateChange | None, decided: BaselineVerdict) -> str:
@@ -136,8 +140,3 @@ def _short(found: RateChange | None, decided: BaselineVerdict) -> str:
     if decided == "slower" or decided == "faster":
         return f"{found.estimate * 100:+.0f} % vs baseline"
     return f"{found.estimate * 100:+.1f} % vs baseline: {'same' if decided == 'same' else 'undecided'}"
-
-
-def _rate(value: float) -> str:
-    """`18 240`, or three digits of what is small."""
-    return f"{value:,.0f}".replace(",", " ") if value >= 999.5 else f"{value:.3g}"

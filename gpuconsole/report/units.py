@@ -75,6 +75,14 @@ def percent(ratio: float | None) -> str:
     return f"{ratio * 100:>3.0f} %" if ratio is not None and math.isfinite(ratio) else NA.rjust(5)
 
 
+def precise_percent(ratio: float | None) -> str:
+    """`31 %`, `3.4 %`, `0.21 %`: two significant digits, for shares that may be small."""
+    if ratio is None or not math.isfinite(ratio):
+        return NA
+    size = abs(ratio) * 100
+    return f"{ratio * 100:.0f} %" if size >= 9.95 or not size else f"{ratio * 100:.2g} %"
+
+
 def duration(seconds: float | None) -> str:
     """`440 ms`, seven cells."""
     if seconds is None or not math.isfinite(seconds):

@@ -32,7 +32,7 @@ def test_as_text_it_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["models", "train-gpt", *H200]) == 0
     shown = capsys.readouterr().out
     assert "predicted, not measured" in shown
-    assert "of the 141 GB" in shown
+    assert "of the 131 GiB" in shown
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.cli.commands.experiments.scaling import table, with_nproc
+from gpuconsole.cli.commands.experiments.scaling import scaling_table, with_nproc
 from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.report.parts import printed
 
 SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]
 
@@ -32,8 +33,8 @@ def test_one_and_two_processes_are_measured(tmp_path: Path) -> None:
 
 
 def test_efficiency_is_throughput_over_n_times_that_of_one() -> None:
-    lines = table([run(1, 1000.0), run(2, 1500.0)])
-    assert "100%" in lines[1] and "75%" in lines[2] and "750" in lines[2]
+    lines = printed([scaling_table([run(1, 1000.0), run(2, 1500.0)])]).splitlines()
+    assert "100 %" in lines[1] and "75 %" in lines[2] and "750" in lines[2]
     assert lines[2].endswith("n/a"), "communication that nobody measured is not 0 %"
 
 

@@ -22,7 +22,7 @@ def test_a_regression_in_words() -> None:
     assert found.verdict == "slower"
     assert found.words.startswith("12.3 % [")
     assert "] slower than the baseline of 2026-11-20 (18 240 tokens/s): beyond its noise" in found.words
-    assert "most of it in backward: 200 -> 270 ms a step" in found.words
+    assert "most of it in backward: 200 ms -> 270 ms per step" in found.words
     assert "runs are taken to differ by 2% until 3 are kept" in found.words
     assert found.short == "-12 % vs baseline"
     several = compare(now, baseline(*(kept(18_240 + n, f"2026-11-{18 + n}T10:00:00Z") for n in range(3))))
@@ -46,12 +46,12 @@ def test_contention_is_said_and_excuses() -> None:
     now = kept(16_000.0, others_ratio=0.55)
     found = compare(now, baseline(kept(others_ratio=0.02)))
     assert found.verdict == "undecided"
-    assert found.words.endswith("undecided, contention: other programs kept 55% of the cores busy, in the baseline 2%")
+    assert found.words.endswith("undecided, contention: other programs kept 55 % of the cores busy, in the baseline 2 %")
     assert compare(now, baseline(kept(others_ratio=0.45))).verdict == "slower"
     waiting = compare(kept(16_000.0, waiting_ratio=0.4), baseline(kept(waiting_ratio=0.1)))
-    assert "some task waited for a core 40% of the time" in waiting.words
+    assert "some task waited for a core 40 % of the time" in waiting.words
     queue = compare(kept(16_000.0, run_queue_ratio=0.2), baseline(kept(run_queue_ratio=0.0)))
-    assert "the training thread waited for a core 20% of the time" in queue.words
+    assert "the training thread waited for a core 20 % of the time" in queue.words
 
 
 def test_time_on_the_run_queue_is_taken_off_where_both_have_it() -> None:

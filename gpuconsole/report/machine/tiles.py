@@ -126,7 +126,7 @@ def _cores(view: View) -> Tile:
 def _flops(view: View) -> Tile:
     rate, mfu = facts.latest(view, "workload.flops_per_s"), facts.latest(view, "workload.mfu_ratio")
     short = units.si(rate, "FLOP/s")
-    figure = f"{short} {units.percent(mfu)} MFU" if mfu is not None else short
+    figure = f"{short} {units.precise_percent(mfu)} MFU" if mfu is not None else short
     return _tile(view, "workload.flops_per_s", "model", figure, (_trace(view, "workload.flops_per_s"),), short)
 
 

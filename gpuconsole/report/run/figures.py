@@ -24,7 +24,7 @@ def utilization(run: Run, name: str, with_peak: bool = True) -> str:
     ratio, source = (summary.mfu_ratio, summary.mfu_peak_source) if name == "MFU" else (summary.mbu_ratio, summary.mbu_peak_source)
     if ratio is None:
         return ""
-    return f"{name} {units.percent(ratio).strip()}" + (f" of {source}" if with_peak and source else "")
+    return f"{name} {units.precise_percent(ratio)}" + (f" of {source}" if with_peak and source else "")
 
 
 def costs(tokens_per_j: float | None, cost_per_million_tokens: float | None) -> list[str]:

@@ -57,6 +57,13 @@ def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
     return Table(columns, rows)
 
 
+def prediction_table(figures: Sequence[Figure]) -> Table:
+    """Predictions without a measurement, each with its formula."""
+    columns = (Column("model", least=22), Column("predicted", ">"), Column("formula", least=20, drop=1))
+    width = max((len(_split(one.predicted, one.unit)[1]) for one in figures), default=0)
+    return Table(columns, [[(one.title, ""), (_value(one.predicted, one.unit, width), ""), (one.formula, "dim")] for one in figures])
+
+
 def error(figure: Figure) -> str:
     """`+0.4 %`: the relative difference of the prediction from the measurement; `120x` from a factor of ten on."""
     return "" if figure.error_ratio is None else units.change(figure.error_ratio)

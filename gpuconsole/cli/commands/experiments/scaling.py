@@ -20,8 +20,10 @@ from gpuconsole.cli.progress import Progress
 from gpuconsole.diagnosis.models.collective import weak_scaling
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
-from gpuconsole.model.run import Run
+from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.snapshot import encode
+from gpuconsole.report import units
+from gpuconsole.report.parts import Column, Table, printed
 from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario on several numbers of processes, one after the other, and print the scaling efficiency.
@@ -129,27 +131,34 @@ def _report(engine: Engine, args: argparse.Namespace, path: Path | None) -> int:
     if args.json:
         sys.stdout.buffer.write(encode(snapshot))
     else:
-        print("\n".join(table(snapshot.runs)))
+        print(printed([scaling_table(snapshot.runs)]))
     for run in snapshot.runs:
         if run.state == "failed":
             print(f"gpuconsole: nproc {run.knobs['nproc']}: {run.error}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def table(runs: list[Run]) -> list[str]:
-    """A line per number of processes, aligned."""
-    lines = [f"{'nproc':>5}  {'throughput':>22}  {'per process':>12}  {'efficiency':>10}  {'step p50':>10}  {'comm':>6}"]
+def scaling_table(runs: list[Run]) -> Table:
+    """A row for each number of processes."""
+    heads = ("nproc", "throughput", "per process", "efficiency", "step p50", "comm")
     one = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
-    for run in runs:
-        rate, unit = run.throughput
-        nproc = int(run.knobs["nproc"])
-        if rate is None:
-            lines.append(f"{nproc:>5}  {run.state:>22}")
-            continue
-        efficiency = f"{weak_scaling(one.p50, rate.p50, nproc):.0%}" if one else "n/a"
-        step = f"{run.summary.step_time_s.p50 * 1e3:.1f} ms" if run.summary.step_time_s else "n/a"
-        exposed = run.summary.phases_ratio.get("comm", 0.0)
-        # The collectives of FSDP2 and tensor parallelism run inside forward and backward, where they are not measured.
-        comm = f"{exposed:.0%}" if nproc == 1 or exposed > 0 else "n/a"
-        lines.append(f"{nproc:>5}  {rate.p50:>11,.0f} {unit:>10}  {rate.p50 / nproc:>12,.0f}  {efficiency:>10}  {step:>10}  {comm:>6}")
-    return lines
+    return Table([Column(head, ">") for head in heads], [[(words, "") for words in _cells(run, one)] for run in runs])
+
+
+def _cells(run: Run, one: Distribution | None) -> list[str]:
+    rate, unit = run.throughput
+    nproc = int(run.knobs["nproc"])
+    if rate is None:
+        return [str(nproc), run.state, "", "", "", ""]
+    step = run.summary.step_time_s
+    exposed = run.summary.phases_ratio.get("comm", 0.0)
+    # The collectives of FSDP2 and of tensor parallelism run inside forward and backward: their time is not measured.
+    comm = exposed if nproc == 1 or exposed > 0 else None
+    return [
+        str(nproc),
+        units.quantity(rate.p50, unit),
+        units.rate(rate.p50 / nproc, 0),
+        units.percent(weak_scaling(one.p50, rate.p50, nproc) if one else None).strip(),
+        units.duration(step.p50 if step else None).strip(),
+        units.percent(comm).strip(),
+    ]

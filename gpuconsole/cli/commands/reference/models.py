@@ -15,7 +15,9 @@ from gpuconsole.model.figure import Figure
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.run import Summary
-from gpuconsole.report.units import quantity
+from gpuconsole.report import units
+from gpuconsole.report.parts import Report, printed, text
+from gpuconsole.report.run.models import prediction_table
 
 WORKLOAD = "training.gpt"
 DESCRIPTION = """What a run should cost by arithmetic alone, without running it: memory by part and at its fullest, FLOPs, the time of a step
@@ -67,14 +69,13 @@ def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figur
 
 
 def as_text(found: list[Figure], title: str, peaks: Peaks) -> str:
-    width = max(len(figure.title) for figure in found)
-    lines = [f"{title}: predicted, not measured" + (f"; {peaks.source}" if peaks.source else "")]
-    for figure in found:
-        value = quantity(figure.predicted or 0.0, figure.unit)
-        lines.append(f"{figure.title:<{width}}  {value:>14}  {figure.formula}")
+    report: Report = [text(f"{title}: predicted, not measured" + (f"; {peaks.source}" if peaks.source else ""))]
+    report.append(prediction_table(found))
     peak = next((figure.predicted for figure in found if figure.name == "memory.allocated_peak_bytes"), None)
     if peak and peaks.memory_bytes:
-        lines.append(
-            f"{quantity(peak, 'bytes')} are {peak / peaks.memory_bytes:.0%} of the {peaks.memory_bytes / 1e9:.0f} GB that the datasheet gives it"
+        share = units.percent(peak / peaks.memory_bytes).strip()
+        words = (
+            f"The peak of {units.quantity(peak, 'bytes')} is {share} of the {units.quantity(peaks.memory_bytes, 'bytes')} of the datasheet."
         )
-    return "\n".join(lines)
+        report.append(text(words))
+    return printed(report)

@@ -11,6 +11,7 @@ from gpuconsole.experiments.baselines import BaselineError, baselines_folder, re
 from gpuconsole.model.experiments.baseline import Baseline, BaselineRun
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.text import visible
+from gpuconsole.report import units
 
 EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --save-baseline       keep a run; or press b on the screen
@@ -62,15 +63,15 @@ def visible_lines(baseline: Baseline) -> str:
 
 
 def _run_line(run: BaselineRun, unit: str) -> str:
-    figures = [f"{run.rate:,.1f} {unit}".replace(",", " "), f"{len(run.rates)} blocks"]
+    figures = [units.quantity(run.rate, unit), f"{len(run.rates)} blocks"]
     if run.step_time_s is not None:
-        figures.append(f"step {run.step_time_s * 1e3:.4g} ms")
+        figures.append(f"step {units.quantity(run.step_time_s, 's')}")
     if run.mfu_ratio is not None:
-        figures.append(f"MFU {run.mfu_ratio:.1%}")
+        figures.append(f"MFU {units.precise_percent(run.mfu_ratio)}")
     if run.memory_peak_bytes is not None:
-        figures.append(f"memory {run.memory_peak_bytes / 2**30:.2f} GiB")
+        figures.append(f"memory {units.quantity(run.memory_peak_bytes, 'bytes')}")
     if run.energy_per_token_j is not None:
-        figures.append(f"{run.energy_per_token_j:.3g} J/token")
+        figures.append(units.quantity(run.energy_per_token_j, "J/token"))
     if run.others_ratio is not None:
-        figures.append(f"others used {run.others_ratio:.0%} of the cores")
+        figures.append(f"others used {units.percent(run.others_ratio).strip()} of the cores")
     return f"  {run.date}  {'  '.join(figures)}  (gpuconsole {run.gpuconsole})"
