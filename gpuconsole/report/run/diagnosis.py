@@ -126,7 +126,7 @@ def _state(view: View, fires: bool) -> str:
     text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
     if unknown:
         missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
-        text += f", {len(unknown)} cannot decide" + (f" (missing {missing})" if missing else "")
+        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
     elif not fires:
         text += ": no rule found time to recover"
     return text + "."

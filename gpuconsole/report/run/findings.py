@@ -1,4 +1,4 @@
-"""Findings in full: evidence, suggestions with their reasons, and the rules that are clear or cannot decide."""
+"""Findings in full: evidence, suggestions with their reasons, and the rules that are clear or can't tell."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def details_report(run: Run) -> Report:
     found: Report = []
     firing = facts.firing(run)
     if not firing:
-        found += [heading("No finding"), text("No rule found time that can be recovered.", "dim"), BLANK]
+        found += [heading("No rule fires"), text("No rule found time that can be recovered.", "dim"), BLANK]
     for number, finding in enumerate(firing, 1):
         found += [*finding_report(number, finding, run.knobs), BLANK]
-    found += _group("Cannot decide", [one for one in run.findings if one.state == "cant_tell"])
+    found += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"])
     found += _group("Clear", [one for one in run.findings if one.state == "clear"])
     if not run.findings:
         found += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
@@ -45,7 +45,7 @@ def firing_report(run: Run) -> Report:
     """The findings that fire, or why none does: for the terminal."""
     firing = facts.firing(run)
     if not firing:
-        return [Line([("diagnosis: ", ""), (f"no finding{_why_none(run.findings)}", "")])]
+        return [Line([("diagnosis: ", ""), (f"no rule fires{_why_none(run.findings)}", "")])]
     found: Report = [Line([("diagnosis:", "")])]
     for number, finding in enumerate(firing, 1):
         found += [one._replace(indent=one.indent + 2) for one in finding_report(number, finding, run.knobs)]
@@ -113,4 +113,4 @@ def _why_none(findings: list[Finding]) -> str:
     if not findings:
         return ": no steady state was measured"
     missing = sorted({signal for finding in unsure for signal in finding.missing})
-    return f": {clear} rules clear, {len(unsure)} cannot decide" + (f" (missing {', '.join(missing)})" if missing else "")
+    return f": {clear} rules clear, {len(unsure)} can't tell" + (f" (missing {', '.join(missing)})" if missing else "")
