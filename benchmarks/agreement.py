@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.machine import keep
 from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.processes.once import Look, look
+from gpuconsole.processes.once import Reading, read_devices
 
 MIB = float(1 << 20)
 TOLERANCE = 0.005
@@ -103,7 +103,7 @@ class Row(NamedTuple):
 def against_nvidia_smi() -> list[Row]:
     """Three looks at once: ours, the XML and GPM's own monitor."""
     with ThreadPoolExecutor(3) as pool:
-        ours, xml, gpm = pool.submit(look, 20.0, 1.0), pool.submit(_xml), pool.submit(_gpm)
+        ours, xml, gpm = pool.submit(read_devices, 20.0, 1.0), pool.submit(_xml), pool.submit(_gpm)
     seen = ours.result()
     return _xml_rows(xml.result(), seen) + _gpm_rows(gpm.result(), seen)
 
@@ -126,10 +126,10 @@ def _gpm() -> dict[int, dict[int, float]]:
     return found
 
 
-def _xml_rows(tree: ElementTree.Element, seen: Look) -> list[Row]:
+def _xml_rows(tree: ElementTree.Element, seen: Reading) -> list[Row]:
     rows = []
     for index, gpu in enumerate(tree.iter("gpu")):
-        ours = seen.values.get(f"gpu:{index}", {})
+        ours = seen.state.readings.present(f"gpu:{index}")
         for field in FIELDS:
             words = next((text.split() for path in field.paths if (text := gpu.findtext(path))), [])
             number = words[0].rstrip("x") if words else ""
@@ -138,9 +138,9 @@ def _xml_rows(tree: ElementTree.Element, seen: Look) -> list[Row]:
     return rows
 
 
-def _gpm_rows(found: dict[int, dict[int, float]], seen: Look) -> list[Row]:
+def _gpm_rows(found: dict[int, dict[int, float]], seen: Reading) -> list[Row]:
     return [
-        Row(f"gpu:{index}", GPM[which][0], value * GPM[which][1], seen.values.get(f"gpu:{index}", {}).get(GPM[which][0]), True)
+        Row(f"gpu:{index}", GPM[which][0], value * GPM[which][1], seen.state.readings.present(f"gpu:{index}").get(GPM[which][0]), True)
         for index, values in found.items()
         for which, value in values.items()
     ]

@@ -29,7 +29,16 @@ def main() -> None:
                 state.apply(decode_event(line))
         if time.monotonic() - looked > 0.5:
             looked = time.monotonic()
-            make_view(state, environment=state.environment, device="cpu", probing="", recording=False, recording_to="", ended=False)
+            make_view(
+                state,
+                now=time.monotonic(),
+                environment=state.environment,
+                device="cpu",
+                probing="",
+                recording=False,
+                recording_to="",
+                ended=False,
+            )
 
 
 if __name__ == "__main__":

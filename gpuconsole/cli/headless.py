@@ -21,7 +21,7 @@ from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.processes.torchrun import MEETING_S
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import SessionError, View
-from gpuconsole.wire.events import AnyEvent, Note
+from gpuconsole.wire.events import AnyEvent, Note, SamplerEnded
 
 DEFAULT_DURATION_S = 60.0
 TICK_S = 0.25
@@ -78,7 +78,7 @@ class HeadlessRun:
             await engine.close()
 
     def _on_event(self, event: AnyEvent) -> None:
-        if isinstance(event, Note):
+        if isinstance(event, Note | SamplerEnded):
             self._progress.line(event.text)
 
     async def _measure(self, engine: Engine) -> None:

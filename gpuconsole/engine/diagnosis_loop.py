@@ -11,12 +11,14 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
 from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
+from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.machine.environment import cores
 from gpuconsole.machine.own_processes import OwnProcesses
 from gpuconsole.model.finding import Finding
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
-from gpuconsole.session.run import LIVE_STEPS, RunRecord
+from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import AnyEvent, Found
 
 EVERY_S = 1.0
@@ -76,7 +78,6 @@ class Diagnosing:
 
         A finding that waits for its second look is not kept waiting by a probe, nor is who wants to act on one that was just shown.
         """
-        record.refresh_summary(self._state.devices, LIVE_STEPS)
         findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
         if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
@@ -110,7 +111,8 @@ class Diagnosing:
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._state.memory_used(record.run.device)
-        signals = record.signals(cores(), memory, WINDOW_S) | self._hardware.signals(self._state, record)
+        summary = run_now(self._state, record).summary
+        signals = run_signals(record, summary, cores(), memory, WINDOW_S) | self._hardware.signals(self._state, record)
         return Case(record.run.knobs, signals, record.run.serves)
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ from gpuconsole.engine import catalog
 from gpuconsole.engine.background import Background, wait_out
 from gpuconsole.engine.diagnosis_loop import Diagnosing
 from gpuconsole.engine.profile import take_window
+from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.engine.watch_baseline import Comparing, Keeps
 from gpuconsole.experiments.trial import START_S, USUAL, OneWorker, Sides, TrialFailed, TrialLimits, TwoWorkers, run_trial, with_quality
@@ -30,7 +31,7 @@ from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError
-from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.processes.pool import WorkerPool, ignore
 from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.processes.scratch import sweep_scratch
@@ -41,7 +42,7 @@ from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
 from gpuconsole.session.api import Busy, SessionError, View
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import StateReader, make_snapshot, make_view, prelude, write_snapshot
+from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note, RunClosed, RunOpened, TrialUpdate
 
 DEVICES_S = 3.0
@@ -67,7 +68,8 @@ class Engine(StateReader):
         """
         self._workers = WorkerPool(nodes or Launch(1), self._worker_ended, self.note)
         self._serving = serving or ServingChoice()
-        self.state = SessionState()
+        super().__init__()
+        self.state = SessionState(interval_s)
         self.listeners: list[Callable[[AnyEvent], None]] = []
         self._price_per_hour = price_per_hour
         self._wanted_device = device
@@ -146,10 +148,7 @@ class Engine(StateReader):
     # --- the SessionApi ------------------------------------------------------------------------------------------
 
     def view(self) -> View:
-        self.state.now = time.monotonic()
-        return make_view(
-            self.state,
-            environment=self.environment() if not self.state.environment.host else self.state.environment,
+        return self.build_view(
             device=self._wanted_device or self.device().id,
             probing=self._diagnosing.probing,
             recording=False,
@@ -277,16 +276,12 @@ class Engine(StateReader):
     def signal_process(self, process: Process, number: int) -> None:
         send_signal(process, number)
 
-    def snapshot(self) -> Snapshot:
-        self.state.now = max(self.state.now, time.monotonic())
-        return make_snapshot(self.state, self.environment())
-
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(self.snapshot(), path)
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         last_started = self._worker.last_started if self._worker else None
-        return self._recorder.toggle(path, prelude(self.state, self.environment(), last_started))
+        return self._recorder.toggle(path, prelude(self.state, self.environment(), last_started, time.monotonic()))
 
     def note(self, text: str) -> None:
         """One line for the person at the screen, and for a recording."""
@@ -388,7 +383,7 @@ class Engine(StateReader):
 
     async def _run_trial(self, trial: Trial, record: RunRecord, baseline: WorkerHandle, keep: bool, limits: TrialLimits) -> Trial:
         """The measured trial, with its verdict. Cold knobs get a second worker, the first standing still as it starts."""
-        run = record.run
+        run = self.run_now(record)
         try:
             sides: Sides = OneWorker(baseline, run.knobs, trial.changes)
             if not record.run.applies_live(trial.changes):

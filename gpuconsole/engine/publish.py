@@ -1,37 +1,23 @@
-"""A live session's metrics for Prometheus, those of its workload included."""
+"""The metrics of a live session for Prometheus, with those of its workload."""
 
 from __future__ import annotations
 
 from gpuconsole.engine.engine import Engine
-from gpuconsole.report.prometheus.board import Board
+from gpuconsole.report.prometheus.scrape import LoopScraper
 from gpuconsole.report.prometheus.server import MetricsServer
-from gpuconsole.wire.events import AnyEvent, Sample, Steps
-
-_READER = "workload"
+from gpuconsole.wire.events import AnyEvent, Hello
 
 
-def publish(engine: Engine, host: str, port: int, token: bytes | None, interval_s: float) -> MetricsServer:
-    """Serve what `engine` knows from now on. Raises OSError, UnicodeError for a bad address."""
-    board = Board(interval_s)
-    server = MetricsServer(host, port, board, token)
+def publish(engine: Engine, host: str, port: int, token: bytes | None) -> MetricsServer:
+    """Serve the state of `engine` from now on. Raises OSError, UnicodeError for a bad address."""
+    scraper = LoopScraper(engine.state)
+    server = MetricsServer(host, port, scraper, token)
 
     def on_event(event: AnyEvent) -> None:
-        board.take(event)
-        if isinstance(event, Steps):
-            board.take(_workload(engine, event.t))
+        if isinstance(event, Hello):  # the engine's own: it is open, on its event loop
+            scraper.attach()
 
     engine.listeners.append(on_event)
     server.start()
     engine.note(f"serving http://{server.address}/metrics")
     return server
-
-
-def _workload(engine: Engine, t: float) -> Sample:
-    """The workload's present values, as a reader of its own tells them."""
-    state = engine.state
-    device = state.record.run.device if state.record else ""
-    ending = f"{{device={device}}}"
-    values = {
-        key.removesuffix(ending): value for key, value in state.latest.items() if key.startswith("workload.") and key.endswith(ending)
-    }
-    return Sample(t, device, values, dict.fromkeys(values, _READER))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Interval
@@ -15,7 +16,6 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import StateReader, make_snapshot, make_view, write_snapshot
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import read_recording
 
@@ -26,6 +26,7 @@ class Replay(StateReader):
     """Plays a recording's events; `speed` 0 plays them all at once. Reading the file raises RecordingError, OSError."""
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
+        super().__init__()
         self.state = SessionState()
         self._events: list[AnyEvent] = list(read_recording(path))
         self._speed = speed
@@ -61,18 +62,13 @@ class Replay(StateReader):
             self.state.apply(self._events[self._position])
             self._position += 1
 
+    def clock(self) -> float:
+        """A recording stands at its newest event."""
+        return self.state.now
+
     def view(self) -> View:
-        environment = self.state.environment
         devices = self.state.devices
-        return make_view(
-            self.state,
-            environment=environment,
-            device=devices[0].id if devices else "cpu",
-            probing="",
-            recording=True,
-            recording_to="",
-            ended=self.ended,
-        )
+        return self.build_view(device=devices[0].id if devices else "cpu", probing="", recording=True, recording_to="", ended=self.ended)
 
     def scenarios(self) -> list[Scenario]:
         return []
@@ -108,7 +104,7 @@ class Replay(StateReader):
         raise SessionError(A_RECORDING)
 
     def export(self, path: Path | None = None) -> Path:
-        return write_snapshot(make_snapshot(self.state, self.state.environment), path, "gpuconsole-replay")
+        return write_snapshot(self.snapshot(), path, "gpuconsole-replay")
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         raise SessionError(A_RECORDING)

@@ -23,8 +23,10 @@ from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.figures.account import runq_ratio
+from gpuconsole.session.figures.summary import summarized
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import AnyEvent, Compared, Note
 
 EVERY_S = 1.0
@@ -131,7 +133,7 @@ class Comparing:
         if self._keeps == "all but slower" and slower:
             self._report_kept(f"run {run.id} is not kept as a baseline: it is slower than the baseline")
         elif run.id in self._wanted or self._keeps != "chosen":
-            self._background.start(self._keep(record))
+            self._background.start(self._keep(record, self._measured(record, None)))
 
     def _compare(self, record: RunRecord, live: bool) -> None:
         baseline = self._found.get(record.run.id, Lookup()).baseline
@@ -163,19 +165,18 @@ class Comparing:
             self._wanted ^= {run.id}
             return f"run {run.id} will {'' if run.id in self._wanted else 'not '}be kept as a baseline when it ends"
         lines, failures = len(self.kept), len(self.failed)
-        await self._keep(record)
+        await self._keep(record, self._measured(record, None))
         if len(self.failed) > failures:
             raise SessionError(self.failed[-1])
         return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is already kept as a baseline"
 
-    async def _keep(self, record: RunRecord) -> None:
+    async def _keep(self, record: RunRecord, measurement: BaselineRun) -> None:
         run = record.run
         self._done.add(run.id)
         try:
-            measurement = self._measured(record, None)
             if len(measurement.rates) < MIN_BLOCKS:
                 raise BaselineError(f"too few steady steps ({MIN_BLOCKS} blocks are needed)")
-            key, unit = self._keys[run.id], run.throughput[1]
+            key, unit = self._keys[run.id], run_now(self._state, record).throughput[1]
             line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
         except BaselineError as error:
             self._done.discard(run.id)
@@ -197,7 +198,7 @@ class Comparing:
 def measured(record: RunRecord, state: SessionState, limit: int | None, others: float | None) -> BaselineRun:
     """The figures of a run over its last `limit` steady steps (None: all). `others`: the load of other programs. No rates before the run is
     steady."""
-    steps, run = record.steady_steps(limit), record.run
+    steps, run = record.steady_steps(limit), summarized(record, state.devices, state.environment, limit)
     summary = run.summary
     return BaselineRun(
         date=run.started,
@@ -222,7 +223,7 @@ def _rounded(rates: tuple[float, ...]) -> tuple[float, ...]:
 
 def _mean(state: SessionState, metric: str, steps: list[Step]) -> float | None:
     """Mean of a host metric over the time of `steps`; None where it was not measured."""
-    series = state.series.get(series_key(metric, "cpu"))
+    series = state.readings.series.get(series_key(metric, "cpu"))
     if series is None or not steps:
         return None
     end = state.session_time(steps[-1].t)

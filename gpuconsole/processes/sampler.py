@@ -12,7 +12,7 @@ import msgspec
 from gpuconsole.processes.child import Child
 from gpuconsole.processes.signals import is_in_kernel
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
-from gpuconsole.wire.events import AnyEvent, Note, Sample, SourceState
+from gpuconsole.wire.events import AnyEvent, Sample, SamplerEnded, SourceState
 
 PATIENCE_S = (10.0, 30.0, 120.0)
 """Seconds for which a source may hang before the sampler is replaced: the first time, the second time, and later."""
@@ -29,7 +29,7 @@ LEAVE_S = 0.5
 
 
 class SamplerSupervisor:
-    """Keeps one sampler running. `emit` receives the sampler's events, and a Note when the sampler ends or is replaced."""
+    """Keeps one sampler running. `emit` receives the sampler's events, and SamplerEnded when the sampler ends or is replaced."""
 
     def __init__(self, interval_s: float, dcgm: str | None, emit: Callable[[AnyEvent], None]) -> None:
         self._arguments = ["--interval", str(interval_s), *(["--dcgm", dcgm] if dcgm else [])]
@@ -144,4 +144,4 @@ class SamplerSupervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _report(self, text: str, level: str) -> None:
-        self._emit(Note(time.monotonic(), text, level))
+        self._emit(SamplerEnded(time.monotonic(), text, level))

@@ -15,7 +15,6 @@ from gpuconsole.session.api import View
 
 HOST = "cpu"
 SERVER = "server"
-SILENT_S = 4.0
 VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
 
@@ -30,13 +29,8 @@ def device_of(view: View, metric: str) -> str:
 
 
 def silent_s(view: View, device: str) -> float:
-    """Seconds since the last message about a device, where its values are no longer current; else 0."""
-    last_seen = view.last_seen.get(device)
-    if last_seen is None or view.recording:
-        return 0.0
-    period_s = max((state.period_s for state in view.sources.values()), default=1.0)
-    age_s = view.now - last_seen
-    return age_s if age_s > max(SILENT_S, 3 * period_s) else 0.0
+    """Seconds since the last message about a device, where its values are not fresh; else 0."""
+    return view.silent.get(device, 0.0)
 
 
 def reason(view: View, metric: str) -> str:

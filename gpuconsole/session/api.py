@@ -39,7 +39,7 @@ class View(msgspec.Struct, frozen=True):
     current run uses (or would). `stage` says what a run is doing before its first step; `probing` names the probe under way.
     `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock, and `sampled` says when each of
     `latest` was taken; `substitutes` names the source of a value that did not come from the catalogued one. `processes_missing` gives, for devices that do not tell their processes, the reason.
-    `last_seen` says when anything last came of each device. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `tuning_at`: when `tuning` was last told. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
+    `silent`: for how many seconds nothing has come of a device, where that is too long for its values to be fresh. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `tuning_at`: when `tuning` was last told. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
     """
 
     now: float
@@ -65,7 +65,7 @@ class View(msgspec.Struct, frozen=True):
     wall: float = 0.0
     sampled: dict[str, float] = {}
     substitutes: dict[str, str] = {}
-    last_seen: dict[str, float] = {}
+    silent: dict[str, float] = {}
     processes: tuple[Process, ...] = ()
     processes_missing: dict[str, str] = {}
     links: tuple[Link, ...] = ()

@@ -1,10 +1,11 @@
-"""What a training process does beside its steps, from the totals that it sends: signals over the last seconds, and memory since it is steady."""
+"""What a training process does beside its steps, from the totals that it sends: garbage collection, epochs, memory, compilation."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from collections import Counter, deque
+from weakref import WeakKeyDictionary
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PROBE
@@ -12,30 +13,27 @@ from gpuconsole.session.figures.trend import LEAST_POINTS, steady_growth
 from gpuconsole.wire.events import Steps
 
 WINDOW = 150
-"""Messages looked at: half a minute of them, or a minute while a run is left alone."""
+"""Messages kept: half a minute, or a minute while the worker sends at its low rate."""
 MEMORY_POINTS = 400
 LEAST_STEPS = 50
-LOOK_EVERY_S = 3.0
-"""All pairs of readings cost some milliseconds."""
+GROWTH_EVERY_S = 3.0
+"""The slope over all pairs of readings costs some milliseconds, so new readings count only after this time."""
+COMPILE_SOURCE = "torch._dynamo's counters, since the first step"
 
 
 def is_ordinary(event: Steps) -> bool:
-    """Whether a message tells of the job's own steps, and of no probe's or trial's."""
+    """Whether a message holds steps of the job only, none of a probe or of a trial."""
     return bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
 
 
 class WorkCounts:
-    """Fed with the worker's messages; what is asked for is since a moment, that from which the run is steady.
-
-    What counts is gained between two messages of ordinary steps. A message of a probe's or a trial's steps, or of none, ends such a stretch.
-    """
+    """What the totals gained between two messages of ordinary steps. A message without steps, or with steps of a probe or a trial, ends a stretch."""
 
     def __init__(self) -> None:
         self._before: Steps | None = None
         self._gained: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=WINDOW)
         self._memory: deque[tuple[float, float, float]] = deque(maxlen=MEMORY_POINTS)
-        self._grown: dict[str, Signal] = {}
-        self._looked_t = float("-inf")
+        self._growth_until = float("-inf")
 
     def add(self, event: Steps) -> None:
         if "work.steps" not in event.counters:
@@ -47,17 +45,20 @@ class WorkCounts:
             gained = {name: value - self._before.counters[name] for name, value in event.counters.items() if name in self._before.counters}
             self._gained.append((self._before.t, event.t - self._before.t, gained))
         self._before = event
-        if "host.private_bytes" not in event.counters:  # it is not read for every message
+        if "host.private_bytes" not in event.counters:  # memory is not read for every message
             return
-        if len(self._memory) == MEMORY_POINTS:  # every second one will do for what is long ago
+        full = len(self._memory) == MEMORY_POINTS
+        if full:  # every second old reading is enough
             self._memory = deque(itertools.islice(self._memory, 0, None, 2), maxlen=MEMORY_POINTS)
         self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
+        if full or event.t - self._growth_until >= GROWTH_EVERY_S:
+            self._growth_until = event.t
 
     def signals(self, since: float, steady: float | None = None) -> dict[str, Signal]:
-        """Of time since the moment `since`, of memory since `steady`, where that is another."""
-        return self._of_time(since) | self._of_memory(since if steady is None else steady)
+        """Signals of time since the moment `since`, and of memory since `steady` (None: since `since` too)."""
+        return self._time_signals(since) | self._memory_signals(since if steady is None else steady)
 
-    def _of_time(self, since: float) -> dict[str, Signal]:
+    def _time_signals(self, since: float) -> dict[str, Signal]:
         stretches = [(seconds, gains) for begun, seconds, gains in self._gained if begun >= since]
         gained: Counter[str] = Counter()
         for _, gains in stretches:
@@ -73,33 +74,94 @@ class WorkCounts:
             "loader.restart_ratio": Signal(
                 gained["loader.restart_s"] / wall,
                 "ratio",
-                f"from an epoch's end to the next one's first batch, {gained['loader.restarts']:.0f} epochs {over}",
+                f"from the end of an epoch to the first batch of the next epoch, {gained['loader.restarts']:.0f} epochs {over}",
             ),
             "loader.restarts": Signal(gained["loader.restarts"], "", f"epochs begun, {over}"),
-            "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients travelled, {over}"),
+            "comm.exchanges_per_step": Signal(gained["comm.exchanges"] / steps, "", f"passes in which gradients were exchanged, {over}"),
         }
 
-    def _of_memory(self, since: float) -> dict[str, Signal]:
-        """Growth of the process's own memory."""
-        if self._memory and self._memory[-1][0] - self._looked_t < LOOK_EVERY_S:
-            return self._grown
-        points = [point for point in self._memory if point[0] >= since]
+    def _memory_signals(self, since: float) -> dict[str, Signal]:
+        """Growth of the memory that belongs to the process alone."""
+        key = (since, self._growth_until)
+        known = _growth_memo.get(self)
+        if known is None or known[0] != key:
+            known = _growth_memo[self] = (key, self._growth(since))
+        return known[1]
+
+    def _growth(self, since: float) -> dict[str, Signal]:
+        points = [point for point in self._memory if since <= point[0] <= self._growth_until]
         if len(points) < LEAST_POINTS or points[-1][1] - points[0][1] < LEAST_STEPS:
             return {}
         rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
         growth = steady_growth([t for t, _, _ in points], [value for _, _, value in points])
         grown, seconds = points[-1][2] - points[0][2], points[-1][0] - points[0][0]
-        source = f"resident memory that is this process's alone and not free in its heap, {len(points)} readings in {seconds:.0f} s"
-        self._looked_t = points[-1][0]
-        self._grown = {
+        source = f"resident memory of this process alone that is not free in its heap, {len(points)} readings in {seconds:.0f} s"
+        return {
             "host.memory_growth_bytes_per_s": Signal(
-                growth, "B/s", f"{source}: slope (Theil-Sen) that is sure at 95 %, 0 where it flattens out"
+                growth, "B/s", f"{source}: lower end of the 95 % interval of the slope (Theil-Sen), 0 where the growth slows down"
             ),
-            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of them that are not below the one before"),
+            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of readings that are not below the reading before"),
             "host.memory_grown_bytes": Signal(grown, "B", source),
             "host.memory_steady_ratio": Signal(
                 growth * seconds / grown if grown > 0 else 0.0, "ratio", f"{source}: that slope over all growth"
             ),
             "host.private_bytes": Signal(points[-1][2], "B", source),
         }
-        return self._grown
+
+
+_growth_memo: WeakKeyDictionary[WorkCounts, tuple[tuple[float, float], dict[str, Signal]]] = WeakKeyDictionary()
+"""The last growth of each record, with the times that it was computed for."""
+
+
+class CompileCounts:
+    """What torch.compile does while a run lasts. The first message is the base; signals exist from the second message on.
+
+    Only what happens between two messages of ordinary steps counts for the job. What a probe or a trial compiles, for example for a larger
+    batch, and what it gives up does not.
+    """
+
+    def __init__(self) -> None:
+        self._before: Steps | None = None
+        self._gained: Counter[str] = Counter()
+        self._passed_s = 0.0
+        self._steps = 0
+        self._breaks = 0.0
+        self._given_up: float | None = None
+        self._not_ours = 0.0
+        """Of the frames given up: those of the first step, of probes and of trials."""
+
+    def add(self, event: Steps) -> None:
+        if "compile.graphs" not in event.counters:
+            return
+        given_up = event.counters["compile.given_up"]
+        ordinary = is_ordinary(event)
+        if self._given_up is None:
+            self._not_ours = given_up
+        elif not ordinary:
+            self._not_ours += given_up - self._given_up
+        if ordinary and self._before is not None:
+            before = self._before.counters
+            self._gained.update({name: value - before[name] for name, value in event.counters.items() if name in before})
+            self._passed_s += event.t - self._before.t
+            self._steps += len(event.steps)
+        self._given_up = given_up
+        self._before = event if ordinary else None
+        self._breaks = event.counters["compile.graph_breaks"]
+
+    def carry_on(self, before: CompileCounts) -> None:
+        """The same process continues with other knobs: what it gave up stays given up."""
+        self._given_up, self._not_ours = before._given_up, before._not_ours
+
+    def signals(self) -> dict[str, Signal]:
+        if not self._steps:
+            return {}
+        gained = self._gained
+        return {
+            "compile.recompiles": Signal(gained["compile.graphs"], "", COMPILE_SOURCE),
+            "compile.steps": Signal(float(self._steps), "steps", "step account, since the first step"),
+            "compile.time_ratio": Signal(
+                min(1.0, gained["compile.total_s"] / max(self._passed_s, 1e-9)), "ratio", f"{COMPILE_SOURCE}, over wall time"
+            ),
+            "compile.given_up": Signal((self._given_up or 0.0) - self._not_ours, "", f"{COMPILE_SOURCE}: frames left uncompiled"),
+            "compile.graph_breaks": Signal(self._breaks, "", "torch._dynamo's counters"),
+        }

@@ -35,6 +35,11 @@ class Ranks:
         for event in before.joined:
             self.join(event)
 
+    def clear(self) -> None:
+        """Drop the steps; which processes there were stays known."""
+        for steps in self._steps.values():
+            steps.clear()
+
     @property
     def joined(self) -> list[RankJoined]:
         """What the processes said as they joined, by rank."""

@@ -1,77 +1,129 @@
-"""One run while it is measured: its steps, the facts about its workload, and the signals that the rules work on."""
+"""One run while it is measured: a fold of its events. The functions in `session.figures` compute figures from it."""
 
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections import deque
 
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
-from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import COUNTS, PHASES, Run, Step
-from gpuconsole.model.serving import Objective, served_precision
-from gpuconsole.session.compile_counts import CompileCounts
-from gpuconsole.session.counters import WorkCounts
-from gpuconsole.session.figures.account import add_bandwidth, contention_free_shares, runq_ratio, steady_from, summarize, wall_shares
-from gpuconsole.session.figures.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
-from gpuconsole.session.figures.serving_account import add_served_work
+from gpuconsole.model.machine.process import Process
+from gpuconsole.model.run import COUNTS, Run, Step
+from gpuconsole.model.serving import Objective
+from gpuconsole.session.counters import CompileCounts, WorkCounts
+from gpuconsole.session.energy import Energy
+from gpuconsole.session.figures.account import steady_from
 from gpuconsole.session.ranks import Ranks
 from gpuconsole.session.serving import ServingRecord
-from gpuconsole.wire.events import ProbeDone, Profiled, RunClosed, Started, Steps
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Failed,
+    KnobsSet,
+    ProbeDone,
+    Processes,
+    Profiled,
+    RankJoined,
+    Requests,
+    RunClosed,
+    ServerState,
+    Started,
+    Steps,
+)
 
 MAX_STEPS = 20_000
-"""Steps kept per run: a finished run's summary is over its last 20 000 steady ones."""
+"""Steps kept of the current run: the summary of a finished run is over its last 20 000 steady steps."""
 LIVE_STEPS = 1500
-"""Steps that a live summary looks at. All 20 000 would cost 28 ms at every look, and a console must be cheap to watch."""
-DATA_WAIT = PHASES.index("data_wait")
-LOOK_EVERY_S = 0.5
+"""Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
+STEADY_EVERY_S = 0.5
+STEP_TIMES = 1000
+"""Durations of recent steps in a view; of a serving run, of recent requests."""
 
 
 class RunRecord:
-    """Builds a `Run` from its events."""
+    """Builds the stored part of a `Run` from its events.
 
-    def __init__(self, run: Run, t: float) -> None:
+    `run` holds what events reported. Its summary, its ranks and its figures are empty: `figures.summary.summarized` computes them.
+    """
+
+    def __init__(self, run: Run, t: float, objective: Objective | None = None) -> None:
         self.run = run
+        self.objective = objective
         self.opened_t = t
         self.closed_t: float | None = None
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
+        self.knobs_in_force: Knobs = run.knobs
+        """What the worker last confirmed. During a trial these are the knobs of the side that runs."""
         self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
+        self.seen_steps = 0
+        self.memory_bytes: float | None = None
+        self.overhead_s = 0.0
+        self.overhead_start: tuple[float, int] | None = None
+        """Seconds that measuring had cost, and steps seen, at the first message."""
         self.probe_signals: dict[str, Signal] = {}
-        self.probe_errors: dict[str, str] = {}
-        self.error_detail = ""
         self.ranks = Ranks()
         self.serving = ServingRecord() if run.serves else None
-        self.objective: Objective | None = None
-        self._compiled = CompileCounts()
-        self._work = WorkCounts()
+        self.compiled = CompileCounts()
+        self.work = WorkCounts()
+        self.energy = Energy()
+        self.device_of: dict[int, str] = {}
+        """The GPU of each process of the run, by process id, where the driver has listed it."""
         self.others_ratio: float | None = None
-        """Share of the cores that this console may use which other programs keep busy, where it is known."""
-        self._overhead_s = 0.0
-        self._overhead_start: tuple[float, int] | None = None
-        self._seen_steps = 0
-        self._looked_t = 0.0
-        self._energy: tuple[float, float] | None = None
-        self._energy_tokens = self._tokens_since = 0
-        self._summarized: tuple[int, int | None] = (-1, None)
-        self._unsteady_since: float | None = None
+        """Share of the cores of this console that other programs keep busy, where it is known."""
+        self.version = 0
+        """Rises with every event of the run: what was computed at the same version is the same."""
+        self.archived: Run | None = None
+        """The run with its last summary, once its steps are gone."""
+        self._evaluated_t = 0.0
 
     @property
     def facts(self) -> dict[str, float]:
-        """What the workload told of itself."""
+        """What the workload reported about itself."""
         return self.run.facts
 
     def carry_on(self, before: RunRecord) -> None:
-        """A kept change: the same worker goes on under new knobs."""
+        """A change was kept: the same worker continues with new knobs."""
         self.run.facts, self.notes = before.facts, before.notes
         self.ranks.carry_on(before.ranks)
-        self._compiled.carry_on(before._compiled)
+        self.device_of = dict(before.device_of)
+        self.compiled.carry_on(before.compiled)
         self.run.state = "running"
 
-    def started(self, event: Started) -> None:
-        """Facts about the workload; those of a trial's other side are not this run's."""
+    def apply(self, event: AnyEvent) -> None:
+        """Take in an event that the worker of this run sent, or that ends the run. Other events change nothing."""
+        match event:
+            case Started():
+                self._started(event)
+            case RankJoined():
+                self.ranks.join(event)
+            case KnobsSet():  # a refused change reports the knobs that stay in force
+                self.knobs_in_force = event.knobs
+            case Steps():
+                self._add_steps(event)
+            case Requests() if self.serving is not None:
+                self.serving.add_requests(event)
+            case ServerState() if self.serving is not None:
+                self.serving.add_state(event)
+            case ProbeDone():
+                self._probe_done(event)
+            case Profiled():
+                self._profiled(event)
+            case Failed():
+                self.run.error = event.cause
+            case RunClosed():
+                self._close(event)
+            case Processes():
+                self._list_processes(event.processes)
+                return
+            case _:
+                return
+        self.version += 1
+
+    def _started(self, event: Started) -> None:
+        """Facts about the workload. Facts of the other side of a trial do not belong to this run."""
+        self.knobs_in_force = event.knobs
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
             self.run.unavailable |= {
@@ -80,224 +132,93 @@ class RunRecord:
         if self.run.state == "starting":
             self.run.state = "running"
 
-    def add_steps(self, event: Steps) -> None:
+    def _add_steps(self, event: Steps) -> None:
+        """Steps of every process; those of the leading process stand for the run."""
+        self.ranks.add(event)
+        if not self.ranks.leads(event.rank):
+            return
         counted = [step for step in event.steps if step.kind == COUNTS and step.arm == 0]
-        self._seen_steps += len(event.steps)
-        self._overhead_s = event.overhead_s
-        self._compiled.add(event)
-        self._work.add(event)
-        if self._overhead_start is None:
-            self._overhead_start = (event.overhead_s, self._seen_steps)
-        self.run.summary.memory_peak_bytes = event.memory_bytes or None
+        self.seen_steps += len(event.steps)
+        self.overhead_s = event.overhead_s
+        self.compiled.add(event)
+        self.work.add(event)
+        if self.overhead_start is None:
+            self.overhead_start = (event.overhead_s, self.seen_steps)
+        self.memory_bytes = event.memory_bytes or None
         if counted and self.first_step_t is None:
-            self.first_step_t = self._unsteady_since = counted[0].t
+            self.first_step_t = counted[0].t
         self.steps.extend(counted)
         self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
-        if self._energy is not None:
-            self._tokens_since += sum(step.tokens for step in event.steps)
-        if self.steady_t is None and event.t - self._looked_t >= LOOK_EVERY_S:
-            self._looked_t = event.t
-            self._look_for_steady()
+        self.energy.add_tokens(sum(step.tokens for step in event.steps))
+        if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
+            self._evaluated_t = event.t
+            self._detect_steady()
 
     def tried(self, begun: float, ended: float) -> None:
-        """A trial is over: what a model server tells of that time is of both sides."""
+        """A trial is over: what a model server reported in that time belongs to both sides."""
+        self.version += 1
         if self.serving is not None:
             self.serving.probed(begun, ended)
 
-    def probe_done(self, event: ProbeDone) -> None:
+    def _probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
         if self.serving is not None:
             self.serving.probed(event.t - event.cost_s, event.t)
-        if event.error:
-            self.probe_errors[event.probe] = event.error
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
 
-    def profiled(self, event: Profiled) -> None:
-        """The last window stands; why one could not be had is told only where there is none."""
+    def _profiled(self, event: Profiled) -> None:
+        """The last window stands. The reason for a missing window is kept only while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
             self.run.unavailable.pop("profile", None)
         elif self.run.profile is None and event.error:
             self.run.unavailable["profile"] = event.error
 
-    def note_energy(self, joules: float) -> None:
-        """The device's energy counter, from the moment the run was steady; tokens are counted between the same two readings."""
-        if self.steady_t is None:
-            return
-        if self._energy is None:
-            self._energy = (joules, joules)
-            self._energy_tokens = self._tokens_since = 0
-        else:
-            self._energy = (self._energy[0], joules)
-            self._energy_tokens = self._tokens_since
+    def add_energy(self, device: str, uuid: str, joules: float) -> None:
+        """A device's energy counter, from the moment the run is steady to its end."""
+        if self.steady_t is not None and self.closed_t is None:
+            self.energy.add(device, uuid, joules)
 
-    def forget_energy(self) -> None:
-        """The counter is another GPU's from here on."""
-        self._energy = None
+    def _list_processes(self, processes: list[Process]) -> None:
+        """Which GPUs the processes of the run are on."""
+        if self.closed_t is None and self.ranks.joined:
+            pids = {joined.pid for joined in self.ranks.joined}
+            self.device_of |= {process.pid: process.device for process in processes if process.pid in pids and process.device}
 
-    def close(self, event: RunClosed) -> None:
+    def _close(self, event: RunClosed) -> None:
         if self.closed_t is not None:
             return
         self.closed_t = event.t
         self.run.state = event.state
         if event.error:
             self.run.error = event.error
-        if self._energy is not None and self._energy[1] > self._energy[0]:
-            self.run.summary.energy_j = self._energy[1] - self._energy[0]
-            if self._energy_tokens:
-                self.run.summary.tokens_per_j = self._energy_tokens / self.run.summary.energy_j
 
-    def add_cost(self, price_per_hour: float | None) -> None:
-        """What the work cost: from the energy and the price, where they are known; else the reason why not."""
-        summary, missing = self.run.summary, self.run.unavailable
-        if summary.energy_j is None:
-            missing["workload.tokens_per_j"] = missing["workload.flops_per_j"] = NO_POWER
-        elif summary.tokens_per_j and summary.flops_per_s and summary.tokens_per_s:
-            summary.flops_per_j = summary.flops_per_s / summary.tokens_per_s.mean * summary.tokens_per_j
-        if summary.tokens_per_s is None:
-            return
-        if price_per_hour is None:
-            missing["workload.cost_per_million_tokens"] = NO_PRICE
-        else:
-            summary.cost_per_million_tokens = cost_per_million_tokens(summary.tokens_per_s.mean, price_per_hour)
+    def archive(self, summarized: Run) -> None:
+        """Keep the summary of a closed run in place of its steps and requests, which take several megabytes."""
+        self.archived = summarized
+        self.steps.clear()
+        self.ranks.clear()
+        self.work = WorkCounts()
+        if self.serving is not None:
+            self.serving = ServingRecord()
+
+    def durations(self) -> list[float]:
+        """Seconds of the recent steady steps, oldest first; of a serving run E2E seconds of the recent requests."""
+        if self.serving is not None:
+            recent = itertools.islice(reversed(self.serving.requests), STEP_TIMES)
+            return [request.e2e_s for request in recent if request.e2e_s is not None][::-1]
+        return [step.wall_s for step in self.steady_steps(STEP_TIMES)]
 
     def steady_steps(self, limit: int | None = None, since_s: float | None = None) -> list[Step]:
-        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds."""
-        if self.steady_t is None:
+        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds. Empty for an archived run."""
+        if self.steady_t is None or not self.steps:
             return []
         start = self.steady_t if since_s is None else max(self.steady_t, self.steps[-1].t - since_s)
         found = list(itertools.takewhile(lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)))
         found.reverse()
         return found
 
-    def peak(self, devices: list[Device]) -> tuple[float, str] | None:
-        """The FLOP/s to hold this run against: a GPU's dense datasheet peak, else the matrix product measured here."""
-        precision = served_precision(self.run.knobs) if self.run.serves else str(self.run.knobs.get("precision", "fp32"))
-        device = next((device for device in devices if device.id == self.run.device), None)
-        if device is not None and device.is_gpu:
-            datasheet = getattr(device.peaks, f"{precision}_flops_per_s", None)
-            if datasheet:
-                count = int(self.facts.get("world_size", 1))
-                return datasheet * count, f"{f'{count} x ' if count > 1 else ''}{precision} dense, {device.peaks.source}"
-        measured = self.facts.get("peak_flops_per_s")
-        threads = self.facts.get("threads", 1)
-        return (measured, f"{self.notes.get('peak', precision)} measured here, {threads:.0f} threads") if measured else None
-
-    def memory_peak(self, devices: list[Device]) -> tuple[float, str] | None:
-        """The bytes/s to hold this run against: a GPU's datasheet figure, else a copy measured here."""
-        device = next((device for device in devices if device.id == self.run.device), None)
-        if device is not None and device.is_gpu and device.peaks.memory_bytes_per_s:
-            return device.peaks.memory_bytes_per_s, device.peaks.source
-        measured = self.facts.get("peak_bytes_per_s")
-        what = "the model's own layers" if self.run.serves else "a copy"
-        return (measured, f"{what} measured here") if measured else None
-
-    def refresh_summary(self, devices: list[Device], limit: int | None = None) -> None:
-        """Recompute the figures where steps have come in: over the last `limit` steady ones, or all before any is steady."""
-        state = (self._seen_steps, limit)
-        if self.serving is not None and limit is not None and self.steps:
-            state = (int(self.steps[-1].t), limit)  # percentiles of thousands of gaps: once a second is enough
-        if state == self._summarized:
-            return
-        self._summarized = state
-        steps = self.steady_steps(limit) or list(self.steps)[-(limit or MAX_STEPS) :]
-        old = self.run.summary
-        if self.serving is not None:
-            self._summarize_serving(self.serving, steps, devices, limit is not None)
-            return
-        summary = summarize(steps, self.facts.get("flops_per_sample"), self.peak(devices))
-        add_bandwidth(summary, steps, self.facts.get("bytes_per_sample"), self.memory_peak(devices))
-        for kept in ("memory_peak_bytes", "energy_j", "tokens_per_j", "flops_per_j", "cost_per_million_tokens"):
-            setattr(summary, kept, getattr(old, kept))
-        if self._overhead_start is not None and self._seen_steps > self._overhead_start[1]:
-            summary.overhead_s_per_step = (self._overhead_s - self._overhead_start[0]) / (self._seen_steps - self._overhead_start[1])
-        if self.steps:
-            first = [step.loss for step in itertools.islice(self.steps, 5) if step.loss is not None]
-            summary.loss_first = sum(first) / len(first) if first else summary.loss_first
-        self.run.summary = summary
-        self.run.ranks = self.ranks.summaries(limit)
-
-    def _summarize_serving(self, serving: ServingRecord, ticks: list[Step], devices: list[Device], live: bool) -> None:
-        old, summary = self.run.summary, serving.summary(ticks, self.objective, live)
-        if ticks:
-            add_served_work(summary, serving.rates(ticks[0].t - ticks[0].wall_s), self.peak(devices), self.memory_peak(devices))
-        for kept in ("energy_j", "tokens_per_j", "cost_per_million_tokens"):
-            setattr(summary, kept, getattr(old, kept))
-        self.run.summary = summary
-
-    def signals(self, cores: int, memory: tuple[float, float] | None, window_s: float | None = None) -> dict[str, Signal]:
-        """What the rules work on, over the steady steps (of the last `window_s`, where given)."""
-        steps = self.steady_steps(since_s=window_s)
-        found = self._compiled.signals()
-        if self._unsteady_since is not None and self.steps:
-            waited = 0.0 if self.steady_t is not None else self.steps[-1].t - self._unsteady_since
-            found["seconds_not_steady"] = Signal(waited, "s", "step account")
-        if not steps:
-            return found
-        if self.serving is not None:
-            summary = self.run.summary
-            for name, ratio, source in (
-                ("mfu_ratio", summary.mfu_ratio, summary.mfu_peak_source),
-                ("mbu_ratio", summary.mbu_ratio, summary.mbu_peak_source),
-            ):
-                if ratio is not None:
-                    found[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
-            return found | self.serving.signals(steps[0].t - steps[0].wall_s, self.run.knobs, self.facts) | self.probe_signals
-        n = len(steps)
-        on_cpu = self.run.device == "cpu"
-        # on a GPU the account is the stream's timeline, in which the host's run-queue delay is mostly hidden
-        clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
-        for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
-            found[f"{name}_ratio"] = Signal(share, "ratio", clock)
-        delay = runq_ratio(steps)
-        if delay is not None:
-            found["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
-        found |= self._waits(steps)
-        mean_s = sum(step.wall_s for step in steps) / n
-        lost_to_others = (delay or 0.0) if on_cpu else 0.0
-        found["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
-        found["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
-        found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
-        threads = self.facts.get("threads", 1.0) if on_cpu else 1.0
-        if self.others_ratio is not None:
-            found["host.others_cpu_ratio"] = Signal(
-                self.others_ratio, "ratio", "/proc: cores that are busy, less this console and its children"
-            )
-        found["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
-        found["is_gpu"] = Signal(float(self.run.device != "cpu"), "", "device")
-        if self.run.summary.mfu_ratio is not None:
-            mfu = self.run.summary.mfu_ratio / max(0.05, 1 - lost_to_others)
-            found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {self.run.summary.mfu_peak_source}")
-        if self.run.summary.mbu_ratio is not None:
-            mbu = self.run.summary.mbu_ratio / max(0.05, 1 - lost_to_others)
-            found["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {self.run.summary.mbu_peak_source}")
-        for name, value in self.facts.items():
-            if name.startswith("embedding."):
-                found[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
-        if memory is not None:
-            found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
-            if on_cpu:
-                found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
-        return found | self._work.signals(steps[0].t, self.steady_t) | self.ranks.signals() | self.probe_signals
-
-    def _waits(self, steps: list[Step]) -> dict[str, Signal]:
-        """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""
-        waits = [step.phases[DATA_WAIT] for step in steps]
-        typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
-        beyond = [max(0.0, wait - typical) for wait in waits]
-        excess = sum(beyond)
-        source = f"step account, n={len(steps)}"
-        found = {
-            "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: the median step's wait"),
-            "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: waits beyond the median one's, summed"),
-        }
-        if excess:
-            long_s = sum(wait**2 for wait in beyond) / excess  # of a second of such waiting: how long the wait is that it is part of
-            found["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean of those waits, weighted by their own length")
-            found["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: so many waits of that length add up to as much")
-        return found
-
-    def _look_for_steady(self) -> None:
+    def _detect_steady(self) -> None:
         steps = list(self.steps)
         start = steady_from(steps)
         if start is not None:

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.run import Step, Summary
+from gpuconsole.model.run import COUNTS, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.account import percentile
 from gpuconsole.session.figures.latencies import Latencies
@@ -43,10 +43,13 @@ class ServingRecord:
         self._spilled = False
         self._probes: list[tuple[float, float]] = []
 
-    def add_requests(self, event: Requests) -> list[Request]:
-        """Note what ended; returns those that count."""
-        counted = [request for request in event.requests if request.arm == 0 and request.kind == 0]
-        for request in counted:
+    @staticmethod
+    def counted(event: Requests) -> list[Request]:
+        """The requests of the ordinary load: not of a trial's other side, of a probe, or of the time after a change."""
+        return [request for request in event.requests if request.arm == 0 and request.kind == COUNTS]
+
+    def add_requests(self, event: Requests) -> None:
+        for request in self.counted(event):
             if request.error:
                 self.failures[request.error] += 1
             self.requests.append(request)
@@ -57,7 +60,6 @@ class ServingRecord:
             self._gaps -= len(self.requests.popleft().gaps)
             self._spilled = True
         self.load.append(msgspec.structs.replace(event, requests=[]))
-        return counted
 
     def add_state(self, event: ServerState) -> None:
         self.states.append(event)

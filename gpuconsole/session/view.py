@@ -1,18 +1,19 @@
-"""Snapshots of the state: what a screen shows, and what a snapshot holds."""
+"""Snapshots of the state: what a screen shows, what a snapshot file holds, and what a recording begins with. Taking one changes nothing."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.model.files import write_whole
 from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
-from gpuconsole.model.snapshot import Environment, Snapshot, encode
-from gpuconsole.session.api import SessionError, View
+from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.session.api import View
+from gpuconsole.session.figures.summary import summarized
+from gpuconsole.session.freshness import silent_devices
+from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import (
@@ -31,35 +32,52 @@ from gpuconsole.wire.events import (
     Unavailable,
 )
 
-STEP_TIMES = 1000
 SERIES_POINTS = 600
+REPEATED = 2
+"""Columns of a history that repeat the sample before them, where a column is narrower than the sampling period."""
+
+_reasons: WeakKeyDictionary[MachineState, tuple[int, dict[str, str]]] = WeakKeyDictionary()
+"""The last reasons of each state, with the version that they were made from."""
+
+
+def run_now(state: SessionState, record: RunRecord) -> Run:
+    """A run with its summary as it stands: of a run that is not closed, over its last LIVE_STEPS steady steps."""
+    return summarized(record, state.devices, state.environment, LIVE_STEPS if record.closed_t is None else None)
 
 
 def make_view(
-    state: SessionState, *, environment: Environment, device: str, probing: str, recording: bool, recording_to: str, ended: bool
+    state: SessionState,
+    *,
+    now: float,
+    environment: Environment,
+    device: str,
+    probing: str,
+    recording: bool,
+    recording_to: str,
+    ended: bool,
 ) -> View:
-    record = state.record
-    if record is not None and record.closed_t is None:
-        record.refresh_summary(state.devices, LIVE_STEPS)
+    """What a screen shows at `now`, a time on the clock of the events. `device` is what a run would use, while there is none."""
+    record, readings = state.record, state.readings
+    now = state.session_time(max(now, state.now))
     stage = " ".join(filter(None, (state.stage, state.stage_detail))) if record is not None and record.run.state == "starting" else ""
     return View(
-        now=state.session_time(state.now),
+        now=now,
         environment=environment,
         devices=tuple(state.devices),
         device=record.run.device if record else device,
         no_gpu_reason=state.no_gpu_reason,
-        latest=dict(state.latest),
-        wall=state.wall0 + state.session_time(state.now) if state.wall0 else 0.0,
-        sampled=dict(state.sampled),
-        substitutes=dict(state.substitutes),
-        last_seen=dict(state.last_seen),
+        latest=dict(readings.latest),
+        wall=state.wall0 + now if state.wall0 else 0.0,
+        sampled=dict(readings.sampled),
+        substitutes=dict(readings.substitutes),
+        silent={} if recording else silent_devices(state, now),
         processes=tuple(state.processes),
         processes_missing=dict(state.processes_missing),
         links=tuple(state.links),
         sources=dict(state.sources),
-        unavailable=dict(state.reasons()),
+        unavailable=dict(reasons(state)),
         lost=dict(state.lost),
-        runs=tuple(msgspec.structs.replace(record.run) for record in state.records),
+        runs=tuple(run_now(state, record) for record in state.records),
         trials=tuple(state.trials.values()),
         tuning=state.tuning,
         tuning_at=state.tuning_at,
@@ -72,17 +90,28 @@ def make_view(
         recording=recording,
         recording_to=recording_to,
         ended=ended,
-        step_times=_durations(record) if record else (),
+        step_times=tuple(record.durations()) if record else (),
     )
 
 
-def bucketed(state: SessionState, key: str, columns: int, seconds: float) -> list[float | None]:
-    """Means per bucket of `seconds / columns`, bound to the clock so that a bucket never changes once it is past."""
-    series = state.series.get(key)
+def reasons(state: MachineState) -> dict[str, str]:
+    """Why a series is missing, by its key."""
+    known = _reasons.get(state)
+    if known is None or known[0] != state.reasons_version:
+        found = {series_key(metric, device): reason for device, metrics in state.unavailable.items() for metric, reason in metrics.items()}
+        for device, reason in state.lost.items():
+            found |= {series_key(metric, device): f"device lost: {reason}" for metric in CATALOGUE if metric.startswith("gpu.")}
+        known = _reasons[state] = (state.reasons_version, found)
+    return known[1]
+
+
+def bucketed(state: SessionState, key: str, now: float, columns: int, seconds: float) -> list[float | None]:
+    """Means of a series in columns of `seconds / columns`, the last of them at `now`. Columns are bound to the clock: a past column never changes."""
+    series = state.readings.series.get(key)
     if series is None or columns <= 0:
         return [None] * max(0, columns)
     width = seconds / columns
-    last = int(state.session_time(state.now) / width)
+    last = int(state.session_time(max(now, state.now)) / width)
     sums, counts = [0.0] * columns, [0] * columns
     times, values = series.since((last - columns + 1) * width)
     for t, value in zip(times, values, strict=True):
@@ -90,70 +119,38 @@ def bucketed(state: SessionState, key: str, columns: int, seconds: float) -> lis
         if 0 <= index < columns:
             sums[index] += value
             counts[index] += 1
-    found: list[float | None] = [total / n if n else None for total, n in zip(sums, counts, strict=True)]
-    return _filled(found)
+    return _filled([total / n if n else None for total, n in zip(sums, counts, strict=True)])
 
 
-class StateReader:
-    """What a `SessionApi` reads from its state, live or recorded."""
-
-    state: SessionState
-
-    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
-        return bucketed(self.state, key, columns, seconds)
-
-    def points(self, key: str) -> tuple[list[float], list[float]]:
-        series = self.state.series.get(key)
-        return series.points() if series else ([], [])
+def points(state: SessionState, key: str) -> tuple[list[float], list[float]]:
+    """The whole history of a series: session seconds and values."""
+    series = state.readings.series.get(key)
+    return series.points() if series else ([], [])
 
 
-def _filled(values: list[float | None]) -> list[float | None]:
-    """Buckets narrower than the sampling period repeat the sample before them, for at most two columns."""
-    since, last = 0, None
-    for index, value in enumerate(values):
-        if value is not None:
-            since, last = 0, value
-        elif last is not None and since < 2:
-            since += 1
-            values[index] = last
-    return values
-
-
-def make_snapshot(state: SessionState, environment: Environment) -> Snapshot:
-    """The session as it stands."""
-    for record in state.records:
-        state.refresh_models(record)
+def make_snapshot(state: SessionState, environment: Environment, now: float) -> Snapshot:
+    """The session as it stands at `now`, a time on the clock of the events. The runs have no figures of the models yet."""
+    now = max(now, state.now)
     calibration = state.records[-1].facts if state.records else {}
     measured = {name: value for name, value in calibration.items() if name in ("peak_flops_per_s", "threads")}
     return Snapshot(
-        created=state.wall_clock(state.now),
+        created=state.wall_clock(now),
         gpuconsole=__version__,
         environment=msgspec.structs.replace(environment, calibration={**environment.calibration, **measured}),
-        runs=[_run_with_series(state, index) for index in range(len(state.records))],
+        runs=[_run_with_series(state, record, now) for record in state.records],
         trials=list(state.trials.values()),
-        unavailable={**state.reasons(), **({"gpu": state.no_gpu_reason} if state.no_gpu_reason else {})},
+        unavailable={**reasons(state), **({"gpu": state.no_gpu_reason} if state.no_gpu_reason else {})},
     )
 
 
-def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:
-    """Write `snapshot` whole to `path`, or to a dated file of that stem here; returns where. Raises SessionError."""
-    target = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json")
-    try:
-        write_whole(target, encode(snapshot))
-    except OSError as error:
-        raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
-    return target
-
-
-def prelude(state: SessionState, environment: Environment, last_started: Started | None) -> list[AnyEvent]:
+def prelude(state: SessionState, environment: Environment, last_started: Started | None, now: float) -> list[AnyEvent]:
     """What a recording that begins in mid-session must hold first: devices, and the current run as it stands."""
-    now = time.monotonic()
     events: list[AnyEvent] = [
         Devices(now, state.devices, state.driver, state.no_gpu_reason, state.cuda),
         EnvironmentKnown(now, environment),
     ]
     events += [Topology(now, state.links), Processes(now, state.processes, state.processes_missing), *state.sources.values()]
-    events += [Unavailable(now, device, reasons) for device, reasons in state.unavailable.items()]
+    events += [Unavailable(now, device, metrics) for device, metrics in state.unavailable.items()]
     events += [DeviceLost(now, device, reason) for device, reason in state.lost.items()]
     if state.record is not None:
         run = state.record.run
@@ -171,37 +168,41 @@ def prelude(state: SessionState, environment: Environment, last_started: Started
     return events
 
 
-def _durations(record: RunRecord) -> tuple[float, ...]:
-    """Of the recent steps; of a serving run, of the recent requests."""
-    if record.serving is not None:
-        return tuple(request.e2e_s for request in list(record.serving.requests)[-STEP_TIMES:] if request.e2e_s is not None)
-    return tuple(step.wall_s for step in record.steady_steps(STEP_TIMES))
+def _filled(values: list[float | None]) -> list[float | None]:
+    since, last = 0, None
+    for index, value in enumerate(values):
+        if value is not None:
+            since, last = 0, value
+        elif last is not None and since < REPEATED:
+            since += 1
+            values[index] = last
+    return values
 
 
 def _own_cpu(state: SessionState) -> float | None:
-    """What the console and its sampler use of a core; None before both have told."""
-    shares = [state.series.get(series_key("console.cpu_ratio", process)) for process in ("console", "sampler")]
+    """CPU of the console and of its sampler, in cores; None while neither has reported."""
+    shares = [state.readings.series.get(series_key("console.cpu_ratio", process)) for process in ("console", "sampler")]
     values = [series.last for series in shares if series is not None and series.last is not None]
     return sum(values) if values else None
 
 
-def _run_with_series(state: SessionState, index: int) -> Run:
-    record = state.records[index]
+def _run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
+    readings = state.readings
     start = state.session_time(record.opened_t)
-    end = state.session_time(record.closed_t if record.closed_t is not None else state.now)
+    end = state.session_time(record.closed_t if record.closed_t is not None else now)
     series = {}
-    for key, one in state.series.items():
+    for key, one in readings.series.items():
         times, values = one.points()
         inside = [(t, v) for t, v in zip(times, values, strict=True) if start <= t <= end]
         if inside:
             stride = max(1, -(-len(inside) // SERIES_POINTS))
             kept = inside[::stride]
-            source = state.substitutes.get(key, one.source)
+            source = readings.substitutes.get(key, one.source)
             series[key] = SeriesData([round(t, 3) for t, _ in kept], [v for _, v in kept], source)
-    for key, value in state.latest.items():  # of what hardly ever changes the present is all there is
-        if key not in state.series and "/link:" not in key and start <= state.sampled[key] <= end:
-            series[key] = SeriesData(
-                [round(state.sampled[key], 3)], [value], state.substitutes.get(key, CATALOGUE[key.partition("{")[0]].source)
-            )
-    reasons = {**state.reasons(), **record.run.unavailable}
-    return msgspec.structs.replace(record.run, series=series, unavailable=reasons)
+    for key, value in readings.latest.items():  # the present value is all that is known of metrics without a history
+        at = readings.sampled[key]
+        if key not in readings.series and "/link:" not in key and start <= at <= end:
+            source = readings.substitutes.get(key, CATALOGUE[key.partition("{")[0]].source)
+            series[key] = SeriesData([round(at, 3)], [value], source)
+    run = summarized(record, state.devices, state.environment)
+    return msgspec.structs.replace(run, series=series, unavailable={**reasons(state), **run.unavailable})

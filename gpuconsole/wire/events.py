@@ -290,6 +290,13 @@ class Compared(Event, frozen=True):
     baseline: BaselineComparison
 
 
+class SamplerEnded(Event, frozen=True):
+    """The sampler ended, or was replaced; another one starts. `text` says why, in one line for the person at the screen."""
+
+    text: str
+    level: str = "warning"
+
+
 class TrialUpdate(Event, frozen=True):
     trial: Trial
 
@@ -309,7 +316,7 @@ class Note(Event, frozen=True):
 
 AnyEvent = (
     Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
-    | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | TrialUpdate | TuningUpdate | Note
+    | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
 

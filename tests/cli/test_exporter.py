@@ -15,9 +15,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpuconsole.cli.main import main
-from gpuconsole.report.prometheus import board as boards
 from gpuconsole.report.prometheus import server as metrics_server
 from gpuconsole.report.prometheus.collector import exported_names
+from gpuconsole.report.prometheus.scrape import LoopScraper
+from gpuconsole.session.state import SessionState
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli, Machine
 from tests.fakes.dcgm import FakeDcgm, dcgm_page
@@ -277,7 +278,7 @@ def test_a_run_serves_its_workload_too(machine: Machine) -> None:
 def test_clients_that_dawdle_do_not_shut_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "MOST_CLIENTS", 2)
     monkeypatch.setattr(metrics_server, "CLIENT_S", 0.5)
-    server = metrics_server.MetricsServer("127.0.0.1", 0, boards.Board(1.0))
+    server = metrics_server.MetricsServer("127.0.0.1", 0, LoopScraper(SessionState()))
     server.start()
     host, _, port = server.address.rpartition(":")
     dawdlers = [socket.create_connection((host, int(port))) for _ in range(2)]

@@ -183,8 +183,8 @@ def test_a_cancelled_trial_goes_back_to_what_was_and_a_new_start_breaks_one_off(
             trial.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await trial
-            steps = engine.state.records[-1]._seen_steps
-            await until(lambda before=steps: engine.state.records[-1]._seen_steps > before + 20)
+            steps = engine.state.records[-1].seen_steps
+            await until(lambda before=steps: engine.state.records[-1].seen_steps > before + 20)
             assert len(engine.view().runs) == 1
             assert engine.state.records[-1].steps[-1].arm == 0
         assert len(workers()) == 1

@@ -33,8 +33,8 @@ def test_a_gpu_lost_in_mid_session_is_marked_and_the_others_go_on(script: Script
             assert engine.view().device == "gpu:0"
             script.write("gpus 8", *GPM, "gpu 3 lost 1")
             await until(lambda: "gpu:3" in engine.view().lost)
-            count = len(engine.state.series["gpu.power_w{device=gpu:4}"])
-            await until(lambda: len(engine.state.series["gpu.power_w{device=gpu:4}"]) > count + 2)
+            count = len(engine.state.readings.series["gpu.power_w{device=gpu:4}"])
+            await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:4}"]) > count + 2)
             view = engine.view()
             assert list(view.lost) == ["gpu:3"]
             assert "gpu.sm_active_ratio{device=gpu:3}" not in view.latest

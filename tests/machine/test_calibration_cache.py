@@ -78,4 +78,4 @@ def test_it_lies_in_every_snapshot() -> None:
     save(record_of(fingerprint([CPU], None)))
     assert fingerprint([CPU], None).calibration == {}  # whose is not said
     environment = fingerprint([CPU], None, device="cpu")
-    assert make_snapshot(SessionState(), environment).environment.calibration == {"copy_bytes_per_s": 1e9}
+    assert make_snapshot(SessionState(), environment, 0.0).environment.calibration == {"copy_bytes_per_s": 1e9}

@@ -56,8 +56,8 @@ def test_a_sampler_that_dies_is_started_again(script: Script) -> None:
         (old,) = samplers()
         old.kill()
         await until(lambda: any("the sampler ended" in note for note in engine.view().notes))
-        count = len(engine.state.series["gpu.power_w{device=gpu:0}"])
-        await until(lambda: len(engine.state.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        count = len(engine.state.readings.series["gpu.power_w{device=gpu:0}"])
+        await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2)
         assert old.pid not in [one.pid for one in samplers()]
 
     with_engine(play)
@@ -77,8 +77,8 @@ def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, mon
         monkeypatch.setattr(sampling.Child, "start", start)
         old.kill()
         await until(lambda: any("does not start: Resource temporarily unavailable" in note for note in engine.view().notes))
-        count = len(engine.state.series["gpu.power_w{device=gpu:0}"])
-        await until(lambda: len(engine.state.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        count = len(engine.state.readings.series["gpu.power_w{device=gpu:0}"])
+        await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2)
 
     with_engine(play)
 
@@ -121,8 +121,8 @@ def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: py
         (old,) = samplers()
         old.suspend()
         await until(lambda: any("the sampler has sent nothing" in note for note in engine.view().notes))
-        count = len(engine.state.series["gpu.power_w{device=gpu:0}"])
-        await until(lambda: len(engine.state.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        count = len(engine.state.readings.series["gpu.power_w{device=gpu:0}"])
+        await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2)
         assert not old.is_running() or old.status() == psutil.STATUS_ZOMBIE
 
     with_engine(play)

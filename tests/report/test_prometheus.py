@@ -7,8 +7,9 @@ import re
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import CATALOGUE
 from gpuconsole.model.metrics.dcgm import FIELDS
-from gpuconsole.report.prometheus.board import Board
-from gpuconsole.report.prometheus.collector import NAMES, OWN, BoardCollector
+from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
+from gpuconsole.report.prometheus.scrape import scrape
+from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Sample, SourceState, Unavailable, Xid
 
 GPU = Device(id="gpu:0", name="NVIDIA H200", uuid="GPU-1", facts={"pci": "00000000:3b:00.0"})
@@ -18,19 +19,19 @@ UNITS |= {"bytes/s": "bytes_per_second"}
 
 
 class World:
-    """A board at a time of our own, and what a scrape shows of it."""
+    """A session state at a time of our own, and what a scrape shows of it."""
 
     def __init__(self, *devices: Device, interval_s: float = 1.0) -> None:
         self.now = 1000.0
-        self.board = Board(interval_s, clock=lambda: self.now)
-        self.board.take(Hello(self.now, "sampler", 1, "0", 0.0))
-        self.board.take(Devices(self.now, list(devices or (GPU, CPU)), "580"))
+        self.state = SessionState(interval_s)
+        self.state.apply(Hello(self.now, "sampler", 1, "0", 0.0))
+        self.state.apply(Devices(self.now, list(devices or (GPU, CPU)), "580"))
 
     def sample(self, device: str = "gpu:0", sources: dict[str, str] | None = None, **values: float) -> None:
-        self.board.take(Sample(self.now, device, {f"gpu.{name}": value for name, value in values.items()}, sources or {}))
+        self.state.apply(Sample(self.now, device, {f"gpu.{name}": value for name, value in values.items()}, sources or {}))
 
     def shows(self, name: str) -> list[tuple[dict[str, str], float]]:
-        families = BoardCollector(self.board, "box").collect()
+        families = ScrapeCollector(lambda: scrape(self.state, self.now), "box").collect()
         return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
 
     def value(self, name: str) -> float | None:
@@ -66,7 +67,7 @@ def test_a_value_stands_while_its_reader_answers() -> None:
     assert world.value("gpuconsole_sample_age_seconds") == 5.5
     assert world.value("gpuconsole_sampler_up") == 0
     assert world.shows("gpuconsole_source_stuck_seconds") == [({"source": "sampler"}, 5.5)]
-    assert world.board.health() == "the sampler has said nothing for 6 s"
+    assert scrape(world.state, world.now).not_fresh == "the sampler has reported nothing for 6 s"
 
 
 def test_a_slow_beat_is_no_staleness() -> None:
@@ -75,7 +76,7 @@ def test_a_slow_beat_is_no_staleness() -> None:
     world.now += 45
     assert world.value(NAMES["gpu.power_w"]) == 350
     slow = World()
-    slow.board.take(SourceState(slow.now, "nvml", 4.0))
+    slow.state.apply(SourceState(slow.now, "nvml", 4.0))
     slow.sample(power_w=350)
     slow.now += 11
     assert slow.value(NAMES["gpu.power_w"]) == 350
@@ -94,7 +95,7 @@ def test_another_reader_does_not_keep_old_values_alive() -> None:
 def test_what_is_missing_has_its_reason_until_it_is_back() -> None:
     world = World()
     world.sample(power_w=350, temperature_c=60)
-    world.board.take(Unavailable(world.now, "gpu:0", {"gpu.power_w": "not supported"}))
+    world.state.apply(Unavailable(world.now, "gpu:0", {"gpu.power_w": "not supported"}))
     assert world.value(NAMES["gpu.power_w"]) is None
     labels = {"device": "gpu:0", "metric": "gpu.power_w", "reason": "not supported"}
     assert world.shows("gpuconsole_unavailable") == [(labels, 1)]
@@ -108,14 +109,14 @@ def test_a_loss_takes_gpu_and_links_and_ends_with_new_values() -> None:
     world.sample(power_w=350)
     world.sample("gpu:0/link:2", link_up=1)
     assert world.shows(NAMES["gpu.link_up"])[0][0] == {"device": "gpu:0/link:2", "uuid": "GPU-1", "model": "NVIDIA H200"}
-    world.board.take(DeviceLost(world.now, "gpu:0", "fell\noff\x1b[31m"))
+    world.state.apply(DeviceLost(world.now, "gpu:0", "fell\noff\x1b[31m"))
     world.sample(power_w=1)  # of the same round
     world.now += 1
     world.sample(sources={"gpu.power_w": "dcgm"}, power_w=2)
     assert world.shows("gpuconsole_device_lost") == [({"device": "gpu:0", "reason": "fell off\\x1b[31m"}, 1)]
     assert world.value(NAMES["gpu.power_w"]) is None
     assert world.value(NAMES["gpu.link_up"]) is None
-    world.board.take(Hello(world.now, "sampler", 2, "0", 0.0))
+    world.state.apply(Hello(world.now, "sampler", 2, "0", 0.0))
     assert world.value("gpuconsole_device_lost") == 1  # until the new sampler knows its devices
     world.sample(power_w=352)
     assert world.value(NAMES["gpu.power_w"]) == 352
@@ -140,7 +141,7 @@ def test_dcgm_names_only_where_they_mean_the_same() -> None:
     world.sample(sm_active_ratio=0.5)
     assert world.value("DCGM_FI_PROF_PCIE_RX_BYTES") == 1e9
     assert world.value("DCGM_FI_DEV_XID_ERRORS") == 0
-    world.board.take(Xid(world.now, "gpu:0", 79))
+    world.state.apply(Xid(world.now, "gpu:0", 79))
     assert world.value("DCGM_FI_DEV_XID_ERRORS") == 79
     assert world.value("DCGM_FI_DEV_FB_USED") is None
     assert world.shows(NAMES["gpu.hbm_used_bytes"]) == [({"device": "gpu:0/mig:1", "uuid": "MIG-1", "model": "1g.18gb"}, 1 << 30)]
@@ -149,19 +150,19 @@ def test_dcgm_names_only_where_they_mean_the_same() -> None:
 def test_a_stuck_source_is_told_and_counted_on() -> None:
     world = World()
     world.sample(power_w=350)
-    world.board.take(SourceState(world.now, "nvml", 1.0, stuck_s=3.0, detail="nvmlDeviceGetPowerUsage of gpu:0"))
+    world.state.apply(SourceState(world.now, "nvml", 1.0, stuck_s=3.0, detail="nvmlDeviceGetPowerUsage of gpu:0"))
     world.now += 4
-    world.board.take(Sample(world.now, "cpu", {"host.cores_busy": 1.0}))
+    world.state.apply(Sample(world.now, "cpu", {"host.cores_busy": 1.0}))
     assert ({"source": "nvml"}, 7.0) in world.shows("gpuconsole_source_stuck_seconds")
-    assert world.board.health() == "nvml has not answered for 7 s: nvmlDeviceGetPowerUsage of gpu:0"
+    assert scrape(world.state, world.now).not_fresh == "nvml has not answered for 7 s: nvmlDeviceGetPowerUsage of gpu:0"
     world.now += 2
-    assert world.board.health().startswith("the newest sample of gpu:0 is 6 s old; nvml has not answered for 9 s")
+    assert scrape(world.state, world.now).not_fresh.startswith("the newest sample of gpu:0 is 6 s old; nvml has not answered for 9 s")
 
 
 def test_the_own_metrics_are_all_shown() -> None:
     world = World()
     world.sample(power_w=350)
-    world.board.take(DeviceLost(world.now, "gpu:7", "gone"))
-    world.board.take(Unavailable(world.now, "cpu", {"host.cores_busy": "no"}))
-    world.board.take(SourceState(world.now, "nvml", 1.0))
+    world.state.apply(DeviceLost(world.now, "gpu:7", "gone"))
+    world.state.apply(Unavailable(world.now, "cpu", {"host.cores_busy": "no"}))
+    world.state.apply(SourceState(world.now, "nvml", 1.0))
     assert all(world.shows(name) for name in OWN)

@@ -9,6 +9,7 @@ from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.efficiency import NO_POWER, NO_PRICE
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import Devices, EnvironmentKnown, Hello, RunClosed, RunOpened, Sample, Started, Steps
 
 KNOBS = {"batch_size": 8}
@@ -35,12 +36,12 @@ def session(power_w: float | None, price: float | None, device: str = "gpu:0") -
 
 def test_tokens_per_joule_flops_per_watt_and_cost() -> None:
     state = session(power_w=500.0, price=3.6)
-    latest = {key.partition("{")[0]: value for key, value in state.latest.items()}
+    latest = {key.partition("{")[0]: value for key, value in state.readings.latest.items()}
     assert latest["workload.tokens_per_j"] == pytest.approx(20_000 / 500)
     assert latest["workload.samples_per_j"] == pytest.approx(100 / 500)
     assert latest["workload.flops_per_j"] == pytest.approx(1e14 / 500)
     assert latest["workload.cost_per_million_tokens"] == pytest.approx(3.6 / (20_000 * 3600) * 1e6)
-    summary = state.records[0].run.summary
+    summary = run_now(state, state.records[0]).summary
     assert summary.cost_per_million_tokens == pytest.approx(0.05)
     assert summary.energy_j is not None and summary.tokens_per_j is not None
     # The energy counter from when the run was steady, and the tokens of the same time (to a second's reading at each end).
@@ -50,8 +51,8 @@ def test_tokens_per_joule_flops_per_watt_and_cost() -> None:
 
 def test_without_power_or_price_the_reason_is_told_and_no_figure() -> None:
     state = session(power_w=None, price=None, device="cpu")
-    assert not [key for key in state.latest if "_per_j" in key or "cost_per" in key]
-    run = state.records[0].run
+    assert not [key for key in state.readings.latest if "_per_j" in key or "cost_per" in key]
+    run = run_now(state, state.records[0])
     assert (run.summary.energy_j, run.summary.tokens_per_j, run.summary.cost_per_million_tokens) == (None, None, None)
     assert run.unavailable["workload.tokens_per_j"] == NO_POWER
     assert run.unavailable["workload.cost_per_million_tokens"] == NO_PRICE

@@ -13,7 +13,7 @@ import pytest
 
 from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.model.machine.process import Process
-from gpuconsole.processes.once import look
+from gpuconsole.processes.once import read_devices
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.nvml import fields
 from gpuconsole.telemetry.process_details import ProcessDetails
@@ -74,10 +74,10 @@ def test_a_driver_that_opens_slowly_is_looked_at_whole(machine: Machine, monkeyp
     _, environment = machine("gpus 1", "init_delay 2600", "gpu 0 error nvmlDeviceGetPowerUsage 3")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    seen = look(timeout_s=15)
-    assert seen.error == ""
-    assert len(seen.values["gpu:0"]) > 60
-    assert seen.processes == []
+    state, error = read_devices(timeout_s=15)
+    assert error == ""
+    assert len(state.readings.present("gpu:0")) > 60
+    assert state.processes == []
 
 
 def test_slices_that_come_later_are_seen(machine: Machine) -> None:
@@ -131,9 +131,9 @@ def state_of(uuid: str) -> SessionState:
 def test_a_value_is_the_usual_sources_again() -> None:
     state = state_of("A")
     state.apply(Sample(1.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 5.0}, {"gpu.pcie_rx_bytes_per_s": "nvml.field"}))
-    assert state.substitutes == {"gpu.pcie_rx_bytes_per_s{device=gpu:0}": "nvml.field"}
+    assert state.readings.substitutes == {"gpu.pcie_rx_bytes_per_s{device=gpu:0}": "nvml.field"}
     state.apply(Sample(2.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 6.0}))
-    assert state.substitutes == {}
+    assert state.readings.substitutes == {}
 
 
 def test_another_gpu_under_the_same_number_has_a_history_of_its_own() -> None:
@@ -141,14 +141,14 @@ def test_another_gpu_under_the_same_number_has_a_history_of_its_own() -> None:
     state.apply(Sample(1.0, "gpu:0", {"gpu.power_w": 700.0}))
     state.apply(Devices(2.0, [Device("gpu:0", "H200", uuid="B")]))
     state.apply(Sample(3.0, "gpu:0", {"gpu.power_w": 70.0}))
-    assert state.series["gpu.power_w{device=gpu:0}"].points() == ([3.0], [70.0])
+    assert state.readings.series["gpu.power_w{device=gpu:0}"].points() == ([3.0], [70.0])
 
 
 def test_a_lost_gpus_links_go_with_it() -> None:
     state = state_of("A")
     state.apply(Sample(1.0, "gpu:0/link:3", {"gpu.link_up": 1.0}))
     state.apply(DeviceLost(2.0, "gpu:0", "GPU is lost"))
-    assert not [key for key in state.latest if key.startswith("gpu.")]
+    assert not [key for key in state.readings.latest if key.startswith("gpu.")]
 
 
 def test_a_new_run_shows_nothing_of_the_one_before() -> None:
@@ -156,7 +156,7 @@ def test_a_new_run_shows_nothing_of_the_one_before() -> None:
     state.apply(RunOpened(0.0, "1", "train-gpt", "training.gpt", {"batch_size": 8}, "gpu:0"))
     state.add_point("workload.tokens_per_s", "gpu:0", 1.0, 10_000.0)
     state.apply(RunOpened(2.0, "2", "train-vision", "training.vision", {"batch_size": 8}, "gpu:0"))
-    assert not [key for key in state.latest if key.startswith("workload.")]
+    assert not [key for key in state.readings.latest if key.startswith("workload.")]
 
 
 def test_a_driver_that_comes_in_another_version_gets_a_fresh_process(machine: Machine) -> None:

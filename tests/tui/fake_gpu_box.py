@@ -147,6 +147,7 @@ def box(
     return msgspec.structs.replace(
         base, wall=WALL, devices=(*devices, HOST), latest=latest, sampled=sampled, unavailable=reasons, lost={f"gpu:{n}": "fell off the bus" for n in lost},
         processes=processes(gpus), processes_missing={f"gpu:{n}": "fell off the bus" for n in lost}, links=paths(gpus, kind),
+        silent={f"gpu:{n}": 61.0 for n in stuck},
         sources={"nvml": SourceState(base.now, "nvml", 1.0, stuck_s, detail, 3), "host": SourceState(base.now, "host", 1.0)},
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ def test_the_other_screens_are_a_key_away(key: str, screen: type) -> None:
 
 def test_a_device_of_which_nothing_comes_shows_no_old_figures() -> None:
     shown = box(8)
-    silent = msgspec.structs.replace(shown, last_seen={"gpu:0": shown.now - 12.0})
+    silent = msgspec.structs.replace(shown, silent={"gpu:0": 12.0})
 
     async def main() -> None:
         app = ConsoleApp(BoxFront(silent))

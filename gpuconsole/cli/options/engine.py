@@ -39,7 +39,7 @@ def live_engine(args: argparse.Namespace) -> Engine:
         from gpuconsole.engine.publish import publish
 
         try:
-            publish(engine, *served, interval(args))
+            publish(engine, *served)
         except (OSError, UnicodeError) as error:
             raise UsageError(f"--serve {args.serve}: {getattr(error, 'strerror', None) or error}") from None
     return engine

@@ -77,7 +77,7 @@ class HardwareWatch:
     def _error_signals(self, state: SessionState, whole: str) -> Signals:
         """Of the whole GPU, also where the run has a slice of it."""
         found = {"hw.lost": Signal(float(whole in state.lost), "", "NVML")}
-        latest = {name: state.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
+        latest = {name: state.readings.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
         if latest["xid_errors"] is not None:
             xids = [event.code for event in state.xids if event.device == whole and event.code in HARDWARE_XIDS]
             which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
@@ -85,7 +85,7 @@ class HardwareWatch:
         if latest["ecc_uncorrected"] is not None:
             found["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
         for name in ("row_remap_pending", "row_remap_failed"):
-            value = state.latest.get(series_key(f"gpu.{name}", whole))
+            value = state.readings.latest.get(series_key(f"gpu.{name}", whole))
             if value is not None:
                 found[f"hw.{name}"] = Signal(value, "", "NVML")
         return found | self._nvlink_errors(state, whole)
@@ -93,10 +93,10 @@ class HardwareWatch:
     def _nvlink_errors(self, state: SessionState, whole: str) -> Signals:
         rises: dict[str, float] = {}
         span_s = 0.0
-        for key in [key for key in state.latest if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key]:
+        for key in [key for key in state.readings.latest if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key]:
             name = key.partition("{")[0]
             if name in ("gpu.link_replays", "gpu.link_recoveries", "gpu.link_crc_errors"):
-                at, value = state.sampled[key], state.latest[key]
+                at, value = state.readings.sampled[key], state.readings.latest[key]
                 since, first = self._first.get(key, (at, value))
                 if value < first:  # the driver has begun anew
                     since, first = at, value
@@ -135,20 +135,20 @@ class Readings:
 
     def fact(self, name: str) -> float | None:
         """The newest value of what load does not change."""
-        return self._state.latest.get(self._key(name))
+        return self._state.readings.latest.get(self._key(name))
 
     def newest_loaded(self, name: str) -> float | None:
         """The newest value, if it was read under load."""
-        return self.fact(name) if self._state.sampled.get(self._key(name)) in self._loaded else None
+        return self.fact(name) if self._state.readings.sampled.get(self._key(name)) in self._loaded else None
 
     def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
         """How much a counter rose within the last `window_s`, and in how many seconds."""
-        series = self._state.series.get(self._key(name))
+        series = self._state.readings.series.get(self._key(name))
         times, values = series.since(self.state_now - window_s) if series is not None else ([], [])
         return (values[-1] - values[0], times[-1] - times[0]) if len(times) > 1 else None
 
     def _points(self, name: str) -> Iterable[tuple[float, float]]:
-        series = self._state.series.get(self._key(name))
+        series = self._state.readings.series.get(self._key(name))
         return zip(*series.since(self._since), strict=True) if series is not None else ()
 
     def _key(self, name: str) -> str:
@@ -260,8 +260,8 @@ def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
 
 def _used_bytes(state: SessionState, device: str) -> float | None:
     """Least memory in use in the last seconds, since the list of processes is read less often; None where the driver's own reserve would be in it."""
-    used = state.series.get(series_key("gpu.hbm_used_bytes", device))
-    if used is None or series_key("gpu.hbm_reserved_bytes", device) not in state.latest:
+    used = state.readings.series.get(series_key("gpu.hbm_used_bytes", device))
+    if used is None or series_key("gpu.hbm_reserved_bytes", device) not in state.readings.latest:
         return None
     return min(used.since(state.session_time(state.now) - LIST_AGE_S)[1], default=None)
 
@@ -295,7 +295,7 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
 def growth_signals(state: SessionState, record: RunRecord) -> Signals:
     """`memory.growth_bytes_per_s` and what it has come to since the run became steady. Training on a GPU only."""
     device = record.run.device
-    series = state.series.get(series_key("workload.memory_bytes", device))
+    series = state.readings.series.get(series_key("workload.memory_bytes", device))
     if record.run.serves or record.steady_t is None or series is None or len(record.steps) < LEAST_STEPS:
         return {}
     times, values = series.since(state.session_time(record.steady_t))
@@ -309,7 +309,7 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
         "memory.grown_bytes": Signal(values[-1] - values[0], "B", source),
     }
     limit = int(record.run.knobs.get("memory_limit_mb", 0)) * 2**20
-    room = limit - values[-1] if limit else state.latest.get(series_key("gpu.hbm_free_bytes", device))
+    room = limit - values[-1] if limit else state.readings.latest.get(series_key("gpu.hbm_free_bytes", device))
     if room is not None:
         found["memory.room_bytes"] = Signal(max(0.0, float(room)), "B", "memory_limit_mb" if limit else "NVML, free device memory")
     return found

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report.cells import Row, Segment, fill, line
+from gpuconsole.report.facts import silent_s
 from gpuconsole.report.spark import LEVELS
 from gpuconsole.report.units import NA, digits
 from gpuconsole.session.api import View
@@ -23,8 +24,6 @@ FEW = 4
 MOST_MARKS = 64
 """With more GPUs, several share a mark."""
 GROUP = 8
-STALE_S, SLOW_S = 5.0, 30.0
-"""Values older than this are not current: the first limit while a source is stuck, else the second, because slow drivers are read in turns."""
 LOST, MISSING, OLD = "x", "·", "?"
 
 
@@ -157,9 +156,7 @@ def _gpus(view: View) -> list[_Gpu]:
 
 def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
     """The values of a row."""
-    kind, latest, sampled, lost = ROWS[row], view.latest, view.sampled, view.lost
-    stuck = any(state.stuck_s for state in view.sources.values())
-    limit = view.now - max([STALE_S if stuck else SLOW_S, *(3 * state.period_s for state in view.sources.values())])
+    kind, latest, lost = ROWS[row], view.latest, view.lost
     degrees = kind.unit == "°C"
     reading = _Reading([], [], [])
     for gpu in gpus:
@@ -167,7 +164,7 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
         value = latest.get(key)
         if gpu.id in lost or value is None or not math.isfinite(value):
             reading.cells.append(_Cell(_LOST if gpu.id in lost else _MISSING, 0.0))
-        elif sampled.get(key, limit) < limit:
+        elif silent_s(view, gpu.id):
             reading.cells.append(_Cell(_OLD, value / kind.per))
         else:
             full = latest.get(top, kind.full) if top else kind.full

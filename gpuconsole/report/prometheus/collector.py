@@ -6,7 +6,7 @@ What is old, lost or n/a is absent, with a reason beside it, never a zero.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -18,7 +18,8 @@ from gpuconsole.model.metrics.catalogue import CATALOGUE
 from gpuconsole.model.metrics.dcgm import FIELDS, XID_FIELD
 from gpuconsole.model.metrics.metric import Metric as Declared
 from gpuconsole.model.text import visible as _visible
-from gpuconsole.report.prometheus.board import USUAL, Board, parent
+from gpuconsole.report.prometheus.scrape import Scrape
+from gpuconsole.session.readings import parent
 
 PREFIX = "gpuconsole_"
 visible = lru_cache(4096)(_visible)  # the same few names stand in thousands of labels
@@ -59,23 +60,33 @@ def exported_names() -> set[str]:
     return {*NAMES.values(), *(field.field for field in EXPORTED_FIELDS), XID_FIELD, *OWN}
 
 
-class BoardCollector(Collector):
-    """Turns the board into metric families at every scrape."""
+class ScrapeCollector(Collector):
+    """Turns a scrape into metric families."""
 
-    def __init__(self, board: Board, hostname: str | None = None) -> None:
-        self._board = board
+    def __init__(self, take: Callable[[], Scrape], hostname: str | None = None) -> None:
+        """`take` is called for every request, on the thread that answers it."""
+        self._take = take
         self._hostname = visible(hostname or socket.gethostname())
 
     def collect(self) -> Iterable[Metric]:
-        return BoardCollector(self._board.copied(), self._hostname)._families()
+        return _Families(self._take(), self._hostname).all()
 
-    def _families(self) -> list[Metric]:
-        now = self._board.clock()
-        values = self._board.fresh(now)
-        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._health(now)]
+
+class _Families:
+    """The metric families of one scrape."""
+
+    def __init__(self, scrape: Scrape, hostname: str) -> None:
+        self._scrape = scrape
+        self._hostname = hostname
+
+    def all(self) -> list[Metric]:
+        values = self._scrape.values
+        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._health()]
 
     def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
         for name, metric in CATALOGUE.items():
+            if name.startswith("server."):
+                continue  # a model server has a /metrics of its own
             having = [(device, found[name]) for device, found in values.items() if name in found]
             if not having:
                 continue
@@ -86,24 +97,24 @@ class BoardCollector(Collector):
             yield family
 
     def _identity(self, device: str) -> tuple[str, str]:
-        known = self._board.devices.get(device) or self._board.devices.get(parent(device))
+        known = self._scrape.device(device) or self._scrape.device(parent(device))
         return (visible(known.uuid), visible(known.name)) if known else ("", "")
 
     def _dcgm(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
-        gpus = [(device, values.get(device.id, {})) for device in self._board.devices.values() if device.is_gpu and not device.is_mig]
+        gpus = [(device, values.get(device.id, {})) for device in self._scrape.devices if device.is_gpu and not device.is_mig]
         for field in EXPORTED_FIELDS:
             metric = CATALOGUE[field.metric]
             # dcgm-exporter's counters have no `_total`, which ours would get if they were typed as counters.
             family = Metric(field.field, f"As DCGM has it. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
             for device, found in gpus:
-                if field.metric in found and (not field.only_with or self._board.reader(device.id, field.only_with) == USUAL):
+                if field.metric in found and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
                     family.add_sample(field.field, self._dcgm_labels(device), _tidy(found[field.metric] / field.factor))
             if family.samples:
                 yield family
         xids = Metric(XID_FIELD, "As DCGM has it. The last error (XID) of the GPU; 0 when there was none.", "gauge")
         for device, found in gpus:
             if "gpu.xid_errors" in found:  # else errors are not watched, and none seen says nothing
-                xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._board.xids.get(device.id, 0))
+                xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._scrape.last_xid.get(device.id, 0))
         if xids.samples:
             yield xids
 
@@ -120,39 +131,40 @@ class BoardCollector(Collector):
         return labels | ({"pci_bus_id": visible(address)} if address else {})
 
     def _devices(self) -> Iterator[Metric]:
-        board = self._board
+        scrape = self._scrape
         info = InfoMetricFamily("gpuconsole_device", OWN["gpuconsole_device_info"])
-        for device in board.devices.values():
+        for device in scrape.devices:
             facts = {"uuid": device.uuid, "model": device.name, "pcie": device.pcie, "nvlink": device.nvlink}
-            driver = board.driver if device.is_gpu else ""
+            driver = scrape.driver if device.is_gpu else ""
             labels = {"device": device.id, **facts, "driver": driver}
             info.add_metric([], {name: visible(text) for name, text in labels.items()})
         lost = _own("gpuconsole_device_lost", "device", "reason")
-        for name, (_, reason) in board.lost.items():
+        for name, reason in scrape.lost.items():
             lost.add_metric([visible(name), visible(reason)], 1)
         missing = _own("gpuconsole_unavailable", "device", "metric", "reason")
-        for name, reasons in board.unavailable.items():
+        for name, reasons in scrape.unavailable.items():
             for metric, reason in reasons.items():
                 missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
         yield from (info, lost, missing)
 
-    def _health(self, now: float) -> Iterator[Metric]:
-        board = self._board
+    def _health(self) -> Iterator[Metric]:
+        scrape = self._scrape
         build = InfoMetricFamily("gpuconsole_build", OWN["gpuconsole_build_info"])
         build.add_metric([], {"version": __version__})
         up = _own("gpuconsole_sampler_up")
-        up.add_metric([], 0 if board.down or board.silence(now) > board.stale_s else 1)
-        restarts = CounterMetricFamily("gpuconsole_sampler_restarts", OWN["gpuconsole_sampler_restarts_total"], value=board.restarts)
+        up.add_metric([], float(scrape.sampler_up))
+        restarts = CounterMetricFamily(
+            "gpuconsole_sampler_restarts", OWN["gpuconsole_sampler_restarts_total"], value=scrape.sampler_restarts
+        )
         age = _own("gpuconsole_sample_age_seconds", "device")
-        for device in board.devices:
-            if (sampled := board.sampled_at(device)) is not None:
-                age.add_metric([visible(device)], now - sampled)
+        for name, age_s in scrape.ages_s.items():
+            age.add_metric([visible(name)], age_s)
         stuck = _own("gpuconsole_source_stuck_seconds", "source")
-        stuck.add_metric(["sampler"], board.silence(now) if board.silence(now) > board.stale_s else 0)
+        stuck.add_metric(["sampler"], scrape.sampler_silent_s)
         period = _own("gpuconsole_source_period_seconds", "source")
-        for name, state in board.sources.items():
-            stuck.add_metric([visible(name)], board.stuck_s(state, now))
-            period.add_metric([visible(name)], state.period_s)
+        for name, (stuck_s, period_s) in scrape.sources.items():
+            stuck.add_metric([visible(name)], stuck_s)
+            period.add_metric([visible(name)], period_s)
         yield from (build, up, restarts, age, stuck, period)
 
 

@@ -16,8 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from gpuconsole import __version__
-from gpuconsole.report.prometheus.board import Board
-from gpuconsole.report.prometheus.collector import BoardCollector
+from gpuconsole.report.prometheus.collector import ScrapeCollector
+from gpuconsole.report.prometheus.scrape import NoAnswer, Scrape
 
 REQUEST_S = 10.0
 """For one piece of a request."""
@@ -36,11 +36,11 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 class MetricsServer:
     """Listens from the start; answers once `start` was called. Raises OSError, UnicodeError for a bad address."""
 
-    def __init__(self, host: str, port: int, board: Board, token: bytes | None = None) -> None:
+    def __init__(self, host: str, port: int, take: Callable[[], Scrape], token: bytes | None = None) -> None:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         server_class = type("_Server", (_Server,), {"address_family": family})
         self._server: WSGIServer = server_class(address[:2], _Handler)
-        self._server.set_app(application(board, token))
+        self._server.set_app(application(take, token))
 
     @property
     def address(self) -> str:
@@ -108,10 +108,10 @@ class _Handler(WSGIRequestHandler):
         """A line for every scrape would fill the journal."""
 
 
-def application(board: Board, token: bytes | None) -> Wsgi:
-    """Everything is behind the token where there is one."""
+def application(take: Callable[[], Scrape], token: bytes | None) -> Wsgi:
+    """Every page needs the token, where there is one. `take` may raise NoAnswer."""
     registry = CollectorRegistry()
-    registry.register(BoardCollector(board))
+    registry.register(ScrapeCollector(take))
     ProcessCollector(namespace="gpuconsole_exporter", registry=registry)
     metrics: Wsgi = make_wsgi_app(registry)
 
@@ -122,16 +122,19 @@ def application(board: Board, token: bytes | None) -> Wsgi:
 
         if token is not None and not _authorized(environ.get("HTTP_AUTHORIZATION", ""), token):
             return answer("401 Unauthorized", "a bearer token is needed\n", ("WWW-Authenticate", 'Bearer realm="gpuconsole"'))
-        match environ["PATH_INFO"]:
-            case "/metrics":
-                return metrics(environ, start_response)
-            case "/healthz":
-                reason = board.health()
-                return answer("503 Service Unavailable", f"{reason}\n") if reason else answer("200 OK", "ok\n")
-            case "/":
-                return answer("200 OK", ABOUT)
-            case _:
-                return answer("404 Not Found", "see /\n")
+        try:
+            match environ["PATH_INFO"]:
+                case "/metrics":
+                    return metrics(environ, start_response)
+                case "/healthz":
+                    reason = take().not_fresh
+                    return answer("503 Service Unavailable", f"{reason}\n") if reason else answer("200 OK", "ok\n")
+                case "/":
+                    return answer("200 OK", ABOUT)
+                case _:
+                    return answer("404 Not Found", "see /\n")
+        except NoAnswer as problem:
+            return answer("503 Service Unavailable", f"{problem}\n")
 
     return app
 

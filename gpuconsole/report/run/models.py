@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuconsole.diagnosis.modelling import MISSING
+from gpuconsole.diagnosis.models.figures.run import MISSING
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.run import PHASES, Rank, Run
 from gpuconsole.model.text import visible

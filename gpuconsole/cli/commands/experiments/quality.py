@@ -15,7 +15,7 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server, se
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import look
+from gpuconsole.processes.once import read_devices
 from gpuconsole.processes.one_shot import JobFailed, examine
 from gpuconsole.wire.events import ProbeDone, Progress
 
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     overrides = assignments(args.knobs, chosen)
     check_server(args, chosen.workload)
     try:
-        seen = look()
-        target = choose_device(seen.devices, device(args), seen.lost)
+        state, _ = read_devices()
+        target = choose_device(state.devices, device(args), state.lost)
     except DeviceChoiceError as error:
         raise UsageError(str(error)) from None
     knobs = {**chosen.knobs_for("gpu" if target.is_gpu else "cpu"), **overrides}

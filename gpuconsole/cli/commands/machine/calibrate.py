@@ -17,9 +17,10 @@ from gpuconsole.machine.calibration import load, machine_of, save
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device, fingerprint, torch_version
 from gpuconsole.model.machine.calibration import CalibrationRecord, Reached
 from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine.process import Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import Look, look
+from gpuconsole.processes.once import read_devices
 from gpuconsole.report.units import quantity
 from gpuconsole.wire.events import Progress
 
@@ -67,15 +68,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.show and torch_version() is None:
         raise UsageError('torch is not installed: pip install "gpuconsole[torch]"')
-    seen = look()
-    environment = fingerprint(seen.devices, seen.driver, seen.cuda)
+    state, problem = read_devices()
+    environment = fingerprint(state.devices, state.driver, state.cuda)
     try:
-        chosen = choose_device(seen.devices, device(args), seen.lost)
+        chosen = choose_device(state.devices, device(args), state.lost)
     except DeviceChoiceError as error:
         raise UsageError(str(error)) from None
-    if seen.error:
-        say(f"{seen.error}; going on with what is known")
-    return show(environment, chosen, args.json) if args.show else measure(environment, chosen, seen, args)
+    if problem:
+        say(f"{problem}; going on with what is known")
+    return show(environment, chosen, args.json) if args.show else measure(environment, chosen, state.processes, args)
 
 
 def show(environment: Environment, chosen: Device, as_json: bool) -> int:
@@ -87,8 +88,8 @@ def show(environment: Environment, chosen: Device, as_json: bool) -> int:
     return 0
 
 
-def measure(environment: Environment, chosen: Device, seen: Look, args: argparse.Namespace) -> int:
-    users = sum(1 for process in seen.processes if process.device == chosen.id)
+def measure(environment: Environment, chosen: Device, processes: list[Process], args: argparse.Namespace) -> int:
+    users = sum(1 for process in processes if process.device == chosen.id)
     if users:
         say(f"{users} other {'process has' if users == 1 else 'processes have'} {chosen.id}: these figures may be low")
     record = asyncio.run(_measure(environment, chosen, args.budget))

@@ -12,10 +12,11 @@ from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
-from gpuconsole.model.metrics.catalogue import CATALOGUE
+from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import Look, look
+from gpuconsole.processes.once import Reading, read_devices
 from gpuconsole.report.units import quantity
+from gpuconsole.session.state import SessionState
 
 EXAMPLES = """examples:
   gpuconsole devices
@@ -49,14 +50,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0; 1 when the driver does not answer, after what is known has been printed."""
-    seen = look(timeout_s=args.timeout, dcgm=dcgm(args))
-    print(to_json(as_json(seen)) if args.json else as_text(seen))
-    if seen.error:
-        print(f"gpuconsole: {visible(seen.error)}", file=sys.stderr)
-    return 1 if seen.error else 0
+    reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
+    print(to_json(as_json(reading)) if args.json else as_text(reading.state))
+    if reading.error:
+        print(f"gpuconsole: {visible(reading.error)}", file=sys.stderr)
+    return 1 if reading.error else 0
 
 
-def as_json(seen: Look) -> dict[str, object]:
+def as_json(reading: Reading) -> dict[str, object]:
+    """The JSON of `--json`: SI units, by metric name."""
+    state, readings = reading.state, reading.state.readings
+    links = [device for device in readings.devices() if "/link:" in device]
     devices = [
         {
             "id": device.id,
@@ -67,18 +71,24 @@ def as_json(seen: Look) -> dict[str, object]:
             "nvlink": device.nvlink,
             "peaks": device.peaks,
             "facts": device.facts,
-            "lost": seen.lost.get(device.id),
-            "values": seen.values.get(device.id, {}),
-            "sources": seen.substitutes.get(device.id, {}),
-            "unavailable": seen.unavailable.get(device.id, {}),
+            "lost": state.lost.get(device.id),
+            "values": readings.present(device.id),
+            "sources": {metric: readings.substitutes[key] for metric, key, _ in readings.values(device.id) if key in readings.substitutes},
+            "unavailable": state.unavailable.get(device.id, {}),
             "links": {
-                name.removeprefix(f"{device.id}/"): values for name, values in seen.values.items() if name.startswith(f"{device.id}/link:")
+                name.removeprefix(f"{device.id}/"): readings.present(name) for name in links if name.startswith(f"{device.id}/link:")
             },
-            "processes": [_without_command(process) for process in seen.processes if process.device == device.id],
+            "processes": [_without_command(process) for process in state.processes if process.device == device.id],
         }
-        for device in seen.devices
+        for device in state.devices
     ]
-    return {"driver": seen.driver, "no_gpu": seen.no_gpu or None, "error": seen.error or None, "devices": devices, "topology": seen.links}
+    return {
+        "driver": state.driver,
+        "no_gpu": state.no_gpu_reason or None,
+        "error": reading.error or None,
+        "devices": devices,
+        "topology": state.links,
+    }
 
 
 def _without_command(process: Process) -> dict[str, object]:
@@ -86,28 +96,29 @@ def _without_command(process: Process) -> dict[str, object]:
     return {name: value for name, value in msgspec.to_builtins(process).items() if name not in ("command", "device")}
 
 
-def as_text(seen: Look) -> str:
-    head = [f"driver {visible(seen.driver)}"] if seen.driver else []
-    if seen.no_gpu:
-        head.append(f"no GPU: {visible(seen.no_gpu)}")
-    return "\n\n".join(head + [_device_text(device, seen) for device in seen.devices])
+def as_text(state: SessionState) -> str:
+    head = [f"driver {visible(state.driver)}"] if state.driver else []
+    if state.no_gpu_reason:
+        head.append(f"no GPU: {visible(state.no_gpu_reason)}")
+    return "\n\n".join(head + [_device_text(device, state) for device in state.devices])
 
 
-def _device_text(device: Device, seen: Look) -> str:
+def _device_text(device: Device, state: SessionState) -> str:
     lines = [_title(device)]
-    if device.id in seen.lost:
-        return "\n".join([*lines, f"  lost: {visible(seen.lost[device.id])}"])
-    values, reasons = seen.values.get(device.id, {}), seen.unavailable.get(device.id, {})
+    if device.id in state.lost:
+        return "\n".join([*lines, f"  lost: {visible(state.lost[device.id])}"])
+    readings = state.readings
+    values, reasons = readings.present(device.id), state.unavailable.get(device.id, {})
     for name, metric in CATALOGUE.items():
         if name in values:
-            source = seen.substitutes.get(device.id, {}).get(name, metric.source)
+            source = readings.substitutes.get(series_key(name, device.id), metric.source)
             lines.append(f"  {name:<{NAME_WIDTH}} {quantity(values[name], metric.unit):>12}  {source}")
         elif name in reasons:
             lines.append(f"  {name:<{NAME_WIDTH}} {NA:>12}  {visible(reasons[name])}")
     if device.is_gpu:
-        lines += _links(device, seen) + _processes(device, seen)
+        lines += _links(device, state) + _processes(device, state)
     if not device.is_gpu:
-        lines += _cores(seen)
+        lines += _cores(state)
     return "\n".join(lines)
 
 
@@ -119,22 +130,23 @@ def _title(device: Device) -> str:
     return "  ".join([device.id, visible(device.name), *facts])
 
 
-def _links(device: Device, seen: Look) -> list[str]:
+def _links(device: Device, state: SessionState) -> list[str]:
     """Its NVLinks that are up, a line each, and its paths to the other GPUs."""
     lines = []
-    for name, values in seen.values.items():
-        if name.startswith(f"{device.id}/link:") and values.get("gpu.link_up"):
+    for name in state.readings.devices():
+        values = state.readings.present(name) if name.startswith(f"{device.id}/link:") else {}
+        if values.get("gpu.link_up"):
             parts = [
                 f"{label} {quantity(values[metric], CATALOGUE[metric].unit)}" for metric, label in LINK_WORDS.items() if metric in values
             ]
             lines.append(f"  {name.removeprefix(f'{device.id}/'):<{NAME_WIDTH}} {'  '.join(parts)}")
-    paths = [f"{link.b if link.a == device.id else link.a} {link.path}" for link in seen.links if device.id in (link.a, link.b)]
+    paths = [f"{link.b if link.a == device.id else link.a} {link.path}" for link in state.links if device.id in (link.a, link.b)]
     return lines + ([f"  {'paths':<{NAME_WIDTH}} {', '.join(paths)}"] if paths else [])
 
 
-def _processes(device: Device, seen: Look) -> list[str]:
+def _processes(device: Device, state: SessionState) -> list[str]:
     lines = []
-    for process in seen.processes:
+    for process in state.processes:
         if process.device == device.id:
             memory = quantity(process.memory_bytes, "bytes") if process.memory_bytes is not None else NA
             who = visible(" ".join(filter(None, (process.user, process.name)))) or "not visible from here"
@@ -142,9 +154,10 @@ def _processes(device: Device, seen: Look) -> list[str]:
     return lines
 
 
-def _cores(seen: Look) -> list[str]:
+def _cores(state: SessionState) -> list[str]:
     """The busy share of every core, in percent, sixteen to a line."""
-    busy = [values[CORE_METRIC] for device, values in seen.values.items() if device.startswith("cpu:") and CORE_METRIC in values]
+    cores = (state.readings.present(device) for device in state.readings.devices() if device.startswith("cpu:"))
+    busy = [values[CORE_METRIC] for values in cores if CORE_METRIC in values]
     rows = [busy[start : start + 16] for start in range(0, len(busy), 16)]
     labels = [f"{CORE_METRIC} (%)"] + [""] * len(rows)
     return [

@@ -18,7 +18,8 @@ from gpuconsole.machine.calibration import of_this_machine
 from gpuconsole.machine.environment import fingerprint
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.text import visible
-from gpuconsole.processes.once import Look, look
+from gpuconsole.processes.once import Reading, read_devices
+from gpuconsole.session.state import SessionState
 
 EXAMPLES = """examples:
   gpuconsole doctor
@@ -50,37 +51,37 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0; 1 when the driver does not answer."""
-    seen = look(timeout_s=args.timeout)
-    print(report(seen))
-    return 1 if seen.error else 0
+    reading = read_devices(timeout_s=args.timeout)
+    print(report(reading))
+    return 1 if reading.error else 0
 
 
-def report(seen: Look) -> str:
+def report(reading: Reading) -> str:
     sections = {
-        "program": program_rows(seen),
-        "GPU": gpu_rows(seen),
-        "topology": topology_rows(seen),
+        "program": program_rows(reading.state),
+        "GPU": gpu_rows(reading),
+        "topology": topology_rows(reading.state),
         "kernel": kernel_rows(),
         "terminal": terminal_rows(),
-        "reads n/a here": missing_rows(seen),
+        "reads n/a here": missing_rows(reading),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
     blocks = [[title, *(f"  {name:<{width}}  {visible(text)}" for name, text in rows)] for title, rows in sections.items() if rows]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def program_rows(seen: Look) -> list[Row]:
+def program_rows(state: SessionState) -> list[Row]:
     return [
         ("gpuconsole", __version__),
         ("python", sys.version.split()[0]),
-        ("torch", torch_text(seen.cuda)),
-        ("calibration", calibration_text(seen)),
+        ("torch", torch_text(state.cuda)),
+        ("calibration", calibration_text(state)),
     ]
 
 
-def calibration_text(seen: Look) -> str:
+def calibration_text(state: SessionState) -> str:
     """Which devices have been calibrated as they are now, and how long ago."""
-    records = of_this_machine(fingerprint(seen.devices, seen.driver, seen.cuda))
+    records = of_this_machine(fingerprint(state.devices, state.driver, state.cuda))
     return "; ".join(f"{record.device} {age(record)}" for record in records) or "none yet: gpuconsole calibrate"
 
 
@@ -111,19 +112,20 @@ def _torch_cuda(version_file: Path) -> str | None:
     return found[1] if found else None
 
 
-def gpu_rows(seen: Look) -> list[Row]:
-    rows: list[Row] = [("driver", f"{seen.driver or 'unknown'}{f', runs CUDA {seen.cuda}' if seen.cuda else ''}")]
-    if seen.error:
-        return [*rows, ("NVML", seen.error)]
-    if seen.no_gpu:
-        return [*rows, ("NVML", f"{seen.no_gpu}; the host CPU is the device")]
-    gpus = [device for device in seen.devices if device.is_gpu]
+def gpu_rows(reading: Reading) -> list[Row]:
+    state, error = reading
+    rows: list[Row] = [("driver", f"{state.driver or 'unknown'}{f', runs CUDA {state.cuda}' if state.cuda else ''}")]
+    if error:
+        return [*rows, ("NVML", error)]
+    if state.no_gpu_reason:
+        return [*rows, ("NVML", f"{state.no_gpu_reason}; the host CPU is the device")]
+    gpus = [device for device in state.devices if device.is_gpu]
     rows.append(("NVML", f"works, {len(gpus)} {'GPU' if len(gpus) == 1 else 'GPUs'}"))
     for gpu in gpus:
-        missing = seen.lost.get(gpu.id) or seen.unavailable.get(gpu.id, {}).get(GPM_METRIC)
+        missing = state.lost.get(gpu.id) or state.unavailable.get(gpu.id, {}).get(GPM_METRIC)
         rows.append((gpu.id, f"{gpu.name}; GPM {f'n/a: {missing}' if missing else 'works'}"))
-    rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, seen.values.get(gpu.id, {}))]
-    rows += [(state.source, state.detail) for state in seen.sources.values() if state.detail]
+    rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, state.readings.present(gpu.id))]
+    rows += [(source.source, source.detail) for source in state.sources.values() if source.detail]
     return rows
 
 
@@ -147,16 +149,16 @@ def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
     return found
 
 
-def topology_rows(seen: Look) -> list[Row]:
+def topology_rows(state: SessionState) -> list[Row]:
     """How many pairs of GPUs are linked by which path, and where the GPUs are."""
-    paths = Counter(link.path for link in seen.links)
+    paths = Counter(link.path for link in state.links)
     rows = (
         [("paths", ", ".join(f"{path} {count} {'pair' if count == 1 else 'pairs'}" for path, count in paths.most_common()))]
         if paths
         else []
     )
     nodes: dict[tuple[str, str], list[str]] = {}
-    for gpu in seen.devices:
+    for gpu in state.devices:
         if gpu.facts.get("numa_node") or gpu.facts.get("cpu_affinity"):
             nodes.setdefault((gpu.facts.get("numa_node", "?"), gpu.facts.get("cpu_affinity", "?")), []).append(gpu.id)
     rows += [(f"NUMA node {node}", f"CPUs {cpus}: {', '.join(gpus)}") for (node, cpus), gpus in nodes.items()]
@@ -186,20 +188,21 @@ def terminal_rows() -> list[Row]:
     ]
 
 
-def missing_rows(seen: Look) -> list[Row]:
+def missing_rows(reading: Reading) -> list[Row]:
     """Every metric without a value, those that are missing for the same reason together."""
+    state, error = reading
     by_gap: dict[tuple[str, str], list[str]] = {}
-    for device, reasons in seen.unavailable.items():
+    for device, reasons in state.unavailable.items():
         for metric, reason in reasons.items():
             by_gap.setdefault((metric, reason), []).append(device)
     by_reason: dict[tuple[str, str], list[str]] = {}
     for (metric, reason), devices in by_gap.items():
         by_reason.setdefault((reason, folded(devices)), []).append(metric)
     rows = [(devices, f"{reason}: {', '.join(metrics)}") for (reason, devices), metrics in by_reason.items()]
-    if seen.error:
-        rows.append(("everything else", seen.error))
-    elif seen.no_gpu:
-        rows.append(("gpu.*", seen.no_gpu))
+    if error:
+        rows.append(("everything else", error))
+    elif state.no_gpu_reason:
+        rows.append(("gpu.*", state.no_gpu_reason))
     return rows or [("nothing", "every metric has a source")]
 
 

@@ -14,10 +14,12 @@ from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.model.text import visible
 from gpuconsole.processes.sampler import SamplerSupervisor
-from gpuconsole.wire.events import AnyEvent, Note
+from gpuconsole.session.state import SessionState
+from gpuconsole.wire.events import AnyEvent, SamplerEnded
 
 if TYPE_CHECKING:
-    from gpuconsole.report.prometheus.board import Board
+    from gpuconsole.report.prometheus.scrape import LoopScraper
+    from gpuconsole.report.prometheus.server import MetricsServer
 
 DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under gpuconsole's names and DCGM's.
 
@@ -27,7 +29,7 @@ Ctrl-C ends it. Exit code: 0 ok, 2 bad usage. See docs/exporter.md."""
 EXAMPLES = """examples:
   gpuconsole exporter
   gpuconsole exporter --listen 0.0.0.0:9835 --token-file /etc/gpuconsole/token --interval 15
-  gpuconsole exporter --dcgm http://127.0.0.1:9400/metrics     what NVML cannot tell (before Hopper), from dcgm-exporter
+  gpuconsole exporter --dcgm http://127.0.0.1:9400/metrics     what NVML cannot report (before Hopper), from dcgm-exporter
 """
 DEFAULT_LISTEN = "127.0.0.1:9835"
 
@@ -52,24 +54,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # 0.1 s that other commands need not wait for
-    from gpuconsole.report.prometheus.board import Board
+    # Other commands need not wait 0.1 s for these imports.
+    from gpuconsole.report.prometheus.scrape import LoopScraper
     from gpuconsole.report.prometheus.server import MetricsServer
 
     host, port = parse_address(args.listen)
     token = read_token(args.token_file) if args.token_file else None
     address = dcgm(args)
-    board = Board(interval(args))
+    state = SessionState(interval(args), history=False)
+    scraper = LoopScraper(state)
     try:
-        server = MetricsServer(host, port, board, token)
+        server = MetricsServer(host, port, scraper, token)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
     if token is None and not server.is_loopback:
         say("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
-    server.start()
-    say(f"serving http://{server.address}/metrics")
     try:
-        asyncio.run(keep_reading(board, interval(args), address))
+        asyncio.run(keep_reading(state, scraper, server, address))
     finally:
         server.close()
     return 0
@@ -79,26 +80,23 @@ def say(text: str) -> None:
     print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)
 
 
-# --- the sampler ----------------------------------------------------------------------------------------------
-
-
-async def keep_reading(board: Board, interval_s: float, dcgm_url: str | None) -> None:
-    """Feed the board until SIGINT or SIGTERM."""
+async def keep_reading(state: SessionState, scraper: LoopScraper, server: MetricsServer, dcgm_url: str | None) -> None:
+    """Serve what a sampler reports, until SIGINT or SIGTERM."""
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
 
-    def take(event: AnyEvent) -> None:
-        if isinstance(event, Note):  # of the sampler's own life
-            board.stopped(event.text)
+    def on_event(event: AnyEvent) -> None:
+        state.apply(event)
+        if isinstance(event, SamplerEnded):
             say(event.text)
-        else:
-            board.take(event)
 
-    sampling = SamplerSupervisor(interval_s, dcgm_url, take)
-    board.starting()
+    scraper.attach()
+    server.start()
+    say(f"serving http://{server.address}/metrics")
+    sampler = SamplerSupervisor(state.interval_s, dcgm_url, on_event)
     try:
-        await sampling.start()
+        await sampler.start()
         await over.wait()
     finally:
-        await sampling.close()
+        await sampler.close()

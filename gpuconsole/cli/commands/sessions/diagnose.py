@@ -11,7 +11,8 @@ from gpuconsole.cli.options.files import read_snapshot, writable
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
-from gpuconsole.diagnosis.modelling import refresh_figures
+from gpuconsole.diagnosis.models.figures.run import with_figures
+from gpuconsole.machine.published import published_of
 from gpuconsole.model.files import write_whole
 from gpuconsole.report.session import run_text
 
@@ -35,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         run.findings = evaluate(Case(run.knobs, run.signals, run.serves))
         stored["findings"] = msgspec.to_builtins(run.findings)
-        refresh_figures(run, snapshot.environment.devices, snapshot.environment.calibration)
-        stored["figures"] = msgspec.to_builtins(run.figures)
-        print(run_text(run, snapshot.trials))
+        figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
+        stored["figures"] = msgspec.to_builtins(figured.figures)
+        print(run_text(figured, snapshot.trials))
     if target is not None:
         try:
             write_whole(target, msgspec.json.format(msgspec.json.encode(raw), indent=1) + b"\n")

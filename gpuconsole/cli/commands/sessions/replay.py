@@ -10,7 +10,6 @@ from gpuconsole.cli.options.console import add_eco_option, eco, has_screen
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.replay import Replay
 from gpuconsole.report.session import session_text
-from gpuconsole.session.view import make_snapshot
 from gpuconsole.wire.recording import RecordingError
 
 DESCRIPTION = "Show a recorded session on the same screen, marked as a recording."
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.headless:
         asyncio.run(replay.open())
         print("recording of", replay.state.wall_clock(replay.state.t0 or 0.0))
-        print(session_text(make_snapshot(replay.state, replay.state.environment)))
+        print(session_text(replay.snapshot()))
         return 0
     if not has_screen():
         raise UsageError("no terminal here: add --headless")

@@ -15,6 +15,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Peaks, Published
 from gpuconsole.model.run import Summary
+from gpuconsole.session.figures.peak import Peak, bandwidth_peak, calibrated_product, flops_peak, world_size
 
 GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
 """Only our GPT has all of these knobs."""
@@ -76,7 +77,7 @@ class ModelInputs:
     @property
     def world(self) -> int:
         """Number of processes of the run."""
-        return max(1, int(self.facts.get("world_size", self.knobs.get("nproc", 1))))
+        return world_size(self.knobs, self.facts)
 
     @property
     def replicas(self) -> int:
@@ -132,28 +133,20 @@ class ModelInputs:
         return self.value("samples_per_step") or float(batch) or None
 
     @property
-    def peak_flops_per_s(self) -> tuple[float, str] | None:
-        """What all devices of the run could do: the datasheet's dense peak, else what was measured here, with where it comes from."""
-        datasheet: float | None = getattr(self.peaks, f"{self.precision}_flops_per_s", None) if self.is_gpu else None
-        if datasheet:
-            return datasheet * self.world, f"{self.precision} dense, {self.peaks.source}"
-        if self.facts.get("peak_flops_per_s"):
-            return self.facts["peak_flops_per_s"], "dense product measured by the run"
-        return self.reached_flops_per_s
+    def peak_flops_per_s(self) -> Peak | None:
+        """FLOP/s of all devices of the run."""
+        return flops_peak(self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration)
 
     @property
-    def reached_flops_per_s(self) -> tuple[float, str] | None:
-        """What all devices of the run reached in a matrix product when this machine was calibrated. One CPU is shared by all processes."""
-        reached = self.calibration.get(f"gemm_{self.precision}_flops_per_s")
-        return (reached * (self.world if self.is_gpu else 1), f"{self.precision} matrix product, calibrated") if reached else None
+    def reached_flops_per_s(self) -> Peak | None:
+        """FLOP/s that all devices of the run reached in a calibrated matrix product."""
+        return calibrated_product(self.knobs, self.facts, self.is_gpu, self.calibration)
 
     @property
-    def bytes_per_s(self) -> tuple[float, str] | None:
-        """What the memory of one process's device does: its datasheet's figure, else a copy measured here."""
-        if self.is_gpu and self.peaks.memory_bytes_per_s:
-            return self.peaks.memory_bytes_per_s, self.peaks.source
-        copied = self.calibration.get("copy_bytes_per_s")
-        return (copied / (1 if self.is_gpu else self.world), "copy, calibrated") if copied else None
+    def bytes_per_s(self) -> Peak | None:
+        """Memory bandwidth per process: of its own GPU, or its share of the CPU's."""
+        peak = bandwidth_peak(self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration)
+        return (peak[0] / self.world, peak[1]) if peak else None
 
 
 def with_note(figure: Figure, note: str) -> Figure:

@@ -8,7 +8,7 @@ from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Peaks
-from gpuconsole.model.serving import served_precision
+from gpuconsole.session.figures.peak import bandwidth_peak, flops_peak
 
 NO_SERVER = "the server does not report the size of its weights and KV cache"
 NO_BANDWIDTH = "the memory bandwidth is not known"
@@ -23,15 +23,15 @@ def serving_figures(
     if not {"client.prompt_tokens", "client.output_tokens"} <= signals.keys():
         return []
     return [
-        _iteration(facts, signals, device_peaks, is_gpu),
+        _iteration(knobs, facts, signals, device_peaks, is_gpu),
         _prefill(knobs, facts, signals, device_peaks, is_gpu),
         _capacity(facts, signals),
     ]
 
 
-def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
+def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     """Time per token at full bandwidth: read the weights once, and the keys and values of every sequence."""
-    bandwidth = peaks.memory_bytes_per_s if is_gpu else facts.get("peak_bytes_per_s")
+    bandwidth = bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True)
     predicted, note = None, ""
     if not {"weight_bytes", "kv_bytes_per_token"} <= facts.keys() or "server.requests_running" not in signals:
         note = f"not predicted: {NO_SERVER}"
@@ -40,7 +40,7 @@ def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks:
     else:
         context = signals["client.prompt_tokens"].value + signals["client.output_tokens"].value / 2
         kv = signals["server.requests_running"].value * context * facts["kv_bytes_per_token"]
-        predicted = (facts["weight_bytes"] + kv) / bandwidth
+        predicted = (facts["weight_bytes"] + kv) / bandwidth[0]
         note = "minimum; small weights stay in caches and are read faster" if not is_gpu else "minimum"
     gap = signals.get("client.chunk_gap_p50_s")
     return Figure(
@@ -56,7 +56,7 @@ def _iteration(facts: Mapping[str, float], signals: Mapping[str, Signal], peaks:
 
 
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
-    peak = getattr(peaks, f"{served_precision(knobs)}_flops_per_s", None) if is_gpu else facts.get("peak_flops_per_s")
+    peak = flops_peak(knobs, facts, peaks, is_gpu, serves=True)
     layers = facts.get("layer_parameters")
     predicted, note = None, "minimum"
     if layers is None:
@@ -67,7 +67,7 @@ def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Sig
         n, width, depth = signals["client.prompt_tokens"].value, facts.get("d_model", 0.0), facts.get("n_layer", 0.0)
         found = signals.get("server.prefix_hit_ratio")
         left = n * (1 - (found.value if found else 0.0))
-        predicted = (2 * layers * left + 2 * left * n * width * depth) / peak
+        predicted = (2 * layers * left + 2 * left * n * width * depth) / peak[0]
     measured = signals.get("server.prefill_s")
     return Figure(
         "serving.prefill_s",

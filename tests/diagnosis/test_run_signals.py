@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpuconsole.diagnosis.signals.run import DATA_WAIT, run_signals
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import Step
-from gpuconsole.session.run import DATA_WAIT
+from gpuconsole.model.run import Step, Summary
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, RunOpened, Steps
 
@@ -23,7 +23,7 @@ def test_long_waits_are_told_by_how_many_and_how_long() -> None:
     state.apply(Steps(20.0, steps, 0.0, 0.0, 0.0, 1e6))
     assert state.record is not None
     state.record.steady_t = 0.0
-    found = {name: signal.value for name, signal in state.record.signals(2, None).items()}
+    found = {name: signal.value for name, signal in run_signals(state.record, Summary(), 2, None).items()}
     assert found["data_wait_long_s"] == pytest.approx(0.29)
     assert found["data_wait_long_steps"] == pytest.approx(20.0)
     assert found["data_wait_excess_ratio"] == pytest.approx(20 * 0.29 / 20.0)

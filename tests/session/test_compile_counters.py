@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.compile_counts import CompileCounts
+from gpuconsole.model.run import COUNTS, PHASES, PROBE, Step
+from gpuconsole.session.counters import CompileCounts
 from gpuconsole.wire.events import Steps
 
 
-def report(t: float, steps: int, graphs: float, seconds: float, given_up: float = 0.0) -> Steps:
+def report(t: float, steps: int, graphs: float, seconds: float, given_up: float = 0.0, kind: int = COUNTS) -> Steps:
     counters = {"compile.graphs": graphs, "compile.graph_breaks": 0.0, "compile.given_up": given_up, "compile.total_s": seconds}
-    done = [Step(i, t, 1.0, 1, 0, (0.0,) * len(PHASES)) for i in range(steps)]
+    done = [Step(i, t, 1.0, 1, 0, (0.0,) * len(PHASES), kind=kind) for i in range(steps)]
     return Steps(t, done, 0.0, 0.0, 0.0, 0.0, counters=counters)
 
 
@@ -31,3 +31,15 @@ def test_what_is_not_compiled_has_no_such_signals() -> None:
     for t in (1.0, 2.0):
         counts.add(Steps(t, [], 0.0, 0.0, 0.0, 0.0))
     assert counts.signals() == {}
+
+
+@pytest.mark.parametrize("before", [0.0, 1.0])
+def test_a_frame_that_a_probe_gives_up_is_not_charged_to_the_job(before: float) -> None:
+    counts = CompileCounts()
+    counts.add(report(1.0, 1, 1, 1.0, given_up=before))
+    counts.add(report(2.0, 2, 1, 1.0, given_up=before))
+    counts.add(report(3.0, 2, 2, 2.0, given_up=before + 1, kind=PROBE))
+    counts.add(report(4.0, 2, 2, 2.0, given_up=before + 1))
+    assert counts.signals()["compile.given_up"].value == 0
+    counts.add(report(5.0, 2, 3, 3.0, given_up=before + 2))
+    assert counts.signals()["compile.given_up"].value == 1

@@ -9,14 +9,15 @@ import msgspec
 import pytest
 
 from gpuconsole.cli.main import main
-from gpuconsole.diagnosis.modelling import MISSING, refresh_figures
+from gpuconsole.diagnosis.models.figures.run import MISSING, with_figures
+from gpuconsole.engine.reader import StateReader
 from gpuconsole.engine.replay import Replay
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import make_snapshot, prelude
+from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AnyEvent, EnvironmentKnown, Found, Hello, RankJoined, RunClosed, RunOpened, Started, Steps
 from gpuconsole.wire.recording import RecordingWriter
 
@@ -65,13 +66,24 @@ def stored(events: list[AnyEvent]) -> SessionState:
     return state
 
 
+class Reader(StateReader):
+    """Reads a state that is fed by hand."""
+
+    def __init__(self, state: SessionState) -> None:
+        super().__init__()
+        self.state = state
+
+    def run(self) -> Run:
+        return self.build_view(device="cpu", probing="", recording=False, recording_to="", ended=False).runs[-1]
+
+
 def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
     state = stored(session())
-    assert state.record is not None
-    live = {figure.name: figure for figure in state.record.run.figures}
+    reader = Reader(state)
+    live = {figure.name: figure for figure in reader.run().figures}
     assert (live["memory.parameters_bytes"].predicted, live["memory.parameters_bytes"].measured) == (8_000_000, 8_000_000)
     state.apply(RunClosed(17.0, "1", "finished"))
-    run = state.record.run
+    run = reader.run()
     assert {figure.name for figure in run.figures} == set(live)
     assert run.slowest == (1, 2.0)
     assert [(rank.rank, rank.leads) for rank in run.ranks] == [(0, True), (1, False)]
@@ -89,15 +101,14 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
 def test_one_process_has_no_table_of_processes_and_without_facts_there_are_no_models() -> None:
     events = [event for event in session({}) if not isinstance(event, RankJoined) and not (isinstance(event, Steps) and event.rank)]
     state = stored(events)
-    assert state.record is not None
-    text = run_text(state.record.run, [])
+    text = run_text(Reader(state).run(), [])
     assert "processes" not in text
     assert "models" not in text
 
 
 def test_diagnose_computes_the_models_anew_and_keeps_stored_ones_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = stored([*session(), RunClosed(17.0, "1", "finished")])
-    snapshot = make_snapshot(state, state.environment)
+    snapshot = Reader(state).snapshot()
     before = snapshot.runs[0].figures
     file, again = tmp_path / "a.json", tmp_path / "b.json"
     snapshot.runs[0].figures = []
@@ -117,7 +128,7 @@ def test_a_recording_that_begins_in_mid_run_has_the_models_and_tells_the_process
     path = tmp_path / "session.jsonl"
     writer = RecordingWriter(path)
     started = next(event for event in events if isinstance(event, Started))
-    for event in [Hello(9.0, "runtime", 1, "0", 1.7e9), *prelude(state, state.environment, started)]:
+    for event in [Hello(9.0, "runtime", 1, "0", 1.7e9), *prelude(state, state.environment, started, 18.0)]:
         writer.write(msgspec.structs.replace(event, t=18.0))
     for event in events:
         if isinstance(event, Steps):
@@ -134,7 +145,7 @@ def test_a_recording_that_begins_in_mid_run_has_the_models_and_tells_the_process
 
 def test_knob_values_that_the_models_do_not_know_are_told_and_end_nothing() -> None:
     run = Run("1", "x", "training.gpt", {**KNOBS, "batch_size": "many"}, "cpu", facts={**FACTS, "vocabulary": 65.0})
-    refresh_figures(run, [], {})
+    run = with_figures(run, [], {}, lambda name: ())
     assert run.figures == []
     assert "many" in run.unavailable[MISSING]
     assert "many" in run_text(run, [])

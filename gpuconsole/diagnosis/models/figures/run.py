@@ -1,0 +1,40 @@
+"""The figures of a run: every analytical model that fits its workload, computed when a view or a snapshot asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from gpuconsole.model.machine.device import Device, Published
+from gpuconsole.model.run import Run
+
+MISSING = "models"
+"""The key in `Run.unavailable` under which a run says why it has no figures."""
+
+
+def with_figures(
+    run: Run, devices: Sequence[Device], calibration: Mapping[str, float], published: Callable[[str], Sequence[Published]]
+) -> Run:
+    """A copy of `run` with its figures, in about 0.4 ms. A run without facts about its workload keeps the figures that it has.
+
+    `published`: the published training runs on a device, by the device's name. A run may come from a file with knob values that the models do
+    not accept: then it has no figures, and `unavailable` says why.
+    """
+    if not run.facts and not run.serves:
+        return run
+    # These imports take 50 ms, for which the first picture must not wait.
+    from gpuconsole.diagnosis.models.figures.serving import serving_figures
+    from gpuconsole.diagnosis.models.figures.training import training_figures
+
+    device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
+    try:
+        if run.serves:
+            figures = serving_figures(run.knobs, run.facts, run.signals, device.peaks, device.is_gpu)
+        else:
+            anchors = published(device.name) if device.is_gpu else ()
+            figures = training_figures(run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = f"the models cannot take this run's values: {error!r}"
+        return msgspec.structs.replace(run, figures=[], unavailable={**run.unavailable, MISSING: why})
+    return msgspec.structs.replace(run, figures=figures, unavailable={k: why for k, why in run.unavailable.items() if k != MISSING})

@@ -1,0 +1,90 @@
+"""Signals of a run from its step account, or from the requests of a server: what most rules read."""
+
+from __future__ import annotations
+
+import statistics
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import PHASES, Step, Summary
+from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
+from gpuconsole.session.run import RunRecord
+
+DATA_WAIT = PHASES.index("data_wait")
+
+
+def run_signals(
+    record: RunRecord, summary: Summary, cores: int, memory: tuple[float, float] | None, window_s: float | None = None
+) -> dict[str, Signal]:
+    """The signals that rules read, over the steady steps of the last `window_s` (None: all). Before the run is steady there are few.
+
+    `summary`: of the same run. `cores`: CPU cores that this console may use. `memory`: bytes in use and in all on the device of the run.
+    """
+    run, steps = record.run, record.steady_steps(since_s=window_s)
+    found = record.compiled.signals()
+    if record.first_step_t is not None and record.steps:
+        waited = 0.0 if record.steady_t is not None else record.steps[-1].t - record.first_step_t
+        found["seconds_not_steady"] = Signal(waited, "s", "step account")
+    if not steps:
+        return found
+    if record.serving is not None:
+        for name, ratio, source in (
+            ("mfu_ratio", summary.mfu_ratio, summary.mfu_peak_source),
+            ("mbu_ratio", summary.mbu_ratio, summary.mbu_peak_source),
+        ):
+            if ratio is not None:
+                found[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
+        return found | record.serving.signals(steps[0].t - steps[0].wall_s, run.knobs, record.facts) | record.probe_signals
+    n = len(steps)
+    on_cpu = run.device == "cpu"
+    # on a GPU the account is the stream's timeline, in which the host's run-queue delay is mostly hidden
+    clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
+    for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
+        found[f"{name}_ratio"] = Signal(share, "ratio", clock)
+    delay = runq_ratio(steps)
+    if delay is not None:
+        found["runq_ratio"] = Signal(delay, "ratio", "/proc/thread-self/schedstat on sampled steps")
+    found |= _waits(steps)
+    mean_s = sum(step.wall_s for step in steps) / n
+    lost_to_others = (delay or 0.0) if on_cpu else 0.0
+    found["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
+    found["samples_per_step"] = Signal(sum(step.samples for step in steps) / n, "samples", "step account")
+    found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
+    threads = record.facts.get("threads", 1.0) if on_cpu else 1.0
+    if record.others_ratio is not None:
+        found["host.others_cpu_ratio"] = Signal(
+            record.others_ratio, "ratio", "/proc: cores that are busy, less this console and its children"
+        )
+    found["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
+    found["is_gpu"] = Signal(float(run.device != "cpu"), "", "device")
+    if summary.mfu_ratio is not None:
+        mfu = summary.mfu_ratio / max(0.05, 1 - lost_to_others)
+        found["mfu_ratio"] = Signal(mfu, "ratio", f"step account over {summary.mfu_peak_source}")
+    if summary.mbu_ratio is not None:
+        mbu = summary.mbu_ratio / max(0.05, 1 - lost_to_others)
+        found["mbu_ratio"] = Signal(mbu, "ratio", f"step account over {summary.mbu_peak_source}")
+    for name, value in record.facts.items():
+        if name.startswith("embedding."):
+            found[name] = Signal(value, "ratio" if name.endswith("_ratio") else "B", "the workload")
+    if memory is not None:
+        found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
+        if on_cpu:
+            found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
+    return found | record.work.signals(steps[0].t, record.steady_t) | record.ranks.signals() | record.probe_signals
+
+
+def _waits(steps: list[Step]) -> dict[str, Signal]:
+    """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""
+    waits = [step.phases[DATA_WAIT] for step in steps]
+    typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
+    beyond = [max(0.0, wait - typical) for wait in waits]
+    excess = sum(beyond)
+    source = f"step account, n={len(steps)}"
+    found = {
+        "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: the median step's wait"),
+        "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: waits beyond the median one's, summed"),
+    }
+    if excess:
+        long_s = sum(wait**2 for wait in beyond) / excess  # of a second of such waiting: how long the wait is that it is part of
+        found["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean of those waits, weighted by their own length")
+        found["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: so many waits of that length add up to as much")
+    return found

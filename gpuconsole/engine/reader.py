@@ -1,0 +1,88 @@
+"""What a `SessionApi` reads: views, history and snapshots of a session, live or recorded, with the figures of the models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuconsole.diagnosis.models.figures.run import MISSING, with_figures
+from gpuconsole.machine.published import published_of
+from gpuconsole.model.files import write_whole
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Environment, Snapshot, encode
+from gpuconsole.session.api import SessionError, View
+from gpuconsole.session.run import RunRecord
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import bucketed, make_snapshot, make_view, points, run_now
+
+
+class StateReader:
+    """Reads `state`; `clock` is the time on the clock of its events."""
+
+    state: SessionState
+
+    def __init__(self) -> None:
+        self._figured: dict[str, tuple[tuple[Any, ...], Run]] = {}
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def environment(self) -> Environment:
+        return self.state.environment
+
+    def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
+        return bucketed(self.state, key, self.clock(), columns, seconds)
+
+    def points(self, key: str) -> tuple[list[float], list[float]]:
+        return points(self.state, key)
+
+    def run_now(self, record: RunRecord) -> Run:
+        """The run of a record with its summary as it stands; without figures."""
+        return run_now(self.state, record)
+
+    def snapshot(self) -> Snapshot:
+        """The session as it stands."""
+        found = make_snapshot(self.state, self.environment(), self.clock())
+        found.runs = [self._with_figures(run) for run in found.runs]
+        return found
+
+    def build_view(self, *, device: str, probing: str, recording: bool, recording_to: str, ended: bool) -> View:
+        known = self.state.environment
+        found = make_view(
+            self.state,
+            now=self.clock(),
+            environment=known if known.host else self.environment(),
+            device=device,
+            probing=probing,
+            recording=recording,
+            recording_to=recording_to,
+            ended=ended,
+        )
+        return msgspec.structs.replace(found, runs=tuple(self._with_figures(run) for run in found.runs))
+
+    def _with_figures(self, run: Run) -> Run:
+        """`run` with its figures. They are computed again only where something changed that they are made from."""
+        devices: Sequence[Device] = self.state.devices
+        calibration = self.state.environment.calibration
+        inputs = (run.knobs, run.facts, run.signals, run.summary, devices, calibration)
+        known = self._figured.get(run.id)
+        if known is None or any(one is not other for one, other in zip(known[0], inputs, strict=True)):
+            known = self._figured[run.id] = (inputs, with_figures(run, devices, calibration, published_of))
+        figured = known[1]
+        missing = {MISSING: figured.unavailable[MISSING]} if MISSING in figured.unavailable else {}
+        return msgspec.structs.replace(run, figures=figured.figures, unavailable={**run.unavailable, **missing})
+
+
+def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:
+    """Write `snapshot` whole to `path`, or to a dated file of that stem in the current folder; returns where. Raises SessionError."""
+    target = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    try:
+        write_whole(target, encode(snapshot))
+    except OSError as error:
+        raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
+    return target

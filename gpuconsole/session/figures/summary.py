@@ -1,0 +1,117 @@
+"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.run import Rank, Run, Step, Summary
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.session.energy import devices_used
+from gpuconsole.session.figures.account import add_bandwidth, summarize
+from gpuconsole.session.figures.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
+from gpuconsole.session.figures.peak import Peak, bandwidth_peak, flops_peak
+from gpuconsole.session.figures.serving_account import add_served_work
+from gpuconsole.session.run import MAX_STEPS, RunRecord
+from gpuconsole.session.serving import ServingRecord
+
+LOSS_STEPS = 5
+
+_Computed = tuple[Summary, list[Rank], dict[str, str]]
+_Key = tuple[int, int | None, tuple[Device, ...], Environment]
+_memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary()
+"""The last result for each record, with everything that it was computed from."""
+
+
+def summarized(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None = None) -> Run:
+    """A copy of the record's run with its summary, its ranks, and the reasons for missing figures.
+
+    The summary is over the last `limit` steady steps (None: all that are kept), or over the first steps while no step is steady. Energy and cost
+    are known once the run is closed. The record does not change. `environment` has the price and what this machine was calibrated to reach.
+    """
+    if record.archived is not None:
+        before = record.archived
+        return msgspec.structs.replace(
+            record.run, summary=before.summary, ranks=before.ranks, unavailable={**before.unavailable, **record.run.unavailable}
+        )
+    key = (record.version, limit, tuple(devices), environment)
+    known = _memo.get(record)
+    if known is None or known[0] != key:
+        known = _memo[record] = (key, _compute(record, devices, environment, limit))
+    summary, ranks, missing = known[1]
+    return msgspec.structs.replace(record.run, summary=summary, ranks=ranks, unavailable={**missing, **record.run.unavailable})
+
+
+def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environment) -> tuple[Peak | None, Peak | None]:
+    """FLOP/s and bytes per second that the run is compared with."""
+    run = record.run
+    device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
+    calibration = None if run.serves else environment.calibration  # a server may run on another machine
+    flops = flops_peak(
+        run.knobs,
+        run.facts,
+        device.peaks,
+        device.is_gpu,
+        serves=run.serves,
+        calibration=calibration,
+        measured_as=record.notes.get("peak", ""),
+    )
+    return flops, bandwidth_peak(run.knobs, run.facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration)
+
+
+def _compute(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None) -> _Computed:
+    steps = record.steady_steps(limit) or list(record.steps)[-(limit or MAX_STEPS) :]
+    peaks = peaks_of(record, devices, environment)
+    if record.serving is not None:
+        summary, ranks = _serving_summary(record, record.serving, steps, peaks, limit is not None), list[Rank]()
+    else:
+        summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
+    missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
+    return summary, ranks, missing
+
+
+def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]) -> Summary:
+    summary = summarize(steps, record.facts.get("flops_per_sample"), peaks[0])
+    add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
+    summary.memory_peak_bytes = record.memory_bytes
+    if record.overhead_start is not None and record.seen_steps > record.overhead_start[1]:
+        overhead_s, first = record.overhead_start
+        summary.overhead_s_per_step = (record.overhead_s - overhead_s) / (record.seen_steps - first)
+    losses = [step.loss for step in itertools.islice(record.steps, LOSS_STEPS) if step.loss is not None]
+    if losses:
+        summary.loss_first = sum(losses) / len(losses)
+    return summary
+
+
+def _serving_summary(
+    record: RunRecord, serving: ServingRecord, ticks: Sequence[Step], peaks: tuple[Peak | None, Peak | None], live: bool
+) -> Summary:
+    summary = serving.summary(ticks, record.objective, live)
+    if ticks:
+        add_served_work(summary, serving.rates(ticks[0].t - ticks[0].wall_s), *peaks)
+    return summary
+
+
+def _add_cost(summary: Summary, record: RunRecord, devices: Sequence[Device], price_per_hour: float | None) -> dict[str, str]:
+    """Add energy and price of the work, where they are known; return the reasons for what is missing."""
+    missing: dict[str, str] = {}
+    used, reason = devices_used(record.run, record.ranks.joined, record.device_of, devices)
+    total = record.energy.total(used)
+    if total is None:
+        missing["workload.tokens_per_j"] = missing["workload.flops_per_j"] = reason or NO_POWER
+    else:
+        summary.energy_j, tokens = total
+        summary.tokens_per_j = tokens / summary.energy_j if tokens else None
+        if summary.tokens_per_j and summary.flops_per_s and summary.tokens_per_s:
+            summary.flops_per_j = summary.flops_per_s / summary.tokens_per_s.mean * summary.tokens_per_j
+    if summary.tokens_per_s is None:
+        return missing
+    if price_per_hour is None:
+        missing["workload.cost_per_million_tokens"] = NO_PRICE
+    else:
+        summary.cost_per_million_tokens = cost_per_million_tokens(summary.tokens_per_s.mean, price_per_hour)
+    return missing

@@ -1,0 +1,97 @@
+"""Whether a value is fresh: the only place that decides it, for the screen, for the exporter and for figures that combine two values.
+
+A value stands until its reader takes it back or falls silent. Metrics that change seldom are read seldom, so the age of a value alone decides
+nothing: a reader that still reports anything about the device would have reported a change.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gpuconsole.model.text import visible
+from gpuconsole.session.machine import MachineState
+from gpuconsole.session.readings import USUAL, parent
+from gpuconsole.wire.events import SourceState
+
+STALE_S, STALE_PERIODS = 5.0, 3
+
+
+def stale_s(state: MachineState) -> float:
+    """Seconds that a reader may be silent: 5, or three of the longest period between two readings."""
+    return max(STALE_S, STALE_PERIODS * max([state.interval_s, *(source.period_s for source in state.sources.values())]))
+
+
+def reported_at(state: MachineState, device: str, reader: str = USUAL) -> float | None:
+    """When `reader` last reported anything about `device`. Links are read less often than their GPU, so its reports count for them too."""
+    reported = state.readings.reported
+    times = [reported[one][reader] for one in {device, parent(device)} if reader in reported.get(one, ())]
+    return max(times, default=None)
+
+
+def is_fresh(state: MachineState, device: str, now: float, reader: str = USUAL) -> bool:
+    """Whether the values of `reader` about `device` are of now. `now`: session seconds."""
+    last = reported_at(state, device, reader)
+    return last is not None and now - last <= stale_s(state)
+
+
+def fresh_value(state: MachineState, key: str, device: str, now: float) -> float | None:
+    """The newest value of a series of `device`, if it is fresh."""
+    value = state.readings.latest.get(key)
+    return value if value is not None and is_fresh(state, device, now, state.readings.readers.get(key, USUAL)) else None
+
+
+def fresh_values(state: MachineState, now: float) -> dict[str, dict[str, float]]:
+    """All fresh values, by device and metric."""
+    readings = state.readings
+    found: dict[str, dict[str, float]] = {}
+    for device in readings.devices():
+        fresh = {reader for reader in readings.reported.get(device, ()) if is_fresh(state, device, now, reader)}
+        found[device] = {metric: value for metric, key, value in readings.values(device) if readings.readers.get(key, USUAL) in fresh}
+    return found
+
+
+def silent_devices(state: MachineState, now: float) -> dict[str, float]:
+    """For how many seconds nothing has come from the usual reader of a device, where that is too long for its values to be fresh."""
+    limit_s = stale_s(state)
+    ages = {device: now - reported[USUAL] for device, reported in state.readings.reported.items() if USUAL in reported}
+    return {device: age_s for device, age_s in ages.items() if age_s > limit_s and not is_fresh(state, device, now)}
+
+
+def stuck_s(source: SourceState, t: float) -> float:
+    """For how long a source has not answered. `t`: on the clock of the events. A source that was stuck at its last report still is."""
+    return source.stuck_s + (t - source.t) if source.stuck_s else 0.0
+
+
+def sampler_silence_s(state: MachineState, now: float) -> float:
+    """Seconds since the sampler last sent anything."""
+    return now - state.sampler_t if state.sampler_t is not None else 0.0
+
+
+def sampler_up(state: MachineState, now: float) -> bool:
+    """Whether the sampler runs and reports."""
+    return not state.sampler_down and sampler_silence_s(state, now) <= stale_s(state)
+
+
+def why_not_fresh(state: MachineState, now: float) -> str:
+    """Why samples are not fresh, in one line; empty when they are."""
+    if state.sampler_down:
+        return state.sampler_down
+    limit_s, silent_s = stale_s(state), sampler_silence_s(state, now)
+    if silent_s > limit_s:
+        return f"the sampler has reported nothing for {silent_s:.0f} s"
+    name, longest_s = _longest_stuck(state, now)
+    stuck = f"{name} has not answered for {longest_s:.0f} s" if name else ""
+    if stuck and (detail := state.sources[name].detail):
+        stuck += f": {visible(detail)}"
+    for device in state.devices:
+        last = reported_at(state, device.id)
+        age_s = now - (state.devices_t if last is None else last)
+        if age_s > limit_s and device.id not in state.lost:
+            return f"the newest sample of {device.id} is {age_s:.0f} s old" + (f"; {stuck}" if stuck else "")
+    return stuck if longest_s > limit_s else ""
+
+
+def _longest_stuck(state: MachineState, now: float) -> tuple[str, float]:
+    t = now + (state.t0 or 0.0)
+    stuck = {name: stuck_s(source, t) for name, source in state.sources.items() if source.stuck_s}
+    return max(stuck.items(), key=lambda one: one[1], default=("", -math.inf))

@@ -1,0 +1,116 @@
+"""The live series of a run: one point a second of what its worker measured, one per reading of what a model server reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gpuconsole.model.run import PROBE, Step
+from gpuconsole.model.serving import Request
+from gpuconsole.session.figures.account import percentile
+from gpuconsole.session.figures.efficiency import cost_per_million_tokens, rates_per_watt
+from gpuconsole.session.figures.peak import Peak
+from gpuconsole.session.figures.serving_account import itl_pairs
+from gpuconsole.session.readings import SERVER, WORKLOAD
+from gpuconsole.session.run import RunRecord
+from gpuconsole.wire.events import Requests, ServerState, Steps
+
+EVERY_S = 1.0
+SERVER_RATES = ("preemptions", "prompt_tokens", "generation_tokens", "flops", "read_bytes")
+
+Add = Callable[[str, str, float, float, str], None]
+
+
+class Rates(NamedTuple):
+    """What the work of a run is divided by: the FLOP/s that it is compared with, watts of all its devices, and the price of an hour."""
+
+    peak: Peak | None
+    power_w: float | None
+    price_per_hour: float | None
+
+
+class RunPoints:
+    """`add(metric, device, t, value, reader)` is called for each point."""
+
+    def __init__(self, add: Add) -> None:
+        self._add = add
+        self._steps: list[Step] = []
+        self._steps_since = 0.0
+        self._requests: list[Request] = []
+        self._requests_since: float | None = None
+        self._last: ServerState | None = None
+
+    def drop_steps(self) -> None:
+        """Steps that no point has counted yet belong to the run before."""
+        self._steps = []
+
+    def take_steps(self, event: Steps) -> list[Step]:
+        """The ordinary steps since the last point, once a second; else none."""
+        self._steps += [step for step in event.steps if step.kind != PROBE]
+        if not self._steps or event.t - self._steps_since < EVERY_S:
+            return []
+        steps, self._steps = self._steps, []
+        self._steps_since = event.t
+        return steps
+
+    def add_steps(self, record: RunRecord, event: Steps, steps: Sequence[Step], rates: Rates) -> None:
+        """Points of `steps`, which are ordinary steps of the run."""
+        device = record.run.device
+        wall = sum(step.wall_s for step in steps)
+        samples, tokens = sum(step.samples for step in steps) / wall, sum(step.tokens for step in steps) / wall
+        if record.serving is not None:
+            points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
+        else:
+            points = {"workload.samples_per_s": samples, "workload.memory_bytes": event.memory_bytes}
+            if tokens:
+                points["workload.tokens_per_s"] = tokens
+            points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
+        if steps[-1].loss is not None:
+            points["workload.loss"] = steps[-1].loss
+        flops = record.facts.get("flops_per_sample", 0.0) * samples
+        if flops:
+            points["workload.flops_per_s"] = flops
+            if rates.peak:
+                points["workload.mfu_ratio"] = flops / rates.peak[0]
+        points |= rates_per_watt(tokens, samples, flops, rates.power_w)
+        if rates.price_per_hour is not None and tokens:
+            points["workload.cost_per_million_tokens"] = cost_per_million_tokens(tokens, rates.price_per_hour)
+        for metric, value in points.items():
+            self._add(metric, device, event.t, value, WORKLOAD)
+
+    def add_requests(self, device: str, counted: Sequence[Request], event: Requests) -> None:
+        """Medians over the requests that ended in the last second."""
+        self._add("workload.active_requests", device, event.t, float(event.active), WORKLOAD)
+        self._requests += counted
+        self._requests_since = event.t if self._requests_since is None else self._requests_since
+        span = event.t - self._requests_since
+        if span < EVERY_S:
+            return
+        good = [request for request in self._requests if not request.error]
+        gaps = sorted(itl_pairs(good))
+        for metric, values in (
+            ("workload.ttft_s", [r.ttft_s for r in good if r.ttft_s is not None]),
+            ("workload.tpot_s", [r.tpot_s for r in good if r.tpot_s is not None]),
+            ("workload.e2e_s", [r.e2e_s for r in good if r.e2e_s is not None]),
+            ("workload.itl_s", [gap for gap, _ in gaps]),
+        ):
+            if values:
+                self._add(metric, device, event.t, percentile(sorted(values), 0.5), WORKLOAD)
+        self._add("workload.failed_requests_per_s", device, event.t, (len(self._requests) - len(good)) / span, WORKLOAD)
+        self._requests, self._requests_since = [], event.t
+
+    def add_server_state(self, event: ServerState) -> None:
+        """Gauges as they are; totals as rates since the last reading, unless the server started again in between."""
+        for name, value in event.gauges.items():
+            self._add(f"server.{name}", SERVER, event.t, value, SERVER)
+        last, self._last = self._last, event
+        if last is None or event.t <= last.t:
+            return
+        deltas = {name: value - last.totals.get(name, 0.0) for name, value in event.totals.items()}
+        if any(delta < 0 for delta in deltas.values()):
+            return
+        for name in SERVER_RATES:
+            if name in deltas and name in last.totals:
+                self._add(f"server.{name}_per_s", SERVER, event.t, deltas[name] / (event.t - last.t), SERVER)
+        if deltas.get("prefix_queries"):
+            self._add("server.prefix_hit_ratio", SERVER, event.t, deltas.get("prefix_hits", 0.0) / deltas["prefix_queries"], SERVER)

@@ -1,0 +1,122 @@
+"""The newest value and the history of every metric of every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
+from gpuconsole.model.series import Series
+from gpuconsole.wire.events import Sample
+
+USUAL = ""
+"""The reader of a device that has no name. Another reader, which adds what the usual reader cannot report, has one."""
+WORKLOAD = "workload"
+SERVER = "server"
+
+
+class Readings:
+    """Values by series key (`gpu.power_w{device=gpu:0}`). All times are session seconds.
+
+    `latest` holds each value until its reader takes it back; `session.freshness` decides whether its reader still reports.
+    """
+
+    def __init__(self, history: bool = True) -> None:
+        """`history`: keep series too, some 10 KB each."""
+        self.series: dict[str, Series] = {}
+        self.latest: dict[str, float] = {}
+        self.sampled: dict[str, float] = {}
+        """When each of `latest` was read."""
+        self.substitutes: dict[str, str] = {}
+        """The source of each of `latest` that did not come from the source in the catalogue."""
+        self.readers: dict[str, str] = {}
+        """The reader of each of `latest` that is not the usual reader of its device."""
+        self.reported: dict[str, dict[str, float]] = {}
+        """When each reader last reported anything about a device: by device, then by reader."""
+        self._history = history
+        self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
+
+    def add_sample(self, event: Sample, at: float) -> None:
+        reader = reader_of(event)
+        for metric, value in event.values.items():
+            self.add(metric, event.device, at, value, reader)
+            if event.sources or self.substitutes:
+                self._note_source(series_key(metric, event.device), event.sources.get(metric))
+        self.note_report(event.device, reader, at)
+
+    def note_report(self, device: str, reader: str, at: float) -> None:
+        """`reader` has reported something about `device`."""
+        self.reported.setdefault(device, {})[reader] = at
+
+    def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL) -> None:
+        """Metrics that the catalogue does not have are left out: a newer program sent them."""
+        of_device = self._by_device.setdefault(device, {})
+        known = of_device.get(metric)
+        if known is None:
+            if metric not in CATALOGUE:
+                return
+            key = series_key(metric, device)
+            keep = self._history and CATALOGUE[metric].history
+            known = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None)
+        key, series = known
+        if series is not None:
+            series.add(at, value)
+        self.latest[key] = value
+        self.sampled[key] = at
+        if reader != USUAL:
+            self.readers[key] = reader
+            self.note_report(device, reader, at)
+        elif self.readers:
+            self.readers.pop(key, None)
+
+    def values(self, device: str) -> Iterator[tuple[str, str, float]]:
+        """Metric, series key and newest value of everything that `device` reports."""
+        for metric, (key, _) in self._by_device.get(device, {}).items():
+            if key in self.latest:
+                yield metric, key, self.latest[key]
+
+    def present(self, device: str) -> dict[str, float]:
+        """The newest value of every metric that `device` reports."""
+        return {metric: value for metric, _, value in self.values(device)}
+
+    def devices(self) -> list[str]:
+        """Devices that have reported anything: `gpu:0`, `gpu:0/link:3`, `cpu:5`, ..."""
+        return list(self._by_device)
+
+    def forget(self, key: str) -> None:
+        """There is no present value any more; the history stays."""
+        for of_key in (self.latest, self.sampled, self.substitutes, self.readers):
+            of_key.pop(key, None)
+
+    def forget_all(self, *prefixes: str) -> None:
+        """Forget the present value of every series whose key begins with one of these."""
+        for key in [key for key in self.latest if key.startswith(prefixes)]:
+            self.forget(key)
+
+    def forget_gpu(self, device: str) -> None:
+        """Forget the present `gpu.*` values of a GPU, of its links and of its slices."""
+        for one in [one for one in self._by_device if one == device or one.startswith(f"{device}/")]:
+            for key, _ in self._by_device[one].values():
+                if key.startswith("gpu."):
+                    self.forget(key)
+
+    def drop_history(self, device: str) -> None:
+        """Another device has this name now."""
+        for key, _ in self._by_device.pop(device, {}).values():
+            self.series.pop(key, None)
+
+    def _note_source(self, key: str, source: str | None) -> None:
+        if source is None:
+            self.substitutes.pop(key, None)
+        else:
+            self.substitutes[key] = source
+
+
+def parent(device: str) -> str:
+    """The GPU of a link or of a MIG slice; any other device itself."""
+    return device.partition("/")[0]
+
+
+def reader_of(event: Sample) -> str:
+    """A sample of which every value came from one other source belongs to the reader of that source."""
+    others = set(event.sources.values())
+    return others.pop() if len(others) == 1 and event.sources.keys() == event.values.keys() else USUAL
