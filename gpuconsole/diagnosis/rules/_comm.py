@@ -1,16 +1,16 @@
-"""What the rules on communication share."""
+"""Shared by the rules about communication."""
 
 from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Threshold
 
-EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step warns, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
-LATE = Threshold("late", 1.10, "x", "a process 10 % slower than the others' median warns, 20 % is serious (TraceML; alloc 20 %)")
+EXPOSED = Threshold("exposed", 0.10, "ratio", "10 % of a step is notable, 20 % is serious (PyTorch profiler 10 %, gpuprof 20 %)")
+LATE = Threshold("late", 1.10, "x", "10 % slower than the median of the others is notable, 20 % is serious (TraceML; alloc 20 %)")
 
 LARGE_MB = 25.0
-"""DistributedDataParallel's own bucket_cap_mb."""
-LATE_OUTSIDE = Threshold("late_outside", 1.20, "x", "20 %: the account's times are less exact than the probe's")
+"""The default of bucket_cap_mb in DistributedDataParallel."""
+LATE_OUTSIDE = Threshold("late_outside", 1.20, "x", "20 %: times from the account are less exact than times from the probe")
 
 
 def several(case: Case) -> bool:
@@ -20,29 +20,29 @@ def several(case: Case) -> bool:
 
 
 def step_s(case: Case) -> float:
-    """Seconds of a step as the clock on the wall has it: whoever waits for others waits through their delays too."""
+    """Wall-clock seconds of a step, with all delays of the processes that others wait for."""
     return case.value("step_s")
 
 
 def exposed_ratio(case: Case) -> float:
-    """Share of a step that is communication nothing hides: probe P7's difference of a pass, for all passes of a step; or what the process
-    that comes last spends on it in ordinary steps, if that is more, for in those the processes share cores and links with all else.
+    """Share of a step in communication that computation does not hide, at most 0.95.
 
-    Gradients travel in the last pass only, what else travels in every pass. What better buckets would save is not counted: it belongs
-    to comm.small_buckets.
+    For all passes of a step: the exposed time by probe P7, or the communication of the process that comes last in ordinary steps, if that
+    is more (there, processes share cores and links with all other work). Gradients are exchanged in the last pass only, other data in
+    every pass. Time that larger buckets would save is not counted: it belongs to comm.small_buckets.
     """
     share = share_of_gradients(case)
-    exchanges = share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1))  # what else travels does so in every pass
+    exchanges = share + (1 - share) * int(case.knobs.get("gradient_accumulation_steps", 1))
     return min(0.95, exchanges * _exposed_of_a_pass(case))
 
 
 def gradients_ratio(case: Case) -> float:
-    """The part of `exposed_ratio` that is gradients, so that accumulation makes it rarer."""
+    """The part of `exposed_ratio` that is gradients. Accumulation reduces this part."""
     return min(0.95, share_of_gradients(case) * _exposed_of_a_pass(case))
 
 
 def share_of_gradients(case: Case) -> float:
-    """Of what travels in a pass. zero2 gathers parameters once a pass beside that, zero3 twice; split matrices exchange results instead."""
+    """Share of the gradients in the traffic of a pass. zero2 also gathers parameters once per pass, zero3 twice; split matrices exchange results."""
     if int(case.knobs.get("tensor_parallel", 1)) > 1:
         return 0.0
     return {"zero2": 1 / 2, "zero3": 1 / 3}.get(str(case.knobs.get("sharding")), 1.0)
@@ -65,8 +65,8 @@ def lost_to_small_buckets(case: Case) -> float:
 
 
 def late_ratio(case: Case) -> float:
-    """How much longer the slowest process takes than the others, beyond doubt: in a pass by itself (P8), or outside of passes (account)."""
-    by_itself = case.value("comm.straggler_ratio")
-    sure = by_itself if by_itself - case.get("comm.straggler_spread", 0.0) >= LATE.value else 1.0
+    """Time of the slowest process over the others: alone in a pass (P8), or outside of passes (account). 1 where neither is certain."""
+    alone = case.value("comm.straggler_ratio")
+    sure = alone if alone - case.get("comm.straggler_spread", 0.0) >= LATE.value else 1.0
     outside = case.get("ranks.busy_ratio", 1.0)
     return max(sure, outside if outside >= LATE_OUTSIDE.value else 1.0)

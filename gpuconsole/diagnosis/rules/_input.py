@@ -1,4 +1,4 @@
-"""What the input rules share: one look at the loader decides which of them may fire."""
+"""Shared by the input rules: one classification of the loader decides which of them fires."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from gpuconsole.diagnosis.rule import Threshold
 from gpuconsole.diagnosis.suggest import speedup_interval
 from gpuconsole.model.finding import Evidence, Interval
 
-WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step warns, 20 % is serious")
-SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes on a core for less than half of their time wait for storage")
+WAIT = Threshold("data_wait", 0.10, "ratio", "TraceML and PyTorch profiler guidance: 5-10 % of a step is notable, 20 % is serious")
+SLEEPS = Threshold("sleeps", 0.5, "ratio", "loading processes that use the CPU for less than half of their time wait for storage")
 SATURATED = Threshold(
-    "saturated", 0.7, "ratio", "loading processes on a core for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)"
+    "saturated", 0.7, "ratio", "loading processes that use the CPU for 70 % of their time compute (loadtune, datapath-doctor: 85-90 %)"
 )
-WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "one more worker must raise throughput by 15 % to be called capacity")
+WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "there are too few workers if one more gains 15 %")
 PREDICTION_ERROR = 0.35
 MORE_WORKERS = 4
-"""So many more than now are tried at once where the loader sleeps (probe P6)."""
+"""Probe P6 tries this many workers more where the loader waits for storage."""
 ADDS_UP = 0.8
-"""Of the sum of what each does alone: together they do less where the storage gives no more, or the cores."""
+"""Share of the sum of the workers' own rates. Below this share, the storage or the cores are the limit."""
 NEARLY_ALL = 0.95
-RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between an epoch's end and the next one's first batch")
-RESTARTS = Threshold("restarts", 2, "", "one restart says nothing of how often they come")
-EXCESS = Threshold("excess", 0.08, "ratio", "waits longer than the median one add up to 8 % of step time (loadtune: p90 of 1.5 medians)")
+RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between the end of an epoch and the first batch of the next epoch")
+RESTARTS = Threshold("restarts", 2, "", "one restart does not show how often restarts come")
+EXCESS = Threshold("excess", 0.08, "ratio", "what waits exceed the median wait adds up to 8 % of step time (loadtune: p90 of 1.5 medians)")
 TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
-RECEIVES = Threshold("receives", 0.5, "ratio", "the training process unpacks for half of the time that the loader alone takes")
+RECEIVES = Threshold("receives", 0.5, "ratio", "the training process receives for half of the time that the loader alone takes")
 
 
 def cause(case: Case) -> Cause | None:
@@ -75,7 +75,7 @@ def _restarting(case: Case) -> bool:
 
 
 def least_restart(case: Case) -> Threshold:
-    """Where the processes stay, an epoch begins with an empty queue and no more: a few long waits like any others."""
+    """The threshold for restarts. With persistent workers, an epoch only begins with an empty queue: a long wait like others."""
     return EXCESS if case.knobs.get("persistent_workers", False) else RESTART
 
 
@@ -94,27 +94,27 @@ def _stalling(case: Case) -> bool:
 
 
 def loading_cpu_ratio(case: Case) -> float:
-    """Share of the loading processes' time that is spent on a core (probe P6)."""
+    """Share of the time in which the loading processes use the CPU (probe P6)."""
     return case.value("probe.loader_cpu_ratio")
 
 
 def next_workers(case: Case) -> int:
-    """The number of workers that a CPU-bound loader could use: what the training threads leave free, shared by as many as do not sleep there."""
+    """Workers that a computing loader could use: the cores that the training threads leave, over the CPU share of a worker."""
     free = case.value("cores") - case.value("threads")
     return max(int(case.knobs["num_workers"]) + 1, round(free / max(loading_cpu_ratio(case), SLEEPS.value)))
 
 
 def enough_workers(case: Case) -> int:
-    """The smallest number of workers that hides a sleeping loader, with a fifth to spare, or has what the storage gives; at most 4 per core."""
+    """The smallest number of workers that hides the waits for storage with 20 % reserve, or reaches the storage's limit; at most 4 per core."""
     demand = 1.2 * case.value("samples_per_step") / compute_s(case)
     now, most = int(case.knobs["num_workers"]), max(4, 4 * int(case.value("cores")))
     tried = [k for k in (1, 2, 4, 6, 8, 12, 16, 24, 32) if now < k <= most] or [now + 1]
-    best = max(rate_of_sleepers(case, k) for k in tried)
-    return next(k for k in tried if rate_of_sleepers(case, k) >= min(demand, NEARLY_ALL * best))
+    best = max(rate_of_waiting(case, k) for k in tried)
+    return next(k for k in tried if rate_of_waiting(case, k) >= min(demand, NEARLY_ALL * best))
 
 
-def rate_of_sleepers(case: Case, workers: int) -> float:
-    """Samples/s of `workers` that sleep. They add up until the storage gives no more, which probe P6 tries with MORE_WORKERS at once."""
+def rate_of_waiting(case: Case, workers: int) -> float:
+    """Samples/s of `workers` that wait for storage. Rates add up to the limit of the storage, which probe P6 finds with MORE_WORKERS more."""
     one, tried = one_worker_rate(case), int(case.knobs["num_workers"]) + MORE_WORKERS
     together = case.get("probe.loader_plus_4_samples_per_s", math.inf)
     limited = together < ADDS_UP * one * tried
@@ -122,7 +122,7 @@ def rate_of_sleepers(case: Case, workers: int) -> float:
 
 
 def one_worker_rate(case: Case) -> float:
-    """Samples/s of one worker process, from the drain with one worker more than now; of a loader that sleeps as it is now."""
+    """Samples/s of one worker: from the probe with one worker more; if the loader waits for storage, from the present workers."""
     workers = int(case.knobs["num_workers"])
     if loading_cpu_ratio(case) < SLEEPS.value:
         return case.value("probe.loader_samples_per_s") / max(1, workers)
@@ -130,16 +130,16 @@ def one_worker_rate(case: Case) -> float:
 
 
 def compute_s(case: Case) -> float:
-    """Seconds of a step without its wait for data, from the account: nothing of it hides behind `next()`."""
+    """Seconds of a step without its wait for data, from the account."""
     return max(case.value("step_s") * (1 - case.value("data_wait_ratio")), 1e-9)
 
 
 def predicted(case: Case, workers: int) -> float:
-    """Speed-up with `workers`: T' = max(T_compute, T_load / k), workers that compute limited by the free cores, those that sleep by the storage."""
+    """Speed-up with `workers`: T' = max(T_compute, T_load / k). Free cores limit workers that compute; the storage limits workers that wait."""
     cpu = loading_cpu_ratio(case)
     free = max(1.0, case.value("cores") - case.value("threads"))
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))
-    rate = min(one_worker_rate(case) * useful, rate_of_sleepers(case, workers))
+    rate = min(one_worker_rate(case) * useful, rate_of_waiting(case, workers))
     return case.value("step_s") / max(compute_s(case), case.value("samples_per_step") / rate)
 
 
@@ -148,8 +148,8 @@ def predicted_interval(case: Case, workers: int) -> Interval:
 
 
 def evidence(case: Case, cpu_threshold: Threshold) -> tuple[Evidence, ...]:
-    """What every input finding shows: the wait, the loader's CPU share, its rate now and with more workers, and the
-    step without input (probe P1), where that has run."""
+    """Evidence of every input finding: the wait, the loader's CPU share, its rate now and with more workers, and the pass without input
+    (probe P1) where it was measured."""
     shown = [
         case.evidence("data_wait_ratio", WAIT.value),
         case.evidence("probe.loader_cpu_ratio", cpu_threshold.value),

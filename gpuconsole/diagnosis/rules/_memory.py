@@ -1,4 +1,4 @@
-"""What the memory rules share: a process's memory by part, against what it may use."""
+"""Shared by the memory rules: the memory of a process by part, and its limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Memory:
 
     @property
     def used(self) -> float:
-        """The sum of the parts; where an allocator tells its peak, that, if it is more (workspaces, copies)."""
+        """The sum of the parts, or the peak of the allocator if that is more (workspaces, copies)."""
         return max(self.states + self.activations, self.allocated_peak)
 
     @property
@@ -46,8 +46,10 @@ def memory_of(case: Case) -> Memory:
 
 
 def memory_evidence(case: Case, limit_share: float) -> tuple[Evidence, ...]:
-    """Every part, and the bytes at which the rule would begin to look."""
+    """Every part, and the used bytes beside the share of the limit at which the rule applies."""
     memory = memory_of(case)
-    used = Evidence("memory used", memory.used, "B", limit_share * memory.limit, f"the parts together; {limit_share:.0%} of the limit")
+    used = Evidence(
+        "memory used", memory.used, "B", limit_share * memory.limit, f"sum of the parts; threshold {limit_share:.0%} of the limit"
+    )
     names = ("parameters", "gradients", "optimizer", "activations", "limit")
     return (used, *(case.evidence(f"memory.{name}_bytes") for name in names))

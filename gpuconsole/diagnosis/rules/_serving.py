@@ -1,4 +1,4 @@
-"""What several rules about model servers share."""
+"""Shared by the rules about model servers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from gpuconsole.diagnosis.case import CantTell, Case
 from gpuconsole.diagnosis.rule import Threshold
 
 NOTABLE_QUEUE = 1.0
-"""Fewer requests than this waiting on average are a passing moment, not a queue."""
+"""With fewer waiting requests on average there is no queue."""
 
 
 def queue_ratio(case: Case) -> float:
-    """Time in the server's queue over all of a request's time in the server."""
+    """Share of a request's time in the server that it waits in the queue."""
     return case.value("server.queue_s") / max(1e-9, case.value("server.e2e_s"))
 
 
 def context_tokens(case: Case) -> float:
-    """Tokens that a sequence holds on average while it decodes: its prompt and half of its answer."""
+    """Mean tokens of a sequence while it decodes: its prompt and half of its answer."""
     return case.value("client.prompt_tokens") + case.value("client.output_tokens") / 2
 
 
 def kv_bytes(case: Case) -> float:
-    """Keys and values that one decoding iteration reads, of all sequences that run."""
+    """Bytes of keys and values that one decoding iteration reads, for all running sequences."""
     return case.value("server.requests_running") * context_tokens(case) * case.value("server.kv_bytes_per_token")
 
 
@@ -42,8 +42,8 @@ def open_loop(case: Case) -> bool:
     return case.value("client.request_rate") > 0
 
 
-SPIKE = Threshold("spike", 3.0, "ratio", "gaps between chunks: p99 is three times p50 (tensward 2 and 3; DIAGNOSIS I06)")
-FRONTEND_BUSY = Threshold("busy", 0.7, "cores", "70 % of the one core that a Python process can use (tensward 0.7 and 0.9; DIAGNOSIS I11)")
+SPIKE = Threshold("spike", 3.0, "ratio", "gaps between chunks: p99 is three times p50 (tensward 2 and 3; survey I06)")
+FRONTEND_BUSY = Threshold("busy", 0.7, "cores", "70 % of the one core that a Python process can use (tensward 0.7 and 0.9; survey I11)")
 MORE_USERS = Threshold("gain", 1.3, "x", "a third more throughput for four times the users: less is not worth a change of the load")
 
 

@@ -1,4 +1,4 @@
-"""What logging and checkpoint rules share: a share of step time that shrinks when it happens less often."""
+"""Shared by the rules about logging, checkpoints and evaluation: a share of step time that shrinks if the work runs less often."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Threshold
 from gpuconsole.model.finding import Interval
 
-SHARE = Threshold("share", 0.05, "ratio", "5 % of step time; train-doctor warns at 2 %, gpu-idle and TraceML at 5 %")
+SHARE = Threshold("share", 0.05, "ratio", "5 % of step time (train-doctor 2 %, gpu-idle and TraceML 5 %)")
 TIMES_RARER = 20
 
 
 def rarer(case: Case, knob: str) -> int:
-    """The interval that makes the work 20 times rarer."""
+    """The interval at which the work runs 20 times less often."""
     return max(1, int(case.knobs[knob])) * TIMES_RARER
 
 
 def predicted(case: Case, share: float) -> Interval:
-    """Speed-up of doing it 20 times more rarely: 1 / (1 - s (1 - 1/20)), between the account's share and what P3 measured."""
+    """Speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), from the share in the account to the share that P3 measured."""
     removed = share * (1 - 1 / TIMES_RARER)
     estimates = [1 / (1 - removed)]
     all_side_work = sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval"))

@@ -1,4 +1,4 @@
-"""What rules share for which probe P5 runs a pass in another way: what that way would save of a step."""
+"""Shared by rules whose probe P5 runs a pass in another way: what that way would save of a step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.suggest import speedup_interval
 from gpuconsole.model.finding import Confidence, Evidence, Interval
 
-GAIN = Threshold("recoverable", 0.05, "ratio", "a probe's gain below 5 % of the step counts as none, as in gpu.compute_bound_healthy")
+GAIN = Threshold("recoverable", 0.05, "ratio", "a gain below 5 % of the step counts as none")
 LEAST_ERROR = 0.15
-"""Of a predicted gain, relative: passes that a probe times are not quite steps."""
+"""Least relative error of a predicted gain: a timed pass is not exactly a step."""
 UNKNOWN_SPREAD = 0.1
 
 
 def saves(case: Case, way: str) -> float:
-    """Share of a step, by `probe.{way}_speedup`; below 0 where that way is slower. Raises Missing."""
+    """Share of a step that the other way saves, from `probe.{way}_speedup`; below 0 where it is slower. Raises Missing."""
     compute = _gpu.compute_ratio(case)
     return compute * (1 - 1 / case.value(f"probe.{way}_speedup"))
 
 
 def evidence(case: Case, way: str) -> tuple[Evidence, ...]:
-    """The probe's figures and the shares that they apply to. Raises Missing."""
+    """The figures of the probe, and the shares of the step that they apply to. Raises Missing."""
     least = 1 / (1 - min(0.9, GAIN.value / max(_gpu.compute_ratio(case), 0.1)))
     return (
         case.evidence(f"probe.{way}_speedup", least),
@@ -32,13 +32,13 @@ def evidence(case: Case, way: str) -> tuple[Evidence, ...]:
 
 
 def confidence(case: Case, way: str) -> Confidence:
-    """High where the lower end of what the probe measured would do too. Raises Missing."""
+    """High where the lower end of the measured interval is enough too. Raises Missing."""
     at_least = max(1.0, case.value(f"probe.{way}_speedup") - _spread(case, way))
     return "high" if _gpu.compute_ratio(case) * (1 - 1 / at_least) >= GAIN.value else "medium"
 
 
 def error(case: Case, way: str) -> float:
-    """Of the predicted gain, relative: the probe's own. Raises Missing."""
+    """Relative error of the gain that the probe measured. Raises Missing."""
     faster = case.value(f"probe.{way}_speedup")
     return min(1.0, _spread(case, way) / (faster - 1)) if faster > 1 else 1.0
 

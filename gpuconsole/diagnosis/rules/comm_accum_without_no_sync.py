@@ -1,4 +1,4 @@
-"""comm.accum_without_no_sync: gradients are accumulated, and yet travel after every pass."""
+"""comm.accum_without_no_sync: gradients are exchanged in every accumulation pass, although one exchange per step is enough."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpuconsole.diagnosis.rules import _comm
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding
 
-TOO_MANY = Threshold("exchanges", 1.5, "", "one exchange per optimizer step is enough (train-doctor looks for the same)")
-GAIN = Threshold("recoverable", 0.05, "ratio", "less than 5 % of step time is not worth a word")
+TOO_MANY = Threshold("exchanges", 1.5, "", "one exchange per optimizer step is enough (train-doctor has the same rule)")
+GAIN = Threshold("recoverable", 0.05, "ratio", "below 5 % of step time the gain is not worth a finding")
 
 
 class CommAccumWithoutNoSync(Rule):
@@ -18,14 +18,15 @@ class CommAccumWithoutNoSync(Rule):
     clear_title = "Gradients are exchanged once per optimizer step"
     thresholds = (TOO_MANY, GAIN)
     knobs = ("sync_each_batch",)
-    text = """DistributedDataParallel exchanges gradients in every backward pass, unless the pass runs under no_sync(). Exchanges are counted
-where they happen; more than one per optimizer step is waste: the sum is the same. What one exchange adds to a pass is measured by probe P7.
-Predicted: 1 / (1 - (n - 1) E / T)."""
+    text = """DistributedDataParallel exchanges gradients in every backward pass, except in passes under no_sync(). gpuconsole counts the exchanges where
+they happen. One exchange per optimizer step gives the same sum of gradients, so further exchanges are waste. Probe P7 measures what one
+exchange adds to a pass.
+Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the exposed time of one exchange and T the time of a step."""
 
     def check(self, case: Case) -> Finding:
         passes = int(case.knobs.get("gradient_accumulation_steps", 1))
         if not _comm.several(case) or passes == 1:
-            return self.clear(0.0, summary="one process, or one pass per optimizer step")
+            return self.clear(0.0, summary="one process only, or one pass per optimizer step")
         exchanges = case.value("comm.exchanges_per_step")
         evidence: tuple[Evidence, ...] = (case.evidence("comm.exchanges_per_step", TOO_MANY.value),)
         if exchanges < TOO_MANY.value:
@@ -33,9 +34,9 @@ Predicted: 1 / (1 - (n - 1) E / T)."""
         saved = superfluous_ratio(case)
         evidence += (case.evidence("comm.exposed_s"), case.evidence("step_s"))
         if saved < GAIN.value:
-            return self.clear(0.99, evidence, "but what travels too often is hidden behind computation")
+            return self.clear(0.99, evidence, "computation hides the extra exchanges")
         return self.fires(
-            f"gradients travel {exchanges:.0f} times per optimizer step, once would do: {saved:.0%} of a step",
+            f"gradients are exchanged {exchanges:.0f} times per optimizer step; one exchange would be enough. The others take {saved:.0%} of a step",
             recoverable=saved,
             confidence="high",
             evidence=evidence,
@@ -44,7 +45,7 @@ Predicted: 1 / (1 - (n - 1) E / T)."""
                     case,
                     {"sync_each_batch": False},
                     speedup_interval(1 / (1 - saved), 0.3),
-                    "the same result with one exchange: gradients add up before they travel",
+                    "the same result with one exchange: gradients are added up before the exchange",
                     "with model.no_sync() if not last_pass else nullcontext():\n    loss.backward()",
                 )
             ],
@@ -53,5 +54,5 @@ Predicted: 1 / (1 - (n - 1) E / T)."""
 
 
 def superfluous_ratio(case: Case) -> float:
-    """Share of a step in exchanges beyond the first, at what one adds to a pass (probe P7)."""
+    """Share of a step in exchanges beyond the first. Each one takes what probe P7 measured for a pass."""
     return min(0.9, (case.value("comm.exchanges_per_step") - 1) * case.value("comm.exposed_s") / _comm.step_s(case))

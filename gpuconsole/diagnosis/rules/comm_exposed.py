@@ -1,4 +1,4 @@
-"""comm.exposed: the step waits for gradients or layers to travel between processes."""
+"""comm.exposed: the step waits for gradients or layers to be exchanged between processes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class CommExposed(Rule):
     clear_title = "Computation hides the communication"
     thresholds = (_comm.EXPOSED,)
     knobs = ("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook")
-    text = """Probe P7 runs passes on a resident batch with and without communication, in turn, on all processes at once (DDP: no_sync();
-shards and split matrices: collectives that return what is here). What passes with it take longer than the slowest process
-without it is communication that overlaps with nothing. In ordinary steps the process that communicates least came last and waited for
-nobody: what it spends counts where it is more. Waiting for a slow process is not counted here: see comm.straggler.
-Predicted for accumulation over k times as many passes: T' = T - (E + O) (1 - 1/k), O the optimizer's time, E that of the gradients:
-all of it with ddp and zero1, a half with zero2 and a third with zero3, whose other transfers gather parameters in every pass."""
+    text = """Probe P7 runs passes on a resident batch with and without communication, alternately and on all processes at once (DDP: no_sync(); sharded
+models and split matrices: collectives that return local data). The exposed time is the time of a pass with communication minus the time of
+the slowest process without it: no computation hides this part. In ordinary steps, the process that communicates least has waited for no
+other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
+Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
+the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
+gather parameters in every pass."""
 
     def check(self, case: Case) -> Finding:
         if not _comm.several(case):
-            return self.clear(0.0, summary="one process, or several that exchange nothing")
+            return self.clear(0.0, summary="one process only, or processes that exchange nothing")
         ratio = _comm.exposed_ratio(case)
         limit = _comm.EXPOSED.value
         evidence = (
@@ -43,7 +44,7 @@ all of it with ddp and zero1, a half with zero2 and a third with zero3, whose ot
         certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
         matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
         return self.fires(
-            f"{ratio:.0%} of a step is communication that no computation hides ({_what(case)})",
+            f"{ratio:.0%} of a step is communication that computation does not hide ({_what(case)})",
             recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
             confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
             evidence=evidence,
@@ -54,9 +55,9 @@ all of it with ddp and zero1, a half with zero2 and a third with zero3, whose ot
 
 def _what(case: Case) -> str:
     if int(case.knobs.get("tensor_parallel", 1)) > 1:
-        return "every layer's results are summed over the processes"
-    gathers = " and the parameters that each pass gathers" if _comm.share_of_gradients(case) < 1 else ""
-    return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients a step{gathers}"
+        return "every layer sums its results over the processes"
+    gathers = ", and the parameters that each pass gathers" if _comm.share_of_gradients(case) < 1 else ""
+    return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients per step{gathers}"
 
 
 def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
@@ -68,7 +69,7 @@ def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
                 case,
                 whole,
                 gain,
-                "gradients travel once a step in place of results in every layer",
+                "gradients are exchanged once per step instead of results in every layer",
                 "model = DistributedDataParallel(model)",
             )
         ]
@@ -78,14 +79,14 @@ def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
             case,
             {"gradient_accumulation_steps": passes},
             speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR),
-            f"gradients travel once in {passes} passes; this changes training: the effective batch grows as much",
+            f"gradients are exchanged once in {passes} passes. This changes training: the effective batch grows by the same factor",
             f"with model.no_sync() if (i + 1) % {passes} else nullcontext():\n    (loss / {passes}).backward()",
         ),
         suggest(
             case,
             {"comm_hook": "bf16"},
             speedup_interval(1 / (1 - ratio / 2), 0.5),
-            "half as many bytes travel",
+            "half as many bytes are exchanged",
             "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
         )
         if case.knobs.get("sharding") in ("ddp", "zero1") and case.knobs.get("comm_hook") == "none"
@@ -94,7 +95,7 @@ def _suggestions(case: Case, ratio: float) -> list[Suggestion | None]:
 
 
 def predicted(case: Case, rarer: int) -> float:
-    """Samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
+    """Speed-up in samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
     step = _comm.step_s(case)
     saved = (_comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)

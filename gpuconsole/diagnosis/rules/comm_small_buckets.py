@@ -1,4 +1,4 @@
-"""comm.small_buckets: gradients travel in pieces so small that latency, not bandwidth, is what takes the time."""
+"""comm.small_buckets: gradients are exchanged in pieces so small that latency takes most of the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.rules import _comm
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 
-GAIN = Threshold("gain", 0.05, "ratio", "5 % of a step: below that no change of settings is worth the restart")
+GAIN = Threshold("gain", 0.05, "ratio", "below 5 % of a step the gain is not worth a restart")
 PREDICTION_ERROR = 0.4
 
 
@@ -18,13 +18,13 @@ class CommSmallBuckets(Rule):
     clear_title = "Gradient buckets are large enough"
     thresholds = (GAIN,)
     knobs = ("bucket_cap_mb",)
-    text = """Probe P10 all-reduces as many bytes as the gradients have, once in pieces of bucket_cap_mb and once in pieces of 25 MB. An
-all-reduce takes latency + 2 (n-1)/n bytes / bandwidth (ring), so pieces below latency x bandwidth leave the link idle. What
-the larger pieces save of the communication that nothing hides (P7) is what this finding claims; the rest is comm.exposed's."""
+    text = """Probe P10 all-reduces as many bytes as the gradients have, once in pieces of bucket_cap_mb and once in pieces of 25 MB. A ring all-reduce
+takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandwidth leave the link idle. This finding claims what the larger
+pieces save of the exposed communication (probe P7). comm.exposed claims the rest."""
 
     def check(self, case: Case) -> Finding:
         if not _comm.buckets_can_be_small(case):
-            return self.clear(0.0, summary="no DDP, or buckets of 25 MB and more")
+            return self.clear(0.0, summary="no DDP, or buckets of 25 MB or more")
         recoverable = _comm.lost_to_small_buckets(case) * case.value("comm.exposed_s") / _comm.step_s(case)
         evidence = (
             case.evidence("comm.exchange_now_s"),
@@ -37,8 +37,8 @@ the larger pieces save of the communication that nothing hides (P7) is what this
             return self.clear(recoverable / GAIN.value, evidence)
         share = min(0.9, recoverable)
         return self.fires(
-            f"in buckets of {_comm.LARGE_MB:g} MB the same gradients would travel in {case.value('comm.exchange_large_s') * 1e3:.1f} ms, "
-            f"not {case.value('comm.exchange_now_s') * 1e3:.1f}: every piece costs its latency",
+            f"buckets of {_comm.LARGE_MB:g} MB would exchange the same gradients in {case.value('comm.exchange_large_s') * 1e3:.1f} ms "
+            f"instead of {case.value('comm.exchange_now_s') * 1e3:.1f} ms: every piece adds latency",
             recoverable=share,
             confidence="high",
             evidence=evidence,
@@ -47,7 +47,7 @@ the larger pieces save of the communication that nothing hides (P7) is what this
                     case,
                     {"bucket_cap_mb": _comm.LARGE_MB},
                     speedup_interval(1 / (1 - share), PREDICTION_ERROR),
-                    "torch's default; fewer, larger all-reduces",
+                    "the default of torch: fewer and larger all-reduces",
                     f"DistributedDataParallel(model, bucket_cap_mb={_comm.LARGE_MB:g})",
                 )
             ],

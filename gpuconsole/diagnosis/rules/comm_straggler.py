@@ -1,4 +1,4 @@
-"""comm.straggler: one process is slower than the others, and all wait for it."""
+"""comm.straggler: one process is slower than the others, and all others wait for it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ class CommStraggler(Rule):
     clear_title = "No process is slower than the others"
     thresholds = (_comm.LATE, _comm.LATE_OUTSIDE)
     knobs = ("straggler_ms",)
-    text = """Probe P8 runs passes without communication on every process: each then takes its own time, and the slow one shows, also when
-it loses its time in the backward pass, where step times are equal because all wait in the all-reduce. What happens outside of
-passes (waiting for data) is read off the time account: a step's time without communication, per process. A slow link is told
-from a slow process by that: it makes nobody's own pass longer."""
+    text = """Probe P8 runs passes without communication on every process, so each process takes its own time and a slow process shows. Step times are
+equal on all processes, because all wait in the all-reduce. Time outside the passes (waiting for data) comes from the time account: the time
+of a step without communication, per process. A slow link is different: it makes no pass without communication longer."""
 
     def check(self, case: Case) -> Finding:
         if not _comm.several(case):
-            return self.clear(0.0, summary="one process, or several that exchange nothing")
+            return self.clear(0.0, summary="one process only, or processes that exchange nothing")
         ratio, limit = _comm.late_ratio(case), _comm.LATE.value
         level = (ratio - 1) / (limit - 1)
-        by_itself = case.value("comm.straggler_ratio")
+        alone = case.value("comm.straggler_ratio")
         evidence = (
             case.evidence("comm.straggler_ratio", limit),
             case.evidence("comm.late_s"),
@@ -36,7 +35,7 @@ from a slow process by that: it makes nobody's own pass longer."""
         )
         if ratio < limit:
             return self.clear(level, evidence)
-        in_passes = by_itself == ratio or by_itself >= limit
+        in_passes = alone == ratio or alone >= limit
         rank = int(case.value("comm.slowest_rank" if in_passes else "ranks.busiest"))
         share = min(
             0.9,
@@ -45,7 +44,7 @@ from a slow process by that: it makes nobody's own pass longer."""
             else 1 - 1 / ratio,
         )
         return self.fires(
-            f"rank {rank} takes {ratio - 1:.0%} longer than the others{_where(case, in_passes)}; they wait for it in every step",
+            f"rank {rank} takes {ratio - 1:.0%} longer than the others{_where(case, in_passes)}. The others wait for rank {rank} in every step",
             recoverable=share,
             confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
             evidence=evidence,
@@ -54,8 +53,8 @@ from a slow process by that: it makes nobody's own pass longer."""
                     case,
                     {"straggler_ms": 0.0},
                     speedup_interval(1 / (1 - share), PREDICTION_ERROR),
-                    f"the exercise's delay off; on a real box give rank {rank} less work, or leave its device or machine out",
-                    f"# rank {rank}: compare clocks, temperature and co-tenants of its device with the others'",
+                    f"switches off the delay of the exercise. On a real machine, give rank {rank} less work or leave out its device",
+                    f"# rank {rank}: compare clocks, temperature and other processes of its device with the other devices",
                 )
                 if case.knobs.get("straggler_ms")
                 else None

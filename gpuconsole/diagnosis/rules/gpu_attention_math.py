@@ -1,4 +1,4 @@
-"""gpu.attention_math: attention as the plain formula, where one fused kernel would do."""
+"""gpu.attention_math: attention is computed by the plain formula, where one fused kernel would be faster."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class GpuAttentionMath(Rule):
     clear_title = "Attention costs no avoidable time"
     thresholds = (_swap.GAIN,)
     knobs = ("attention",)
-    text = """softmax(q k^T / sqrt d) v, written out, puts a T x T matrix of scores per head into memory several times in a pass, and keeps
-it for the backward pass. A fused kernel (FlashAttention and its kin, behind torch's scaled_dot_product_attention) works on
-tiles and writes none of them. The rule looks only where attention is `math`, and it does not guess: probe P5 runs the same
-pass both ways, in turn. The longer the sequence, the larger the gain (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
+    text = """Written out, softmax(q k^T / sqrt d) v stores a T x T matrix of scores per head several times in a pass, and keeps the matrix for the
+backward pass. A fused kernel (FlashAttention and similar, behind torch's scaled_dot_product_attention) works on tiles and stores no scores.
+The rule applies only where attention is `math`. It does not guess: probe P5 runs the same pass both ways, alternately. Longer sequences gain
+more (on a CPU 1.2x at 256 tokens, 3x at 1024)."""
 
     def check(self, case: Case) -> Finding:
         if _gpu.compute_ratio(case) < _swap.GAIN.value or case.knobs.get("attention") != "math":
-            return self.clear(0.0, summary="attention runs as one fused kernel, or is too little of the step")
+            return self.clear(0.0, summary="attention runs as one fused kernel, or takes too little of the step")
         faster, recoverable = case.value("probe.attention_sdpa_speedup"), _swap.saves(case, "attention_sdpa")
         evidence = _swap.evidence(case, "attention_sdpa")
         level = recoverable / _swap.GAIN.value
         if recoverable < _swap.GAIN.value:
             return self.clear(min(level, 0.99), evidence)
         return self.fires(
-            f"the same pass with the fused kernel runs {faster:.2f}x as fast: every score is written to memory and read again",
+            f"the same pass runs {faster:.2f}x as fast with the fused kernel; now every score is written to memory and read again",
             recoverable=recoverable,
             confidence=_swap.confidence(case, "attention_sdpa"),
             evidence=evidence,
@@ -38,7 +38,7 @@ pass both ways, in turn. The longer the sequence, the larger the gain (on a CPU 
                     case,
                     {"attention": "sdpa"},
                     _swap.predicted(case, "attention_sdpa"),
-                    "one kernel that keeps the scores on the chip; the activations of attention shrink from T x T to T x d",
+                    "one kernel keeps the scores on the chip; the activations of attention shrink from T x T to T x d",
                     "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
                 )
             ],

@@ -1,4 +1,4 @@
-"""gpu.compute_bound_healthy: the device does what it can; stop tuning."""
+"""gpu.compute_bound_healthy: the device computes at its limit; stop tuning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _comm, _healthy
 from gpuconsole.model.finding import Finding
 
-MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: what well-tuned large training runs report (PaLM 46 %, MPT-7B 40-46 %)")
+MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
 
 
 class GpuComputeBoundHealthy(Rule):
@@ -15,14 +15,13 @@ class GpuComputeBoundHealthy(Rule):
     title = "Compute-bound and healthy"
     clear_title = "Not at the compute limit"
     thresholds = (MFU,)
-    text = """Model FLOP/s reach 40 % of the peak (a GPU's dense datasheet figure for the precision in use; on a CPU the best matrix
-product measured on it with the same threads), data wait, logging and checkpoints are below their thresholds, and probe P2
-finds nothing in a larger batch, nor P5 in a fused kernel. Then the time goes where it should, and tuning further means changing the mathematics:
-precision, attention, model shape."""
+    text = """Model FLOP/s reach 40 % of the peak: the dense datasheet figure of a GPU for the precision in use, or the best matrix product measured on this
+CPU with the same threads. Data wait, logging and checkpoints are below their thresholds. Probe P2 finds no gain in a larger batch, and
+probe P5 no gain in another implementation. More speed then needs other mathematics: precision, attention, model shape."""
 
     def check(self, case: Case) -> Finding:
         if not case.has("mfu_ratio") and case.has("mbu_ratio"):
-            return self.clear(0.0, (case.evidence("mbu_ratio"),), "there are no matrix products to hold against a peak")
+            return self.clear(0.0, (case.evidence("mbu_ratio"),), "there are no matrix products to compare with a peak")
         mfu = case.value("mfu_ratio")
         phases, lost = _healthy.lost_beside_passes(case)
         evidence = (case.evidence("mfu_ratio", MFU.value), *phases)
@@ -34,10 +33,12 @@ precision, attention, model shape."""
             return self.clear(min(0.59, mfu / MFU.value), evidence)
         threads, cores = case.get("threads", 0), case.get("cores", 0)
         on_cpu = (
-            f"; {threads:.0f} of {cores:.0f} cores compute, the rest is left to loader and console" if case.get("is_gpu", 0) == 0 else ""
+            f"; {threads:.0f} of {cores:.0f} cores compute; the rest is for the loader and the console"
+            if case.get("is_gpu", 0) == 0
+            else ""
         )
         return self.fires(
-            f"{mfu:.0%} of the peak, no wait above its threshold, and a larger batch gains nothing{on_cpu}",
+            f"{mfu:.0%} of the peak, no wait above its threshold, no gain from a larger batch{on_cpu}",
             recoverable=0.0,
             confidence="high" if mfu >= 0.5 else "medium",
             evidence=evidence,

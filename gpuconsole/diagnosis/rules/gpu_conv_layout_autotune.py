@@ -1,4 +1,4 @@
-"""gpu.conv_layout_autotune: convolutions in NCHW where the device is faster in NHWC."""
+"""gpu.conv_layout_autotune: convolutions use NCHW where the device is faster with NHWC."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class GpuConvLayoutAutotune(Rule):
     clear_title = "The convolution layout costs no avoidable time"
     thresholds = (_swap.GAIN,)
     knobs = ("channels_last",)
-    text = """Tensor cores multiply over channels: in 16 bits, or TF32, cuDNN wants NHWC and copies NCHW tensors to and fro around its kernels. oneDNN
-blocks channels likewise. Probe P5 runs the present pass in both layouts, in turn, and puts the weights back as they lay; nothing is guessed
-from the layout alone, since small images or few channels may gain nothing. On a CPU it is a note: NCHW is how most models are written there,
-and no fault of the run."""
+    text = """Tensor cores multiply over channels. In 16 bits or TF32, cuDNN needs NHWC and converts NCHW tensors before and after its kernels. oneDNN
+blocks channels in a similar way. Probe P5 runs the present pass in both layouts, alternately, and restores the layout of the weights. Small
+images or few channels may gain nothing, so the rule needs that measurement. On a CPU the finding is a note: most models are written for NCHW
+there, and the run has no fault."""
 
     def check(self, case: Case) -> Finding:
         on_gpu = _gpu.on_gpu(case)
         if case.knobs.get("channels_last", True):
-            return self.clear(0.0, summary="the layout is NHWC already, or there are no convolutions")
+            return self.clear(0.0, summary="the layout is already NHWC, or there are no convolutions")
         if on_gpu and case.knobs.get("precision") not in ON_TENSOR_CORES:
-            return self.clear(0.0, summary="in fp32 a GPU convolves as fast in NCHW: the precision comes first")
+            return self.clear(0.0, summary="in fp32 a GPU is as fast with NCHW; change the precision first")
         if _gpu.compute_ratio(case) < _swap.GAIN.value:
-            return self.clear(0.0, summary="too little of the step is computing")
+            return self.clear(0.0, summary="the passes take too little of the step")
         recoverable, evidence = _swap.saves(case, "channels_last"), _swap.evidence(case, "channels_last")
         level = recoverable / _swap.GAIN.value
         if recoverable < _swap.GAIN.value:
@@ -44,7 +44,7 @@ and no fault of the run."""
                     case,
                     {"channels_last": True},
                     _swap.predicted(case, "channels_last"),
-                    "the channels of a pixel lie side by side, as the kernels want them; values stay as they are",
+                    "the channels of a pixel are stored side by side, as the kernels need them; values do not change",
                     "model = model.to(memory_format=torch.channels_last)   # and the batches",
                 )
             ],

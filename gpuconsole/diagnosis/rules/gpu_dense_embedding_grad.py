@@ -1,4 +1,4 @@
-"""gpu.dense_embedding_grad: a step looks up a few rows of an embedding table, and its gradient and update are the whole table's."""
+"""gpu.dense_embedding_grad: a step reads a few rows of an embedding table, but its gradient and update cover the whole table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 
 DENSE_PASSES = 8
-"""Gradient zeroed; gradient, parameter and two moments read; parameter and two moments written."""
+"""The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments are written."""
 
 
 class GpuDenseEmbeddingGrad(Rule):
@@ -19,11 +19,11 @@ class GpuDenseEmbeddingGrad(Rule):
     clear_title = "Embedding updates cost no avoidable time"
     thresholds = (TOUCHED, SHARE)
     knobs = ("sparse",)
-    text = """A dense gradient of an embedding table is a table of the same size, zero but for the rows that the batch looked up; it is written,
-and the optimizer reads it and passes over parameters and both moments of every row: eight tables of traffic for a few rows. With
-sparse=True the gradient holds those rows only, and SparseAdam updates them alone. Its moments of a row that is not looked up
-do not decay meanwhile. A larger batch spreads the same traffic over more samples, which is why probe P2 alone would call it
-too small: what this rule claims is taken off there."""
+    text = """The dense gradient of an embedding table has the size of the table and is zero except for the rows in the batch. The backward pass writes it, and
+the optimizer reads it and updates the parameters and both moments of every row: eight times the table's bytes for a few rows. With sparse=True
+the gradient holds only these rows, and SparseAdam updates only these rows. Moments of other rows do not decay, which changes Adam a little.
+A larger batch spreads the same traffic over more samples, so probe P2 alone would call the batch too small. gpu.small_batch therefore
+subtracts what this rule claims."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("backward_ratio") + case.value("optimizer_ratio")
@@ -41,8 +41,8 @@ too small: what this rule claims is taken off there."""
         moved = DENSE_PASSES * case.value("embedding.table_bytes")
         gain = 1 / (1 - _claims.embedding_claim(case))
         return self.fires(
-            f"a step touches {touched:.1%} of the rows, and its backward pass and optimizer move the whole table {DENSE_PASSES} times"
-            f" ({moved / 1e9:.2g} GB): {share:.0%} of the step",
+            f"a step uses {touched:.1%} of the rows, but backward pass and optimizer move the whole table {DENSE_PASSES} times"
+            f" ({moved / 1e9:.2g} GB). They take {share:.0%} of the step",
             recoverable=1 - 1 / gain,
             confidence="high",
             evidence=evidence,
@@ -51,7 +51,7 @@ too small: what this rule claims is taken off there."""
                     case,
                     {"sparse": True},
                     speedup_interval(gain, 0.4),
-                    "only rows that were looked up get a gradient and an update; moments of the others rest, which changes Adam a little",
+                    "only rows in the batch get a gradient and an update; moments of other rows do not decay, which changes Adam a little",
                     "table = nn.EmbeddingBag(rows, columns, mode='sum', sparse=True)\n"
                     "optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.AdamW(the_rest)]",
                 )

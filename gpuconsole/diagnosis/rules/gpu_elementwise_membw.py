@@ -1,4 +1,4 @@
-"""gpu.elementwise_membw: elementwise operations, run one by one, carry the same values to memory and back."""
+"""gpu.elementwise_membw: elementwise operations run one by one and move the same values through memory again and again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from gpuconsole.diagnosis.rules import _claims
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
 
-SHARE = Threshold("share_of_step", 0.35, "ratio", "a third of the step: healthy GPTs and convnets spend 10-15 % so, an unfused chain 85 %")
+SHARE = Threshold(
+    "share_of_step", 0.35, "ratio", "healthy GPTs and convnets spend 10-15 % of the step in such operations, an unfused chain 85 %"
+)
 CLASSES = ("elementwise", "normalization", "reduction")
-"""What torch.compile fuses with its neighbours."""
+"""Classes of operations that torch.compile fuses."""
 LEFT = (2 / 9, 0.5)
-"""Time of a fused chain over that of its operations one by one. n operations read n + 1 and write n times, fused they read and write once:
-2/5 for two, 2/9 for four; arithmetic (exp, division) stays. Measured on a CPU: 0.17 for cheap operations, 0.36 with SiLU and norms."""
+"""Time of a fused chain over the time of its operations one by one. n operations read n + 1 values and write n; a fused chain reads and
+writes once: 2/5 for two operations, 2/9 for four. Arithmetic (exp, division) remains. Measured on a CPU: 0.17 for cheap operations,
+0.36 with SiLU and norms."""
 
 
 class GpuElementwiseMembw(Rule):
@@ -22,19 +25,18 @@ class GpuElementwiseMembw(Rule):
     clear_title = "Elementwise operations take little time"
     thresholds = (SHARE,)
     knobs = ("torch_compile",)
-    text = """A short profiler window says which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few
-FLOPs for every value that they fetch, so their time is memory traffic, and one after the other they fetch the same values again.
-Utilisation reads 100 % all the while. torch.compile generates one kernel for such a chain. Where matrix products dominate it
-gains little, and on a CPU it may lose: the trial decides. The gradient of an embedding table is filled elementwise, too; what
-gpu.dense_embedding_grad claims is taken off."""
+    text = """A short profiler window measures which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few FLOPs per
+value, so they take the time of their memory traffic; run one by one, each reads the same values again. Utilisation reads 100 % nevertheless.
+torch.compile generates one kernel for such a chain. The gain is small where matrix products dominate, and may be a loss on a CPU: the trial
+decides. The gradient of an embedding table is also filled elementwise; the rule subtracts what gpu.dense_embedding_grad claims."""
 
     def check(self, case: Case) -> Finding:
         passes = case.value("forward_ratio") + case.value("backward_ratio")
         if case.knobs.get("torch_compile") != "off":
-            return self.clear(0.0, (), "compiled already, or nothing to compile")
+            return self.clear(0.0, (), "the model is compiled already, or cannot be compiled")
         found = tuple(case.evidence(f"profile.{name}_ratio") for name in CLASSES)
         share = passes * sum(item.value for item in found) - _claims.embedding_claim(case)
-        source = "their shares of a pass, of the step's forward and backward part"
+        source = "their shares of a pass, times the share of the passes in the step"
         whole = Evidence("elementwise, normalization, reduction", share, "ratio", SHARE.value, source)
         evidence = (whole, *found, *case.if_known("profile.elementwise_bytes_per_s"))
         level = share / SHARE.value
@@ -42,7 +44,7 @@ gpu.dense_embedding_grad claims is taken off."""
             return self.clear(max(0.0, level), evidence)
         gain = Interval(1 / (1 - share * (1 - LEFT[1])), 1 / (1 - share * (1 - LEFT[0])))
         return self.fires(
-            f"{share:.0%} of the step are operations with hardly any arithmetic, each of which reads from memory and writes to it",
+            f"operations with little arithmetic take {share:.0%} of the step; each of them reads from memory and writes to memory",
             recoverable=1 - 1 / gain.middle,
             confidence="high" if share >= 0.5 else "medium",
             evidence=evidence,
@@ -51,7 +53,7 @@ gpu.dense_embedding_grad claims is taken off."""
                     case,
                     {"torch_compile": "default"},
                     gain,
-                    "one kernel of many: it reads once and writes once; compiling takes some seconds first",
+                    "one kernel replaces many and reads and writes once; compiling takes some seconds at the start",
                     "model = torch.compile(model)",
                 )
             ],

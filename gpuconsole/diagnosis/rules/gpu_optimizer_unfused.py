@@ -1,4 +1,4 @@
-"""gpu.optimizer_unfused: the optimizer walks over the parameters tensor by tensor, operation by operation."""
+"""gpu.optimizer_unfused: the optimizer updates the parameters tensor by tensor, operation by operation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpuconsole.diagnosis.rules import _claims, _swap
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
 
-SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step there is little to win, whatever the kernel")
+SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step no kernel can gain much")
 ERROR = 0.2
-"""Of the predicted gain, relative: copies of the parameters may lie better in caches than the parameters themselves."""
+"""Relative error of the predicted gain: copies of the parameters may be in caches more often than the parameters."""
 
 
 class GpuOptimizerUnfused(Rule):
@@ -19,10 +19,10 @@ class GpuOptimizerUnfused(Rule):
     clear_title = "The optimizer costs no avoidable time"
     thresholds = (SHARE, _swap.GAIN)
     knobs = ("optim",)
-    text = """AdamW reads parameter, gradient and two moments and writes three of them back: 28 bytes a parameter in fp32. Done one tensor and
-one operation at a time it moves several times as much and launches a kernel for each; `foreach` saves launches, `fused` saves
-the traffic too (on a CPU as well). Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the
-parameters. Many parameters and few tokens a step make it worst; gradient accumulation is the other way to pay for it less often."""
+    text = """AdamW reads the parameter, the gradient and two moments, and writes three of them: 28 bytes per parameter in fp32. An update that runs one tensor
+and one operation at a time moves several times as many bytes and launches a kernel for each operation. `foreach` saves launches; `fused`
+saves the traffic too, also on a CPU. Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the parameters.
+The share is largest with many parameters and few tokens per step. Gradient accumulation also helps: the update runs less often."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("optimizer_ratio")
@@ -39,7 +39,7 @@ parameters. Many parameters and few tokens a step make it worst; gradient accumu
         if recoverable < _swap.GAIN.value:
             return self.clear(max(0.0, min(level, 0.99)), evidence)
         return self.fires(
-            f"the optimizer takes {share:.0%} of the step; fused, the same update takes {fused * 1e3:.1f} instead of {present * 1e3:.1f} ms",
+            f"the optimizer takes {share:.0%} of the step; fused, the same update takes {fused * 1e3:.1f} ms instead of {present * 1e3:.1f} ms",
             recoverable=recoverable,
             confidence="high",
             evidence=evidence,
@@ -48,7 +48,7 @@ parameters. Many parameters and few tokens a step make it worst; gradient accumu
                     case,
                     {"optim": "adamw_fused"},
                     speedup_interval(1 / (1 - recoverable), ERROR),
-                    "one kernel reads and writes each value once; the moments are carried over, nothing else changes",
+                    "one kernel reads and writes each value once; the moments are kept and nothing else changes",
                     "torch.optim.AdamW(model.parameters(), fused=True)",
                 )
             ],

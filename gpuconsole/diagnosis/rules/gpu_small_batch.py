@@ -8,12 +8,12 @@ from gpuconsole.diagnosis.rules import _claims
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch at 3.1x the time or less: fixed cost is 30 % or more of the step")
-GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time a change of batch size is not worth what it does to training")
-MEMORY = Threshold("memory_used", 0.60, "ratio", "room for the larger batch (loadtune: 60 %)")
+COST = Threshold("batch_cost", 0.75, "ratio", "a 4x batch takes 3.1x the time or less: fixed cost is 30 % or more of the step")
+GAIN = Threshold("recoverable", 0.10, "ratio", "below 10 % of step time the gain is not worth a change of training")
+MEMORY = Threshold("memory_used", 0.60, "ratio", "below 60 % there is room for the larger batch (loadtune: 60 %)")
 PER_STEP = ("optimizer",)
 ERROR = 0.2
-"""Of the predicted gain, relative: what two looks with probe P2 differ by."""
+"""Relative error of the predicted gain: two runs of probe P2 differ by this much."""
 
 
 class GpuSmallBatch(Rule):
@@ -22,11 +22,11 @@ class GpuSmallBatch(Rule):
     clear_title = "The batch is large enough"
     thresholds = (COST, GAIN, MEMORY)
     knobs = ("batch_size",)
-    text = """Probe P2 runs forward and backward at the present batch, twice and four times it. When 4x the batch costs at most
-3.1x the time, launch and fixed cost dominate and the device idles within the step. A counter cannot show this:
-utilisation reads 100 % while one small kernel runs. The larger batch changes what is learnt per step, so the
-suggestion says so, and it is made only while memory has room. Where the job has more threads than other programs leave cores,
-their waiting for each other looks like fixed cost: then this rule is silent, and host.cpu_contention speaks."""
+    text = """Probe P2 runs forward and backward passes at the present batch, at twice and at four times the batch. If a 4x batch takes at most 3.1x the
+time, launches and other fixed cost dominate and the device is idle within the step. No counter shows this: utilisation reads 100 % while
+one small kernel runs. A larger batch changes training, and the suggestion says so. The rule suggests it only while memory has room. If the
+job has more threads than other programs leave cores, threads that wait for each other look like fixed cost: host.cpu_contention then fires
+instead."""
 
     def check(self, case: Case) -> Finding:
         if "batch_size" not in case.knobs:
@@ -43,7 +43,7 @@ their waiting for each other looks like fixed cost: then this rule is silent, an
         room = case.get("memory_used_ratio", 0.0) < MEMORY.value
         spread = case.get("probe.batch_cost_spread", 0.1)
         return self.fires(
-            f"{factor}x the batch takes only {cost * factor:.1f}x the time: most of a step is fixed cost",
+            f"a batch {factor}x as large takes only {cost * factor:.1f}x the time: most of a step is fixed cost",
             recoverable=recoverable,
             confidence="high" if cost + spread <= COST.value + 0.1 else "medium",
             evidence=evidence,
@@ -52,7 +52,7 @@ their waiting for each other looks like fixed cost: then this rule is silent, an
                     case,
                     {"batch_size": batch},
                     Interval(1 + (gain - 1) * (1 - ERROR), 1 + (predicted(case, rest_per_step=True) - 1) * (1 + ERROR)),
-                    "samples/s rise; this changes training: scale the learning rate, or check the loss per sample",
+                    "more samples/s. This changes training: scale the learning rate, or check the loss per sample",
                     f"DataLoader(dataset, batch_size={batch}, ...)",
                 )
                 if room
@@ -65,8 +65,8 @@ their waiting for each other looks like fixed cost: then this rule is silent, an
 def predicted(case: Case, rest_per_step: bool = False) -> float:
     """Samples/s at k times the batch over samples/s now.
 
-    Forward and backward scale as probe P2 measured, the optimizer costs the same per step. Everything else is charged per sample as
-    before, since its milliseconds belong to other rules; or per step (`rest_per_step`), which is the most that can be gained.
+    Forward and backward scale as probe P2 measured, and the optimizer costs the same per step. All other time belongs to other rules and
+    grows with the batch. With `rest_per_step` it stays the same per step instead: the upper bound of the gain.
     """
     factor = case.value("probe.batch_factor")
     compute = case.value("forward_ratio") + case.value("backward_ratio")

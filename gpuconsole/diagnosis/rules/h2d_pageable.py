@@ -1,4 +1,4 @@
-"""h2d.pageable_or_serial: batches are copied to the GPU from pageable memory, or while it waits."""
+"""h2d.pageable_or_serial: batches are copied to the GPU from pageable memory, or while the GPU waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 
-SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, by the CUDA stream's own time (TraceML .10/.20, fournex .15; DIAGNOSIS T07)")
+SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
 SERIOUS = 0.20
 ERROR = 0.3
 PROBE = "probe.h2d_pinned_s"
@@ -24,10 +24,10 @@ class H2dPageable(Rule):
     clear_title = "Copies to the GPU take little time"
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory", "h2d_stream")
-    text = """How long the CUDA stream copies a batch before it can compute, by events in the stream itself: on the host's clock a copy that has to wait
-for the step before would be blamed for that. From pageable memory the driver copies twice, and non_blocking=True is then silently
-synchronous. Pinned memory makes the copy faster (probe P10 copies the present batch both ways to tell by how much); a stream of its own
-hides it behind the work. Where both are so already, only fewer bytes help."""
+    text = """CUDA events in the stream measure how long a batch is copied before the stream can compute. On the host's clock, a copy that waits for the
+step before would be charged for that wait. From pageable memory the driver copies twice, and non_blocking=True is then silently synchronous.
+Pinned memory makes the copy faster: probe P10 copies the present batch both ways to measure how much. A stream of its own hides the copy behind
+the work. If both are in use already, only fewer bytes help."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -47,9 +47,9 @@ hides it behind the work. Where both are so already, only fewer bytes help."""
         )
         fixable = pageable or serial
         return self.fires(
-            f"{share:.0%} of a step is copying the batch to the GPU, {how}"
+            f"copying the batch to the GPU takes {share:.0%} of a step, {how}"
             if fixable
-            else f"{share:.0%} of a step is copying, though from pinned memory and beside the work: send less (uint8 inputs, fewer columns)",
+            else f"copying takes {share:.0%} of a step, although from pinned memory and beside the work: send fewer bytes (uint8 inputs, fewer columns)",
             recoverable=share if fixable else 0.0,
             confidence="high" if share >= SERIOUS else "medium",
             evidence=evidence,
@@ -58,7 +58,7 @@ hides it behind the work. Where both are so already, only fewer bytes help."""
                     case,
                     _changes(case, PINNED),
                     _by_pinning(case, share),
-                    "copies from page-locked memory are faster, and need no wait",
+                    "copies from page-locked memory are faster, and the host need not wait for them",
                     PINNED_CODE,
                 )
                 if pageable
@@ -67,7 +67,7 @@ hides it behind the work. Where both are so already, only fewer bytes help."""
                     case,
                     _changes(case, {**PINNED, "h2d_stream": True}),
                     _by_overlap(share),
-                    "the next batch is copied while this one computes",
+                    "the next batch is copied while the present batch computes",
                     AHEAD_CODE,
                 )
                 if serial
@@ -84,12 +84,12 @@ def _differs(case: Case, wanted: Knobs) -> bool:
 
 
 def _changes(case: Case, wanted: Knobs) -> Knobs:
-    """Of what is wanted, what this workload has and is not so yet."""
+    """The wanted values of knobs that this workload has with other values."""
     return {name: value for name, value in wanted.items() if name in case.knobs and case.knobs[name] != value}
 
 
 def _by_pinning(case: Case, share: float) -> Interval | None:
-    """T' = T - h2d (1 - t_pinned / t_pageable), both as probe P10 measured them on this batch; None before it has run."""
+    """T' = T - h2d (1 - t_pinned / t_pageable), both measured by probe P10 on this batch; None before the probe."""
     if case.knobs.get("pin_memory") is not False or not case.has(PROBE):
         return None
     saved = share * max(0.0, 1 - case.value(PROBE) / max(1e-9, case.value("probe.h2d_pageable_s")))
@@ -97,5 +97,5 @@ def _by_pinning(case: Case, share: float) -> Interval | None:
 
 
 def _by_overlap(share: float) -> Interval:
-    """At best the copy hides behind the rest, or the rest behind the copy."""
+    """At best the longer one of copy and other work hides the shorter one."""
     return Interval(1.0, 1 / max(share, 1 - share))

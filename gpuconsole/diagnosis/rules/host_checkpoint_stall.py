@@ -1,4 +1,4 @@
-"""host.checkpoint_stall: the step stands still while a checkpoint is written."""
+"""host.checkpoint_stall: training pauses while a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class HostCheckpointStall(Rule):
     clear_title = "Checkpoints take little time"
     thresholds = (_side_work.SHARE,)
     knobs = ("save_every",)
-    text = """Time in which training waits for torch.save and the disk. A longer interval divides it; Young and Daly give
-sqrt(2 C MTBF) as the interval that loses least, C being the time of one checkpoint. torch.distributed.checkpoint.async_save
-copies the state and writes it while training goes on."""
+    text = """The time that training waits for torch.save and the disk. A longer interval divides this time. Young and Daly give sqrt(2 C MTBF) as the
+interval that loses least, with C the time of one checkpoint. torch.distributed.checkpoint.async_save copies the state and writes the
+copy while training continues."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("checkpoint_ratio")
@@ -36,7 +36,7 @@ copies the state and writes it while training goes on."""
                     case,
                     {"save_every": every},
                     _side_work.predicted(case, share),
-                    "20 times more rarely; at a failure, 20 times more steps are repeated",
+                    "checkpoints 20 times less often; after a failure, 20 times more steps are repeated",
                     f"if step % {every} == 0:\n    torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # and off the training thread",
                 )
             ],

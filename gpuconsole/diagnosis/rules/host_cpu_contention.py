@@ -1,4 +1,4 @@
-"""host.cpu_contention: the training thread is ready to run and finds no core."""
+"""host.cpu_contention: the training thread is ready to run and finds no free core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.rules._cores import DELAY
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-NOISE = Threshold("noise", 0.1, "cores", "other programs that use less of a core than a tenth leave it to this job")
+NOISE = Threshold("noise", 0.1, "cores", "other programs that use less than a tenth of a core are ignored")
 
 
 class HostCpuContention(Rule):
@@ -19,10 +19,10 @@ class HostCpuContention(Rule):
     clear_title = "The training thread has a CPU core"
     thresholds = (DELAY, NOISE)
     knobs = ("num_threads",)
-    text = """The kernel counts how long a thread was runnable without running (/proc/thread-self/schedstat). When that is 15 % of
-step time or more, either the job itself has more runnable threads than cores (then fewer threads help: as many as there are cores, less what
-workers and other programs use), or others use them (then nothing in this job helps, and every timing is less certain). All other rules work on
-time from which this delay has been taken off."""
+    text = """The kernel counts how long a thread was ready to run without running (/proc/thread-self/schedstat). At 15 % of step time or more there are
+two causes. The job itself has more active threads than cores: fewer threads help, as many as cores less the cores that workers and other
+programs use. Or other programs use the cores: no change of this job helps, and every timing is less certain. All other rules work on times
+without this delay."""
 
     def check(self, case: Case) -> Finding:
         delay = case.value("runq_ratio")
@@ -33,9 +33,9 @@ time from which this delay has been taken off."""
         workers = int(case.knobs.get("num_workers", 0))
         own = threads + workers > cores
         who = (
-            f"this job's own {threads:.0f} threads and {workers} workers exceed the {cores:.0f} cores"
+            f"this job has {threads:.0f} threads and {workers} workers for {cores:.0f} cores"
             if own
-            else "other processes on this machine use the cores; all timings here are less certain"
+            else "other processes on this machine use the cores. All timings are less certain"
         )
         fewer = _threads_with_a_core(case)
         fix = (
@@ -44,15 +44,15 @@ time from which this delay has been taken off."""
                 {"num_threads": fewer},
                 Interval(
                     1 / (1 - 0.8 * delay), 1 / (1 - min(0.9, 1.4 * delay))
-                ),  # at a barrier all threads wait for the one without a core
-                "as many threads as cores are left",
+                ),  # at a barrier all threads wait for the thread without a core
+                "as many threads as free cores",
                 f"torch.set_num_threads({fewer})",
             )
             if own and fewer < threads
             else None
         )
         return self.fires(
-            f"{delay:.0%} of step time is spent waiting for a core: {who}",
+            f"the training thread waits {delay:.0%} of step time for a core: {who}",
             recoverable=delay if fix else 0.0,
             confidence="medium",
             evidence=tuple(
@@ -67,13 +67,13 @@ time from which this delay has been taken off."""
 
 
 def _threads_with_a_core(case: Case) -> int:
-    """Cores, less what workers and other programs use: threads that wait for each other by spinning collapse where one has no core."""
+    """Cores less those of workers and other programs. Threads that spin while they wait become very slow when one of them has no core."""
     cores, workers = case.value("cores"), int(case.knobs.get("num_workers", 0))
     return max(1, int(cores) - workers - _foreign_cores(case, cores, workers))
 
 
 def _foreign_cores(case: Case, cores: float, workers: int) -> int:
-    """Cores to leave to other programs. While nobody knows what those use: one, if there are no workers to take turns with."""
+    """Cores to leave to other programs. If their use is not measured: one, unless there are workers to share with."""
     if not case.has("host.others_cpu_ratio"):
         return 0 if workers else 1
     return math.ceil(max(0.0, case.value("host.others_cpu_ratio") * cores - NOISE.value))

@@ -1,4 +1,4 @@
-"""host.eval_stall: evaluation takes a good part of the run."""
+"""host.eval_stall: evaluation takes a large part of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.rules import _side_work
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-SHARE = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is work that is wanted, so it may cost more than a log record")
+SHARE = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is useful work, so it may cost more than logging")
 
 
 class HostEvalStall(Rule):
@@ -17,9 +17,9 @@ class HostEvalStall(Rule):
     clear_title = "Evaluation takes little time"
     thresholds = (SHARE,)
     knobs = ("eval_every", "eval_batch_size")
-    text = """The share of step time in evaluation, timed around it. Evaluation is often run too often, over too much, or at a batch size
-far below what fits without a backward pass. Predicted for evaluating N times more rarely: 1 / (1 - s (1 - 1/N)); probe P3 runs the same
-steps with logging, checkpoints and evaluation off and so measures what leaving them out is worth."""
+    text = """The share of step time in evaluation. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
+backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
+logging, checkpoints and evaluation, and so measures what they cost together."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("eval_ratio")
@@ -39,14 +39,14 @@ steps with logging, checkpoints and evaluation off and so measures what leaving 
                     case,
                     {"eval_every": every},
                     _side_work.predicted(case, share),
-                    "the same evaluation, 20 times more rarely",
+                    "the same evaluation, 20 times less often",
                     f"if step % {every} == 0:\n    evaluate(model)",
                 ),
                 suggest(
                     case,
                     {"eval_batch_size": 0},
                     None,
-                    f"evaluate {size} samples at once in place of {small}: there is no backward pass that needs the memory",
+                    f"evaluate {size} samples at once instead of {small}: without a backward pass they fit into memory",
                     f"DataLoader(held_out, batch_size={size})",
                 )
                 if 0 < small < size

@@ -1,4 +1,4 @@
-"""host.idle_cores: on a CPU, the training process computes on fewer threads than there are cores for."""
+"""host.idle_cores: on a CPU, the training process computes on fewer threads than there are free cores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpuconsole.diagnosis.rules import _comm, _gpu, _swap
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-OTHERS = Threshold("others", 0.5, "ratio", "where other programs use half of the cores that are left, those are not idle")
+OTHERS = Threshold("others", 0.5, "ratio", "free cores are not idle if other programs use half of them")
 ERROR = 0.25
-"""Of the predicted gain, relative: the core that was idle is needed now and then by loader, console and neighbours."""
+"""Relative error of the predicted gain: loader, console and other programs need the idle core now and then."""
 
 
 class HostIdleCores(Rule):
@@ -19,10 +19,11 @@ class HostIdleCores(Rule):
     clear_title = "More CPU cores would gain nothing"
     thresholds = (OTHERS, _swap.GAIN)
     knobs = ("num_threads",)
-    text = """A run on a CPU computes on num_threads threads: by default one less than there are cores, which leaves one to loader, console and
-neighbours and keeps timings quiet. Where cores stand idle, more threads may compute faster. Probe P5 runs the present pass on all that
-the loader's workers leave, in turn with the present one and by the clock on the wall, so that what others need shows in it; small operations
-gain nothing, since handing them out costs more than it saves. With num_threads = 0 it is a note: that core was left free on purpose."""
+    text = """A run on a CPU computes on num_threads threads. The default leaves one core to the loader, the console and other programs, which keeps timings
+steady. If cores are idle, more threads may compute faster. Probe P5 runs the present pass on all cores that the loader's workers leave, and
+alternately on the present number of threads, in wall-clock time, so that the needs of other programs are included. Small operations gain
+nothing, since their distribution to threads costs more than it saves. With num_threads = 0 the finding is a note: one core was left free on
+purpose."""
 
     def check(self, case: Case) -> Finding:
         if _gpu.on_gpu(case):
@@ -33,11 +34,11 @@ gain nothing, since handing them out costs more than it saves. With num_threads 
         most = cores - int(case.knobs.get("num_workers", 0))
         seen = (case.evidence("threads"), case.evidence("cores"), *case.if_known("host.others_cpu_ratio"))
         if most <= threads:
-            return self.clear(0.0, seen, "no core is left")
+            return self.clear(0.0, seen, "no core is free")
         if case.get("host.others_cpu_ratio", 0.0) * cores >= OTHERS.value * (most - threads):
-            return self.clear(0.0, seen, "other programs use the cores that are left")
+            return self.clear(0.0, seen, "other programs use the free cores")
         if compute * (1 - threads / most) < _swap.GAIN.value:
-            return self.clear(0.0, seen, "too little of the step is computing")
+            return self.clear(0.0, seen, "the passes take too little of the step")
         tried, faster = case.value("probe.threads_tried"), case.value("probe.threads_speedup")
         recoverable = _swap.saves(case, "threads")
         evidence = (*_swap.evidence(case, "threads"), case.evidence("probe.threads_tried"), *seen)
@@ -46,7 +47,7 @@ gain nothing, since handing them out costs more than it saves. With num_threads 
             return self.clear(max(0.0, min(level, 0.99)), evidence)
         on_purpose = case.knobs.get("num_threads") == 0
         return self.fires(
-            f"{threads:.0f} of {cores:.0f} cores compute; on {tried:.0f} the same pass runs {faster:.2f}x as fast",
+            f"{threads:.0f} of {cores:.0f} cores compute; the same pass runs {faster:.2f}x as fast on {tried:.0f} cores",
             recoverable=0.0 if on_purpose else recoverable,
             confidence=_swap.confidence(case, "threads"),
             evidence=evidence,
@@ -55,7 +56,7 @@ gain nothing, since handing them out costs more than it saves. With num_threads 
                     case,
                     {"num_threads": int(tried)},
                     _predicted(case, compute, faster),
-                    "every core that the loader's workers leave; console and neighbours take theirs from it now and then",
+                    "all cores that the loader's workers leave; the console and other programs need some of their time",
                     f"torch.set_num_threads({tried:.0f})",
                 )
             ],
@@ -65,7 +66,7 @@ gain nothing, since handing them out costs more than it saves. With num_threads 
 
 
 def _predicted(case: Case, compute: float, faster: float) -> Interval:
-    """The passes alone get faster; or the optimizer's update as much as they."""
+    """From the passes alone being faster, to the optimizer being faster by the same factor."""
     low, high = (1 / (1 - share * (1 - 1 / faster)) for share in (compute, compute + case.get("optimizer_ratio", 0.0)))
     error = max(ERROR, _swap.error(case, "threads"))
     return Interval(1 + (low - 1) * (1 - error), 1 + (high - 1) * (1 + error))

@@ -1,4 +1,4 @@
-"""host.launch_bound: the host cannot issue kernels as fast as the GPU runs them."""
+"""host.launch_bound: the host issues kernels more slowly than the GPU runs them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-ISSUE = Threshold("issue", 0.90, "ratio", "the host is busy issuing for 9 tenths of a pass (DIAGNOSIS T09)")
-BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 8 tenths of that time for the work itself (DIAGNOSIS T09)")
+ISSUE = Threshold("issue", 0.90, "ratio", "the host issues kernels for 90 % of a pass or more (survey T09)")
+BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 80 % of that time for its own work (survey T09)")
 HEALTHY_MFU = 0.40
-"""No GPU that waits for launches does 40 % of its peak."""
+"""A GPU that reaches 40 % of its peak does not wait for launches."""
 HEALTHY_BUSY = 0.95
-"""Busy so much even under the profiler, which slows the host down but not the GPU."""
+"""The GPU is busy even under the profiler, which slows down the host and not the GPU."""
 
 
 class HostLaunchBound(Rule):
@@ -22,18 +22,17 @@ class HostLaunchBound(Rule):
     clear_title = "Kernel launches keep up with the GPU"
     thresholds = (ISSUE, BUSY)
     knobs = ("torch_compile",)
-    text = """Probe P9 times how long the host needs to issue a forward and backward pass without waiting for it, how long the pass takes, and how long
-the GPU needs for it when all of it is issued beforehand, behind a kernel that only waits. When issuing takes nearly all of the pass and
-the work itself far less, the GPU idles between small kernels, though its utilisation reads 100 %. Fewer and larger kernels help: CUDA
-graphs, fusion, or a larger batch, which gpu.small_batch suggests with its own prediction. Waiting for a core, for data, or in a
-synchronisation are other rules' matters."""
+    text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how long the pass takes, and how long the GPU needs if the whole
+pass was issued beforehand, behind a kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the GPU
+is idle between small kernels, although utilisation reads 100 %. Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch
+(gpu.small_batch predicts that gain). Other rules cover waiting for a core, for data, or in a synchronisation."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
             return self.not_on_gpu()
         compute = _gpu.compute_ratio(case)
         if compute < 0.2 or case.get("mfu_ratio", 0.0) >= HEALTHY_MFU or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
-            return self.clear(0.0, summary="the GPU is busy, or passes matter little to the step")
+            return self.clear(0.0, summary="the GPU is busy, or the passes take less than 20 % of the step")
         issue, alone, whole = case.value("probe.issue_s"), case.value("probe.pass_gpu_s"), case.value("probe.pass_s")
         issuing, busy = issue / whole, min(1.0, alone / whole)
         evidence = (
@@ -49,7 +48,7 @@ synchronisation are other rules' matters."""
         graphs = _gpu.graphs_keep_gradients(case)
         mode = "reduce-overhead" if graphs else "default"
         return self.fires(
-            f"a pass takes {whole * 1e3:.1f} ms, {issue * 1e3:.1f} of which the host spends issuing kernels; the GPU's own work is {alone * 1e3:.1f} ms",
+            f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them",
             recoverable=share,
             confidence="high",
             evidence=evidence,
@@ -58,7 +57,7 @@ synchronisation are other rules' matters."""
                     case,
                     {"torch_compile": mode},
                     Interval(1.0, 1 / (1 - share)),
-                    f"fused kernels{' in CUDA graphs' if graphs else ''}: one launch for many; at best the GPU's own time is left",
+                    f"fused kernels{' in CUDA graphs' if graphs else ''} need fewer launches; at best only the GPU's own time remains",
                     f'model = torch.compile(model, mode="{mode}")',
                 )
                 if case.knobs.get("torch_compile") in ("off", "default") and case.knobs.get("torch_compile") != mode

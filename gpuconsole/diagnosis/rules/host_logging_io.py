@@ -1,4 +1,4 @@
-"""host.logging_io: writing log records takes a good part of every step."""
+"""host.logging_io: log records take a large part of every step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class HostLoggingIo(Rule):
     clear_title = "Logging takes little time"
     thresholds = (_side_work.SHARE,)
     knobs = ("log_every",)
-    text = """Time between the optimizer and the next step that goes into log records: reading values off the device,
-formatting, writing, flushing. It is timed around the logging itself, so a checkpoint or the loader cannot be taken for it;
-probe P3 runs the same steps with logging, checkpoints and evaluation off and so measures what leaving them out is worth.
-Predicted: 1 / (1 - s (1 - 1/N)) for records N times rarer."""
+    text = """Time between the optimizer and the next step for log records: reading values from the device, formatting, writing, flushing. The time is
+measured around the logging itself, so checkpoints and the loader are not included. Probe P3 runs the same steps without logging, checkpoints
+and evaluation, and so measures what they cost together. Predicted for records N times less often: 1 / (1 - s (1 - 1/N)), with s the share
+of logging."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("logging_ratio")
@@ -37,7 +37,7 @@ Predicted: 1 / (1 - s (1 - 1/N)) for records N times rarer."""
                     case,
                     {"log_every": every},
                     _side_work.predicted(case, share),
-                    "the same records, 20 times more rarely",
+                    "the same records, 20 times less often",
                     f"if step % {every} == 0:\n    logger.log(metrics)   # or hand records to a writer thread",
                 )
             ],

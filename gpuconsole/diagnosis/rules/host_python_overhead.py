@@ -1,4 +1,4 @@
-"""host.python_overhead: the script's own Python between the phases takes a good part of every step."""
+"""host.python_overhead: the script's own Python code between the phases takes a large part of every step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 
-SHARE = Threshold("share", 0.10, "ratio", "10 % of step time outside of every named phase")
+SHARE = Threshold("share", 0.10, "ratio", "10 % of step time outside all named phases")
 IN_SCRIPT = Threshold(
-    "in_script", 0.05, "ratio", "stack samples must find the script there: what else is outside of phases is our own cost"
+    "in_script", 0.05, "ratio", "stack samples must find the script: other time outside the phases is the cost of the account itself"
 )
-GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: it, and not the lines around it, is the cause")
+GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: the collector is the cause, not the lines around it")
 
 
 class HostPythonOverhead(Rule):
@@ -20,10 +20,10 @@ class HostPythonOverhead(Rule):
     clear_title = "The script's own Python code takes little time"
     thresholds = (SHARE, IN_SCRIPT, GC)
     knobs = ("gc_collect_every", "gradient_percentiles")
-    text = """Time outside of every named phase: metrics over Python lists, conversions, garbage collection. Probe P15 samples the training
-thread's stack during ordinary steps and names the line; gc.callbacks time the collector. What is not in the script is the account's own
-cost and fires nothing. What helps: tensor operations in place of lists, gc.freeze() and no gc.collect() in the loop, work that
-can wait handed to another process."""
+    text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
+during ordinary steps and names the line. gc.callbacks time the garbage collector. Time that is not in the script is the cost of our
+own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and no gc.collect() in the loop, and another process
+for work that can wait."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("other_ratio")
@@ -34,7 +34,7 @@ can wait handed to another process."""
         in_script = case.value("stack.script_ratio")
         evidence += case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
         if in_script < IN_SCRIPT.value and pause < GC.value:
-            return self.clear(0.99, evidence, "it is not in the script")
+            return self.clear(0.99, evidence, "this time is not in the script")
         collects = pause >= GC.value and pause >= share / 2
         where = case.signal("stack.line_ratio").source.rpartition(" at ")[2]
         return self.fires(
@@ -53,7 +53,7 @@ def _collect_less(case: Case, share: float) -> Suggestion | None:
         case,
         {"gc_collect_every": 0},
         _interval(case.value("gc.pause_ratio"), share),
-        "Python collects when it sees fit: a full collection walks every object there is",
+        "automatic collection only: a full collection visits every object",
         "gc.freeze()   # after building the model; and no gc.collect() in the loop",
     )
 
@@ -65,7 +65,7 @@ def _by_tensors(case: Case, share: float) -> Suggestion | None:
         case,
         {"gradient_percentiles": "torch"},
         _interval(share, share),
-        "the same figures by tensor operations, without a Python object per value",
+        "the same figures with tensor operations, without a Python object per value",
         "torch.quantile(values, quantiles)   # not sorted(values.tolist())",
     )
 

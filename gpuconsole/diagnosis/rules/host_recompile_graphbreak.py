@@ -8,11 +8,11 @@ from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 
-EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer ones are paid back within some minutes")
-COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None torch learns from the second shape which sizes change")
-MOSTLY = Threshold("mostly", 0.5, "ratio", "half of the time so far: how the job runs once it no longer compiles has hardly been seen")
+EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer compilations pay off within some minutes")
+COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None, torch finds the sizes that change at the second shape")
+MOSTLY = Threshold("mostly", 0.5, "ratio", "beyond half of the time so far, the speed without compilation is hardly known")
 LENGTHS = 64
-"""A multiple that leaves a handful of lengths: each is compiled once."""
+"""A multiple that leaves a handful of lengths. Each length is compiled once."""
 SIGNALS = ("seconds_not_steady", "compile.recompiles", "compile.steps", "compile.time_ratio", "compile.given_up", "compile.graph_breaks")
 
 
@@ -22,11 +22,11 @@ class HostRecompileGraphbreak(Rule):
     clear_title = "No repeated compilation"
     thresholds = (COUNT, EVERY, MOSTLY)
     knobs = ("compile_dynamic", "pad_to_multiple_of")
-    text = """torch.compile guards a graph by what it was compiled for: sizes, types, flags. When a guard fails it compiles anew, which takes
-seconds; after 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function as plain Python for good.
-Such a run is never steady before that, so this rule looks at torch's own counters from the second message on and does not wait. What was
-compiled for the first step does not count. Where more than half of the time so far went into compiling, no gain is promised. Graph breaks
-alone are told without a share: what they cost depends on what lies between them."""
+    text = """torch.compile guards a graph by what it was compiled for: sizes, types, flags. If a guard fails, it compiles again, which takes seconds. After 8
+times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function uncompiled. Such a run does not become
+steady, so this rule reads torch's own counters from the second message on. Compilation for the first step does not count. If more than half
+of the time went into compilation, the rule predicts no gain. Graph breaks alone are a note without a share: their cost depends on what lies
+between them."""
 
     def check(self, case: Case) -> Finding:
         begun = case.evidence("seconds_not_steady")  # there as soon as there is a step
@@ -42,13 +42,15 @@ alone are told without a share: what they cost depends on what lies between them
         often = min(recompiles / COUNT.value, recompiles / case.value("compile.steps") / EVERY.value)
         if given_up:
             return self._compiles(
-                case, evidence, "torch has reached its recompile limit and runs the model uncompiled from here on", given_up=True
+                case, evidence, "torch has reached its recompile limit and runs the model uncompiled from now on", given_up=True
             )
         if often >= 1:
             words = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {case.value('compile.time_ratio'):.0%} of the time"
             return self._compiles(case, evidence, words, given_up=False)
         if breaks:
-            words = f"the graph breaks at {breaks:.0f} places: what lies between them is compiled piece by piece (TORCH_LOGS=graph_breaks names them)"
+            words = (
+                f"the graph breaks at {breaks:.0f} places, so the model is compiled in pieces (TORCH_LOGS=graph_breaks names the places)"
+            )
             return self.fires(words, recoverable=0.0, confidence="low", evidence=evidence, level=max(often, 0.6), note=True)
         return self.clear(often, evidence)
 
@@ -65,14 +67,14 @@ alone are told without a share: what they cost depends on what lies between them
 
 
 def _dynamic(case: Case, gain: Interval | None) -> Suggestion | None:
-    why = "one graph for all sizes, compiled once"
+    why = "one graph for all sizes is compiled once"
     return suggest(case, {"compile_dynamic": "true"}, gain, why, "model = torch.compile(model, dynamic=True)")
 
 
 def _padded(case: Case, gain: Interval | None) -> Suggestion | None:
-    """With a restart, since a torch that has given up does not try again."""
+    """With a restart, because torch does not try again after it has given up."""
     if case.knobs.get("pad_to_multiple_of") != 0:
         return None
-    why = "a handful of lengths instead of hundreds, for some arithmetic on padding"
+    why = "a handful of lengths instead of hundreds, at the cost of some arithmetic on padding"
     changes: Knobs = {"pad_to_multiple_of": LENGTHS, "compile_dynamic": "auto"}
     return suggest(case, changes, gain, why, f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})")

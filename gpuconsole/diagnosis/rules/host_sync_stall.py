@@ -1,4 +1,4 @@
-"""host.sync_stall: the GPU runs dry because the host has waited for it."""
+"""host.sync_stall: the GPU has no work because the host has waited for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor .05, fournex .10; DIAGNOSIS T10)")
+SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
 HEALTHY_MFU = 0.40
 
@@ -19,11 +19,11 @@ class HostSyncStall(Rule):
     clear_title = "Synchronisations cost little GPU time"
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory")
-    text = """Calling .item() once a step is free where the host is far ahead of the GPU: what counts is not the number of synchronisations
-but what they cost. Probe P4 profiles a few ordinary steps and adds up the gaps in which the GPU did nothing that begin within 50 µs of a
-synchronisation's return; their share of all gaps is applied to how much the GPU idles in steps without the profiler, less what goes to
-logging, checkpoints and evaluation; and what waits for data after a synchronisation is left to the input rules. The signal's source names
-the operator that waited most. Gaps for other reasons (launching, data) are other rules' matters."""
+    text = """One .item() per step is free while the host is far ahead of the GPU. What counts is the cost of synchronisations, not their number. Probe P4
+profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of
+all gaps is applied to the idle time of the GPU in steps without the profiler, less the time for logging, checkpoints and evaluation. Waiting
+for data after a synchronisation belongs to the input rules. The source of the signal names the operator that waited most. Other rules cover
+gaps with other causes (launches, data)."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -32,8 +32,8 @@ the operator that waited most. Gaps for other reasons (launching, data) are othe
         if case.get("mfu_ratio", 0.0) >= HEALTHY_MFU:
             return self.clear(0.0, (case.evidence("mfu_ratio"),), "the GPU is busy")
         after_sync, gaps, busy = case.value("probe.sync_gaps_s"), case.value("probe.gaps_s"), case.value("probe.busy_s")
-        # the profiler makes gaps longer but no kernel: how much the GPU idles comes from ordinary steps, its causes from the profiled ones, which
-        # are without side work; and what waits for data after a synchronisation waits for data
+        # The profiler makes gaps longer and kernels not. The idle time therefore comes from ordinary steps, and its causes from profiled steps,
+        # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
         idle = max(0.0, 1 - busy / step - sum(case.get(f"{phase}_ratio", 0.0) for phase in ("logging", "checkpoint", "eval")))
         share = min(_gpu.MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
         evidence = (
@@ -47,8 +47,8 @@ the operator that waited most. Gaps for other reasons (launching, data) are othe
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"{share:.0%} of a step the GPU has nothing to do, right after the host has waited for it ({case.value('probe.syncs_per_step'):.0f} times a step)."
-            " Keep figures on the device and read them every so many steps; no .item(), .cpu(), nonzero() or boolean mask within a step",
+            f"the GPU is idle for {share:.0%} of a step right after the host has waited for the GPU ({case.value('probe.syncs_per_step'):.0f} times per step)."
+            " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step",
             recoverable=share,
             confidence="high" if share >= SERIOUS else "medium",
             evidence=evidence,
@@ -57,7 +57,7 @@ the operator that waited most. Gaps for other reasons (launching, data) are othe
                     case,
                     {"non_blocking": True} if case.knobs.get("pin_memory", True) else {"non_blocking": True, "pin_memory": True},
                     Interval(1.0, 1 / (1 - share)),
-                    "the copy of a batch is then no wait",
+                    "the host then does not wait for the copy of a batch",
                     "batch = batch.to(device, non_blocking=True)   # from DataLoader(..., pin_memory=True)",
                 )
                 if case.knobs.get("non_blocking") is False

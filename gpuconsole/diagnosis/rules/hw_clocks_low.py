@@ -1,4 +1,4 @@
-"""hw.clocks_low: the SM clock is low under load, and neither heat nor power is why."""
+"""hw.clocks_low: the SM clock is low under load, and neither heat nor power explains it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-CLOCK = Threshold("clock", 0.90, "ratio", "9 tenths of the highest SM clock (DIAGNOSIS T40)")
-HELD = Threshold("held", 0.10, "ratio", "heat, power or another cause for a tenth of the time explains a low clock: theirs is another rule")
+CLOCK = Threshold("clock", 0.90, "ratio", "90 % of the highest SM clock (survey T40)")
+HELD = Threshold("held", 0.10, "ratio", "heat, power or another cause for 10 % of the time explains a low clock; other rules report these")
 SET = 0.5
 
 
@@ -18,9 +18,9 @@ class HwClocksLow(Rule):
     clear_title = "The GPU clock is not set too low"
     subject = "hardware"
     thresholds = (CLOCK, HELD)
-    text = """The driver says why clocks are low: nothing to do, heat, power, sync boost, voltage, or a setting of application clocks. Where they are
-below nine tenths under load and it names a setting, or nothing at all (locked clocks have no reason of their own), somebody has set
-them, for a benchmark or to save power, and has not set them back. Readings without load are left out."""
+    text = """The driver reports why clocks are low: no load, heat, power, sync boost, voltage, or a setting of application clocks. If the clock is below 90 %
+of its maximum under load and the driver names a setting or no reason at all (locked clocks have no reason of their own), a person has set
+it low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -43,11 +43,11 @@ them, for a benchmark or to save power, and has not set them back. Readings with
         if clock >= CLOCK.value:
             return self.clear(min(0.99, level), evidence)
         if max(causes.values()) >= HELD.value:
-            return self.clear(0.5, evidence, "clocks are held down by what the driver names: heat, power, sync boost or voltage")
+            return self.clear(0.5, evidence, "the driver names the cause of the low clock: heat, power, sync boost or voltage")
         why = (
-            "a setting of application clocks holds it: nvidia-smi -rac takes it back (root)"
+            "a setting of application clocks is the cause: nvidia-smi -rac resets it (root)"
             if by_setting
-            else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows them, nvidia-smi -rgc unlocks (root)"
+            else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows locks, nvidia-smi -rgc removes them (root)"
         )
         return self.fires(
             f"under load the SM clock is {clock:.0%} of its maximum; {why}",

@@ -1,4 +1,4 @@
-"""hw.errors: the GPU, its memory or its links are failing. Not about speed, and before everything that is."""
+"""hw.errors: the GPU, its memory or its links are failing. Not about speed, and more urgent than all findings about speed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-ANY = Threshold("errors", 1.0, "", "one is enough: lost data, a row that waits for replacement, an XID of the hardware (DIAGNOSIS T42)")
+ANY = Threshold("errors", 1.0, "", "one is enough: lost data, a row that waits for replacement, a hardware XID (survey T42)")
 NVLINK = Threshold("nvlink_errors", 1.0, "", "one replay or recovery is a failure (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_ERROR)")
-CRC = Threshold("nvlink_crc", 100.0, "/s", "damaged packets matter from 100 a second on (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR)")
+CRC = Threshold("nvlink_crc", 100.0, "/s", "100 damaged packets per second and more matter (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR)")
 
-SAYS = {
+REPORTS = {
     "hw.lost": (ANY, "the GPU no longer answers"),
-    "hw.xid_errors": (ANY, "the driver has reported XID errors of the hardware"),
-    "hw.ecc_uncorrected": (ANY, "memory errors that could not be corrected: data was lost"),
-    "hw.row_remap_failed": (ANY, "a faulty memory row could not be replaced: the GPU wants service"),
+    "hw.xid_errors": (ANY, "the driver has reported hardware XID errors"),
+    "hw.ecc_uncorrected": (ANY, "uncorrected memory errors: data was lost"),
+    "hw.row_remap_failed": (ANY, "a faulty memory row could not be replaced: the GPU needs service"),
     "hw.row_remap_pending": (ANY, "a faulty memory row waits to be replaced: reset the GPU or reboot"),
-    "hw.nvlink_errors": (NVLINK, "an NVLink sends again or recovers"),
+    "hw.nvlink_errors": (NVLINK, "an NVLink sends packets again or recovers"),
     "hw.nvlink_crc_per_s": (CRC, "an NVLink receives damaged packets"),
 }
 NEEDED = "hw.xid_errors"
@@ -29,20 +29,20 @@ class HwErrors(Rule):
     clear_title = "No GPU hardware errors"
     subject = "hardware"
     thresholds = (ANY, NVLINK, CRC)
-    text = """XID events that point at the hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; those that a program causes itself, such as 13 and
-31, are left out), memory errors beyond correction since the driver was loaded, rows that wait for replacement or could not be replaced,
-and NVLinks that send again, recover, or receive damaged packets while this console watches. Nothing here is about speed, but such
-a GPU may compute wrong results or stop, so it stands before all other findings."""
+    text = """XID events that indicate hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; events that programs cause, such as 13 and 31, are left out),
+memory errors that could not be corrected since the driver was loaded, memory rows that wait for replacement or could not be replaced, and
+NVLinks that send again, recover or receive damaged packets while this console watches. Such a GPU may compute wrong results or stop, so this
+finding stands before all others, although it says nothing about speed."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
             return self.not_on_gpu()
-        known = {name: said for name, said in SAYS.items() if case.has(name)}
+        known = {name: report for name, report in REPORTS.items() if case.has(name)}
         evidence = tuple(case.evidence(name, limit.value) for name, (limit, _) in known.items())
         levels = {name: case.value(name) / limit.value for name, (limit, _) in known.items()}
         found = [name for name, level in levels.items() if level >= 1]
         if not found:
-            case.value(NEEDED)  # without the driver's own reports, silence says nothing
+            case.value(NEEDED)  # no errors count as healthy only if the driver reports errors at all
             return self.clear(max(levels.values()), evidence)
         words = "; ".join(f"{known[name][1]} ({case.value(name):.0f})" for name in found)
         return self.fires(

@@ -1,4 +1,4 @@
-"""hw.power: the power limit, or a brake from outside, costs the GPU a good part of its clock."""
+"""hw.power: the power limit, or an external brake, lowers the GPU clock noticeably."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-TIME = Threshold("power_time", 0.10, "ratio", "a tenth of the time (DIAGNOSIS T39)")
+TIME = Threshold("power_time", 0.10, "ratio", "10 % of the time (survey T39)")
 LOSS = Threshold(
-    "clock_loss", 0.05, "ratio", "at full load a power cap is normal on an H100; below 5 % of the clock it is no matter (DIAGNOSIS T39)"
+    "clock_loss", 0.05, "ratio", "at full load a power cap is normal on an H100; a loss below 5 % of the clock is ignored (survey T39)"
 )
 RAISABLE = 0.99
-"""A limit below this share of the highest one is a setting that somebody has made."""
+"""A limit below this share of the highest limit was set by a person."""
 
 
 class HwPower(Rule):
@@ -21,10 +21,9 @@ class HwPower(Rule):
     clear_title = "The power limit costs little GPU clock"
     subject = "hardware"
     thresholds = (TIME, LOSS)
-    text = """Large matrix products draw all the power that a board may have, and the driver then lowers the clock a little: that is how an H100 works
-at full load, and not a fault. What counts is the clock that it costs: 5 % or more under load. Where the limit is below the highest that
-the board allows, somebody has set it so; where it is not, this is for information. A brake from outside is another matter: the power
-supply or the server's management asks for it."""
+    text = """Large matrix products draw all the power that a board may use, and the driver then lowers the clock a little. An H100 works like this at full
+load; it is no fault. What counts is the lost clock: 5 % or more under load. If the limit is below the highest limit of the board, a person has
+set it. Otherwise the finding is a note. An external brake is different: the power supply or the management of the server requests it."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -40,8 +39,8 @@ supply or the server's management asks for it."""
             return self.clear(level, evidence)
         cure = _cure(case)
         return self.fires(
-            f"power holds clocks down for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum. "
-            + (cure or "The limit is as high as it goes, so this is what the board can do"),
+            f"power lowers the clock for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum. "
+            + (cure or "The limit is at its maximum, so the board cannot do more"),
             recoverable=_gpu.lost_to_power(case) if cure else 0.0,
             confidence="medium",
             evidence=evidence,
@@ -51,9 +50,9 @@ supply or the server's management asks for it."""
 
 
 def _cure(case: Case) -> str:
-    """What can be done about it; empty where nothing can, or where nobody says what the highest limit is."""
+    """What helps; "" where nothing helps, or where the highest limit is not known."""
     if case.get("hw.power_brake_time_ratio", 0.0) >= TIME.value:
-        return "A brake signal from outside does it: see to the power supply, and to a cap for the whole server (BMC)"
+        return "An external brake signal is the cause: check the power supply, and a cap for the whole server (BMC)"
     limit, most = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_max_w", 0.0)
     if 0 < limit < RAISABLE * most:
         return f"The limit of {limit:.0f} W may be raised to {most:.0f} W: nvidia-smi -pl {most:.0f} (root)"

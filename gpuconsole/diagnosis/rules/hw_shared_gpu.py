@@ -1,4 +1,4 @@
-"""hw.shared_gpu: somebody else computes on this GPU."""
+"""hw.shared_gpu: another program computes on this GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-BUSY = Threshold("others_busy", 0.10, "ratio", "a tenth of the GPU's time; below, the loss is within what steps differ by anyway")
-MEMORY = Threshold("others_memory", 500e6, "B", "500 MB that are not ours; a bare CUDA context takes about as much (DIAGNOSIS T41)")
+BUSY = Threshold("others_busy", 0.10, "ratio", "10 % of the GPU's time; a smaller loss is within the usual variation of steps")
+MEMORY = Threshold("others_memory", 500e6, "B", "500 MB of other processes; a bare CUDA context takes about as much (survey T41)")
 
 
 class HwSharedGpu(Rule):
@@ -17,10 +17,9 @@ class HwSharedGpu(Rule):
     clear_title = "No other process slows this GPU"
     subject = "hardware"
     thresholds = (BUSY, MEMORY)
-    text = """The driver lists the processes that hold a GPU, their memory and their share of its SMs. Those that this console started are ours; the
-others take time slices, memory and bandwidth. Only where ours is in the list, too, is it believed: in a container the driver may hide
-processes or give them other numbers. One that only holds memory costs no time, and is for information. Programs that only
-draw (a desktop) are not counted."""
+    text = """The driver lists the processes on a GPU with their memory and their share of the SMs. Processes that this console started are ours; all others
+take time, memory and bandwidth. The list counts only if it contains our own process: in a container the driver may hide processes or number
+them differently. A process that only holds memory costs no time and is a note. Programs that only draw (a desktop) do not count."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -37,13 +36,13 @@ draw (a desktop) are not counted."""
         busy = case.value("hw.other_sm_ratio") if memory < MEMORY.value else case.get("hw.other_sm_ratio", 0.0)
         level = max(busy / BUSY.value, memory / MEMORY.value)
         if level < 1:
-            return self.clear(level, evidence, "it does next to nothing there")
+            return self.clear(level, evidence, "the other process does almost nothing on this GPU")
         takes = busy >= BUSY.value
         who = "1 other process" if others == 1 else f"{others:.0f} other processes"
         return self.fires(
             f"{who} on this GPU "
             + (f"use {busy:.0%} of its time" if takes else f"hold {memory / 1e9:.1f} GB of its memory")
-            + ": choose another GPU (--device), or end them; timings vary with what they do",
+            + ": choose another GPU (--device) or end the other program; timings vary with its work",
             recoverable=min(_gpu.MOST, busy) if takes else 0.0,
             confidence="medium",
             evidence=evidence,

@@ -1,4 +1,4 @@
-"""hw.thermal: heat holds the GPU's clocks down."""
+"""hw.thermal: heat lowers the GPU clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
 TIME = Threshold(
-    "thermal_time", 0.05, "ratio", "the driver counts the time that heat holds clocks down; a healthy GPU has none (DIAGNOSIS T38)"
+    "thermal_time", 0.05, "ratio", "the driver counts the time in which heat lowers clocks; a healthy GPU has none (survey T38)"
 )
-LOSS = Threshold("clock_loss", 0.03, "ratio", "less than 3 % of the clock is less than what differs between two boards")
+LOSS = Threshold("clock_loss", 0.03, "ratio", "two healthy boards differ by up to 3 % of the clock")
 SURE = 0.5
 
 
@@ -20,10 +20,9 @@ class HwThermal(Rule):
     clear_title = "Heat does not lower the GPU clock"
     subject = "hardware"
     thresholds = (TIME, LOSS)
-    text = """The driver counts the nanoseconds in which the GPU or its memory was too hot for its clocks, slowed by the driver or, harder, by the
-hardware itself. That counter decides, together with the SM clock under load, and not the temperature: 85 °C are nothing to worry about
-where no clock is lost. Readings without load are left out, since an idle GPU lowers its clocks to save power. What memory-bound work
-loses is less than the clock says."""
+    text = """The driver counts the time in which the GPU or its memory was too hot for its clocks and was slowed by the driver or by the hardware. This counter
+decides together with the SM clock under load. The temperature does not decide: 85 °C is no problem while no clock is lost. Readings without load
+are left out, since an idle GPU lowers its clocks to save power. Memory-bound work loses less than the clock suggests."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -38,8 +37,8 @@ loses is less than the clock says."""
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"heat holds clocks down for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum."
-            " See to cooling: airflow, fans, dust, inlet temperature, a neighbour's exhaust; no setting of the job cures it",
+            f"heat lowers the clock for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum."
+            " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps",
             recoverable=_gpu.lost_to_heat(case),
             confidence="high" if held >= SURE else "medium",
             evidence=evidence,

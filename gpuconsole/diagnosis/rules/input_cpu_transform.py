@@ -1,4 +1,4 @@
-"""input.cpu_transform: the loader computes, and no core is left to add workers to."""
+"""input.cpu_transform: the loader computes, and no core is free for more workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class InputCpuTransform(Rule):
     clear_title = "CPU transforms are not the bottleneck"
     thresholds = (_input.WAIT, _input.SATURATED, _input.WORKER_GAIN)
     knobs = ("transform_cost",)
-    text = """The training thread waits for batches, the loading processes are on a core most of the time (CPU seconds over
-wall less run-queue delay), and by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %.
-What helps is less work per sample: cheaper or vectorised transforms, images stored at training size, augmentation
-on the GPU, decoded samples cached, or more cores. In loader workers torch.set_num_threads(1) is right."""
+    text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
+by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %. What helps is less work per sample: cheaper or vectorised
+transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,
+torch.set_num_threads(1) is right."""
 
     def check(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
@@ -28,7 +28,7 @@ on the GPU, decoded samples cached, or more cores. In loader workers torch.set_n
         cpu = _input.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data whose transforms compute {cpu:.0%} of the time, and more workers would find no core",
+            f"a step waits {wait:.0%} of its time for data. The transforms compute {cpu:.0%} of the time, and no core is free for more workers",
             recoverable=wait,
             confidence="high" if cpu >= _input.SATURATED.value else "medium",
             evidence=_input.evidence(case, _input.SATURATED),
@@ -37,7 +37,7 @@ on the GPU, decoded samples cached, or more cores. In loader workers torch.set_n
                     case,
                     {"transform_cost": cost // 2},
                     speedup_interval(1 / (1 - wait / 2), 0.8),
-                    "half of the augmentation's blur; the gain depends on its share of the transform",
+                    "half of the blur in the augmentation; the gain depends on its share of the transform",
                     "# make transforms cheaper: resize offline, decode to the training size, move augmentation to the GPU",
                 )
                 if cost

@@ -1,4 +1,4 @@
-"""input.epoch_restart: each epoch begins with new loader processes, and the step waits for them."""
+"""input.epoch_restart: each epoch starts new loader processes, and the step waits for them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ class InputEpochRestart(Rule):
     clear_title = "Epoch starts take little time"
     thresholds = (_input.RESTART, _input.EXCESS, _input.RESTARTS)
     knobs = ("persistent_workers",)
-    text = """A DataLoader without persistent_workers ends its processes with every epoch and starts new ones: fork, import, first
-batch, while the step waits. It is timed where it happens, from the end of one epoch to the first batch of the next, and it fires
-when that is most of the wait for data, or of its long waits where the others are short. Where the processes stay
-(persistent_workers), only the queue is empty when an epoch begins: then it must be 8 % of the time, as of other long waits. Short
-epochs make it worse; a sampler without end does away with it.
-Predicted: 1 / (1 - s), s between the share of those restarts, less what filling the queue still takes, and the whole wait for data: the
-batches after the first are late too."""
+    text = """Without persistent_workers, a DataLoader ends its processes with every epoch and starts new ones: fork, import, first batch. The step waits
+meanwhile. The time is measured from the end of one epoch to the first batch of the next. The rule fires if this time is most of the wait for
+data, or most of the long waits where other waits are short. With persistent_workers only the queue is empty when an epoch begins; then 8 %
+of the time is the threshold, as for other long waits. Short epochs make it worse; a sampler without end avoids it.
+Predicted: 1 / (1 - s). The lower end takes s as the share of the restarts less the time to fill the queue, the upper end as the whole wait for
+data: the batches after the first are late too."""
 
     def check(self, case: Case) -> Finding:
         ratio = case.value("loader.restart_ratio")
         if not int(case.knobs.get("num_workers", 0)):
-            return self.clear(0.0, summary="no loader processes that could be started anew")
+            return self.clear(0.0, summary="there are no loader processes to restart")
         limit = _input.least_restart(case).value
         evidence = (
             case.evidence("loader.restart_ratio", limit),
@@ -37,7 +36,7 @@ batches after the first are late too."""
             return self.clear(min(0.99, ratio / limit), evidence)
         keep = not case.knobs.get("persistent_workers", True)
         return self.fires(
-            f"{ratio:.0%} of the time passes between an epoch's end and the next one's first batch",
+            f"{ratio:.0%} of the time passes between the end of an epoch and the first batch of the next epoch",
             recoverable=0.9 * ratio if keep else 0.5 * ratio,
             confidence="high" if keep and ratio >= 2 * limit else "medium",
             evidence=evidence,
@@ -46,7 +45,7 @@ batches after the first are late too."""
                     case,
                     {"persistent_workers": True},
                     Interval(1 / (1 - 0.7 * ratio), 1 / (1 - min(0.95, 1.1 * max(ratio, case.value("data_wait_ratio"))))),
-                    "the processes stay, only their queue is filled anew",
+                    "the processes stay; only their queue is filled again",
                     "DataLoader(dataset, ..., persistent_workers=True)",
                 )
             ],

@@ -1,4 +1,4 @@
-"""input.ipc_collate: batches are there, but the training process takes long to receive and put them together."""
+"""input.ipc_collate: batches are ready, but the training process needs long to receive and stack them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class InputIpcCollate(Rule):
     clear_title = "Receiving batches takes little time"
     thresholds = (_input.WAIT, _input.RECEIVES)
     knobs = ("collate_fn",)
-    text = """The loader's processes have batches ready, yet next() takes long: each tensor of a batch travels by a file descriptor of its
-own and is mapped into the training process, which then stacks them. Probe P6 drains the loader alone and takes the time that the training
-process does not wait for a message: when that is half of the time or more, and more than the loading processes are on a core, receiving is the
-limit and more workers would not help. What does: stack in the loader's processes, fewer and larger tensors, smaller types (uint8, normalised later).
-Where batches arrive as lists of samples, P6 drains a loader that stacks, too: what it delivers is what is predicted."""
+    text = """The loader's processes have batches ready, but next() takes long: each tensor of a batch travels through its own file descriptor and is mapped
+into the training process, which then stacks the tensors. Probe P6 drains the loader alone and measures the time in which the training process
+does not wait for a message. If this is half of the time or more, and more than the CPU share of the loading processes, receiving is the limit
+and more workers would not help. What helps: stack in the loader's processes, send fewer and larger tensors, use smaller types (uint8,
+normalise later). Where batches arrive as lists of samples, P6 also drains a loader that stacks; its rate is the prediction."""
 
     def check(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
         if not int(case.knobs.get("num_workers", 0)):
-            return self.clear(0.0, summary="the training process loads by itself: nothing is received")
+            return self.clear(0.0, summary="the training process loads the data itself and receives nothing")
         level = wait / _input.WAIT.value
         if _input.cause(case) != "ipc_collate":
             return self.clear(min(0.99, level), (case.evidence("data_wait_ratio", _input.WAIT.value),))
         receive = case.value("probe.loader_receive_ratio")
         predicted, evidence = _stacked(case)
         return self.fires(
-            f"data takes {wait:.0%} of a step; unpacking is {receive:.0%} of what the loader alone takes",
+            f"a step waits {wait:.0%} of its time for data; receiving takes {receive:.0%} of the time of the loader alone",
             recoverable=1 - 1 / predicted.middle if predicted else 0.8 * wait,
             confidence="high" if receive >= 0.7 else "medium",
             evidence=(
@@ -45,7 +45,7 @@ Where batches arrive as lists of samples, P6 drains a loader that stacks, too: w
                     case,
                     {"collate_fn": "stack"},
                     predicted,
-                    "the loader's processes make one tensor of a batch, and one tensor travels",
+                    "the loader's processes stack a batch into one tensor, and only this tensor is sent",
                     "DataLoader(dataset, ..., collate_fn=default_collate)   # not a list of samples",
                 )
             ],
@@ -54,7 +54,7 @@ Where batches arrive as lists of samples, P6 drains a loader that stacks, too: w
 
 
 def _stacked(case: Case) -> tuple[Interval | None, tuple[Evidence, ...]]:
-    """T' = max(T_compute, T_load) with the loader that stacks, if probe P6 has measured its rate, and the figures it is made of."""
+    """T' = max(T_compute, T_load) with a loader that stacks, if probe P6 has measured its rate; and the evidence for it."""
     if not case.has("probe.loader_stacked_samples_per_s"):
         return None, ()
     load_s = case.value("samples_per_step") / case.value("probe.loader_stacked_samples_per_s")

@@ -1,4 +1,4 @@
-"""input.jitter: the loader is fast enough on average, but some samples take so long that the queue runs dry."""
+"""input.jitter: the loader is fast enough on average, but some samples take so long that the queue runs empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Interval
 
 TIMES_DEEPER = 4
-REFILLS = Threshold("refills", 1.5, "x", "a queue is full again soon if the loader delivers half as much again as the model eats")
+REFILLS = Threshold("refills", 1.5, "x", "a queue is refilled soon if the loader delivers 1.5x as many samples as the model uses")
 
 
 class InputJitter(Rule):
@@ -20,18 +20,17 @@ class InputJitter(Rule):
     clear_title = "No single slow samples stall the loader"
     thresholds = (_input.EXCESS, _input.TYPICAL, REFILLS)
     knobs = ("prefetch_factor", "num_workers")
-    text = """The typical step finds its batch ready, and yet waits add up: excess is the sum of what each wait is longer than the
-median one. So a few samples take many times longer than the others (a cold cache, a large file, a slow server), and the queue runs
-dry while one of them is read. A deeper queue helps if the loader alone (probe P6) delivers enough to fill it again soon; else more
-workers are suggested first: so many that what the others have ready lasts as long as such a wait does, for a batch that is handed out in
-order is begun num_workers * prefetch_factor steps before its turn. With fewer, a part of each wait is left.
-Confounder: several workers that are too slow on average hand out batches in bursts; P6 tells it apart, by delivering more than the model
-eats. With one worker that is too slow for ordinary batches every step waits."""
+    text = """The typical step finds its batch ready, but the long waits add up: excess is the sum of what each wait exceeds the median wait. A few samples
+take many times longer than others (a cold cache, a large file, a slow server), and the queue runs empty meanwhile. A deeper queue helps if
+the loader alone (probe P6) is fast enough to refill the queue soon. Otherwise more workers are suggested first: as many as have enough batches
+ready to cover a long wait, since a batch is begun num_workers * prefetch_factor steps before its turn. Fewer workers leave a part of each wait.
+Similar cases: several workers that are too slow on average deliver batches in bursts; probe P6 shows whether they are fast enough. One worker
+that is too slow for ordinary batches makes every step wait."""
 
     def check(self, case: Case) -> Finding:
         excess = case.value("data_wait_excess_ratio")
         if not int(case.knobs.get("num_workers", 0)):
-            return self.clear(0.0, summary="no queue that could run dry: the training process loads by itself")
+            return self.clear(0.0, summary="there is no queue: the training process loads the data itself")
         limit = _input.EXCESS.value
         if _input.cause(case) != "jitter":
             return self.clear(min(0.99, excess / limit), (case.evidence("data_wait_excess_ratio", limit),))
@@ -43,21 +42,21 @@ eats. With one worker that is too slow for ordinary batches every step waits."""
                 case,
                 {"prefetch_factor": deeper},
                 _up_to(without_waits if capacity is None else min(without_waits, capacity)),
-                "a deeper queue outlasts a slow sample",
+                "a deeper queue covers the wait for a slow sample",
                 f"DataLoader(dataset, ..., prefetch_factor={deeper})   # and in_order=False where order does not matter",
             ),
             suggest(
                 case,
                 {"num_workers": workers},
                 speedup_interval(1 / (1 - min(0.9, excess * _outlasted(case, workers))), _error(case)),
-                "the others have batches ready while one waits",
+                "other workers have batches ready while one worker waits",
                 _input.worker_code(case, workers),
             ),
         ]
         if capacity is not None and capacity * (1 - excess) < REFILLS.value:
             changes.reverse()
         return self.fires(
-            f"most steps find their batch ready, a few wait long: {excess:.0%} of the time",
+            f"most steps find their batch ready, but a few wait long. The long waits take {excess:.0%} of the time",
             recoverable=0.8 * excess,
             confidence="medium",
             evidence=(
@@ -74,14 +73,14 @@ eats. With one worker that is too slow for ordinary batches every step waits."""
 
 
 def _capacity(case: Case) -> float | None:
-    """What the loader by itself delivers (probe P6) over what a step takes now: no queue makes it faster than that on average."""
+    """Rate of the loader alone (probe P6) over the present rate: the upper bound of what a queue can gain. None before the probe."""
     if not case.has("probe.loader_samples_per_s"):
         return None
     return case.value("probe.loader_samples_per_s") * case.value("step_s") / case.value("samples_per_step")
 
 
 def _workers_that_outlast(case: Case) -> int:
-    """So many that what the others have ready lasts as long as a long wait; at most what probe P6 tries at once, or what the cores can do with."""
+    """Workers whose ready batches cover a long wait; at most as many as probe P6 tries, or as the cores can run."""
     now = int(case.knobs["num_workers"])
     computes = case.get("probe.loader_cpu_ratio", 0.0) >= _input.SLEEPS.value
     most = _input.next_workers(case) if computes else now + _input.MORE_WORKERS
@@ -89,19 +88,19 @@ def _workers_that_outlast(case: Case) -> int:
 
 
 def _outlasted(case: Case, workers: int) -> float:
-    """Share of a long wait that the batches cover which more workers have in hand: each has `prefetch_factor`, and a step eats one.
+    """Share of a long wait that the ready batches of more workers cover. Each worker has `prefetch_factor` batches, and a step uses one.
 
-    Batches come in order: while one is late, the steps go on as far as those before it reach, and it was begun so many steps before its turn.
+    Batches come in order: while one batch is late, steps continue with the batches before it.
     """
     more = (workers - int(case.knobs["num_workers"])) * int(case.knobs["prefetch_factor"])
     return min(1.0, more * _input.compute_s(case) / max(case.get("data_wait_long_s", 0.0), 1e-9))
 
 
 def _error(case: Case) -> float:
-    """Of the gain: slow samples are few, so that how many come is chance (Poisson), in what was seen as in what will be."""
+    """Relative error of the gain. Slow samples are few, so their number varies by chance (Poisson), in the past and in the future."""
     return min(1.0, math.hypot(_input.PREDICTION_ERROR, math.sqrt(2 / max(1.0, case.get("data_wait_long_steps", 1.0)))))
 
 
 def _up_to(most: float) -> Interval:
-    """One slow sample often follows another before the queue is full again: a third of the waits is what goes at least."""
+    """At least 30 % of the gain: one slow sample often follows another before the queue is full again."""
     return Interval(1 + 0.3 * (max(1.0, most) - 1), max(1.0, most))

@@ -1,4 +1,4 @@
-"""input.slow_storage: the loader sleeps; more workers overlap their waits."""
+"""input.slow_storage: the loader waits for storage; more workers overlap their waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-HELPS = Threshold("helps", 1.05, "x", "more workers must promise 5 % to be suggested: less is worth no trial")
+HELPS = Threshold("helps", 1.05, "x", "more workers are suggested from a predicted gain of 5 % on: less is not worth a trial")
 
 
 class InputSlowStorage(Rule):
@@ -17,11 +17,11 @@ class InputSlowStorage(Rule):
     clear_title = "The DataLoader does not wait for storage"
     thresholds = (_input.WAIT, _input.SLEEPS, HELPS)
     knobs = ("num_workers",)
-    text = """The training thread waits for batches while the processes that load them are off the CPU: they wait for disk,
-network or a lock. Probe P6 measures it on the loader alone: CPU seconds over wall less run-queue delay, below one half.
-A sleeping worker needs no core, so workers may exceed cores; throughput grows in proportion until the storage gives no more, which
-P6 sees with four workers more than now. Local staging, packed formats and read-ahead remove the cause.
-Confounder: a transform that computes (input.cpu_transform) shows a CPU share near 1."""
+    text = """The training thread waits for batches while the processes that load them do not use the CPU: they wait for disk, network or a lock. Probe P6
+measures the loader alone: CPU seconds over wall time less run-queue delay, below one half. A waiting worker needs no core, so there may be more
+workers than cores. Throughput grows in proportion to the workers until the storage reaches its limit; P6 measures that with four workers
+more. Local copies, packed formats and read-ahead remove the cause.
+Similar case: a transform that computes (input.cpu_transform) has a CPU share near 1."""
 
     def check(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
@@ -31,9 +31,9 @@ Confounder: a transform that computes (input.cpu_transform) shows a CPU share ne
         workers = _input.enough_workers(case)
         cpu = _input.loading_cpu_ratio(case)
         helps = _input.predicted(case, workers) >= HELPS.value
-        limit = "" if helps else "; more workers would get no more from the storage"
+        limit = "" if helps else ". More workers would get no more from the storage"
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data, and while it does the loader sleeps: it is on a core only {cpu:.0%} of the time{limit}",
+            f"a step waits {wait:.0%} of its time for data. The loading processes wait for storage: they use the CPU only {cpu:.0%} of the time{limit}",
             recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
             confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
             evidence=_input.evidence(case, _input.SLEEPS),
@@ -42,7 +42,7 @@ Confounder: a transform that computes (input.cpu_transform) shows a CPU share ne
                     case,
                     {"num_workers": workers},
                     _input.predicted_interval(case, workers),
-                    "sleeping workers need no core, so their waits overlap",
+                    "waiting workers need no core, so their waits overlap",
                     _input.worker_code(case, workers) + "\n# or: stage the data on local disk, or pack small files into shards",
                 )
                 if helps

@@ -1,4 +1,4 @@
-"""input.too_few_workers: the loader computes, and there is a core left for one more worker."""
+"""input.too_few_workers: the loader computes, and a core is free for one more worker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class InputTooFewWorkers(Rule):
     clear_title = "Enough DataLoader workers"
     thresholds = (_input.WAIT, _input.WORKER_GAIN)
     knobs = ("num_workers",)
-    text = """The training thread waits for batches, and the processes that make them are busy computing, not sleeping.
-Probe P6 drains the loader alone with the present number of workers and with one more. When the model
-T' = max(T_compute, T_load / k) says that a worker more wins at least 15 %, capacity is what is missing.
-Confounders: a loader that sleeps (input.slow_storage), and cores that are used up (input.cpu_transform)."""
+    text = """The training thread waits for batches, and the processes that make them compute rather than wait. Probe P6 drains the loader alone with the
+present number of workers and with one more. If T' = max(T_compute, T_load / k) predicts a gain of 15 % or more for another worker, there are too
+few workers.
+Similar cases: a loader that waits for storage (input.slow_storage), and cores that are all in use (input.cpu_transform)."""
 
     def check(self, case: Case) -> Finding:
         wait = case.value("data_wait_ratio")
@@ -28,7 +28,7 @@ Confounders: a loader that sleeps (input.slow_storage), and cores that are used 
         workers = _input.next_workers(case)
         now = int(case.knobs["num_workers"])
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data; with {now} workers the loader cannot keep up, and a core is free for another",
+            f"a step waits {wait:.0%} of its time for data. {now} workers are too slow, and a core is free for another worker",
             recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
             confidence="high" if wait >= 0.2 else "medium",
             evidence=_input.evidence(case, _input.SATURATED),
@@ -37,7 +37,7 @@ Confounders: a loader that sleeps (input.slow_storage), and cores that are used 
                     case,
                     {"num_workers": workers},
                     _input.predicted_interval(case, workers),
-                    "batches are made while the model computes",
+                    "more batches are made while the model computes",
                     _input.worker_code(case, workers),
                 )
             ],

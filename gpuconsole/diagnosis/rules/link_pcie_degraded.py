@@ -1,4 +1,4 @@
-"""link.pcie_degraded: the PCIe link runs below what GPU and slot can do."""
+"""link.pcie_degraded: the PCIe link runs below what GPU and slot support."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-REACHED = Threshold("reached", 0.60, "ratio", "pinned copies reach 60 % of a healthy link's bandwidth, and more (DIAGNOSIS T08)")
-REPLAYS = Threshold("replays", 8.0, "/min", "8 replays a minute are the most that NVIDIA recommends (DCGM_LIMIT_MAX_PCIREPLAY_RATE)")
+REACHED = Threshold("reached", 0.60, "ratio", "pinned copies reach 60 % of the bandwidth of a healthy link, or more (survey T08)")
+REPLAYS = Threshold("replays", 8.0, "/min", "NVIDIA recommends at most 8 replays per minute (DCGM_LIMIT_MAX_PCIREPLAY_RATE)")
 MATTERS = 0.02
-"""Below this share of a step the link is told of for information only."""
+"""Below this share of a step the finding is a note."""
 
 
 class LinkPcieDegraded(Rule):
@@ -19,10 +19,10 @@ class LinkPcieDegraded(Rule):
     clear_title = "The PCIe link runs at full speed"
     subject = "hardware"
     thresholds = (REACHED, REPLAYS)
-    text = """Generation and width of the PCIe link, read while the GPU is under load: an idle one lowers the generation to save power, which is no
-fault. A link that has trained at fewer lanes or an older generation than card and slot can do points at a seat, a riser or a BIOS
-setting; packets that are sent again point at the same. Where probe P10 has measured copies from pinned memory, their bandwidth
-is held against the link's. What it costs is the exposed part of host-to-device copies; without those it is for information."""
+    text = """Generation and width of the PCIe link, read while the GPU is under load: an idle GPU lowers the generation to save power, which is no fault. A link
+with fewer lanes or an older generation than card and slot support indicates the seat of the card, a riser or a BIOS setting. So do packets
+that are sent again. If probe P10 has measured copies from pinned memory, their bandwidth is compared with the link's. The cost is the
+exposed part of the copies from host to device; without such copies the finding is a note."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -31,7 +31,7 @@ is held against the link's. What it costs is the exposed part of host-to-device 
         most = case.value("link.pcie_generation_max"), case.value("link.pcie_width_max")
         peak = case.value("link.pcie_peak_bytes_per_s")
         replays = case.get("link.pcie_replays_per_min", 0.0)
-        # each generation doubles the last; the bandwidth of a link as it is, over that of one as it could be
+        # bandwidth now over the best bandwidth: each generation doubles the one before
         of_most = 2.0 ** (now[0] - most[0]) * now[1] / max(1.0, most[1])
         measured = case.get("probe.h2d_bytes_per_s", peak)
         evidence = (
@@ -44,14 +44,14 @@ is held against the link's. What it costs is the exposed part of host-to-device 
         degraded, slow, sick = of_most < 1, measured < REACHED.value * peak, replays > REPLAYS.value
         if not (degraded or slow or sick):
             return self.clear(0.0, evidence)
-        says = [
-            f"it runs at gen{now[0]:.0f} x{now[1]:.0f} of gen{most[0]:.0f} x{most[1]:.0f}" if degraded else "",
+        reports = [
+            f"the link runs at gen{now[0]:.0f} x{now[1]:.0f} instead of gen{most[0]:.0f} x{most[1]:.0f}" if degraded else "",
             f"copies reach {measured / 1e9:.1f} of {peak / 1e9:.1f} GB/s" if slow else "",
-            f"{replays:.0f} packets a minute are sent again" if sick else "",
+            f"{replays:.0f} packets per minute are sent again" if sick else "",
         ]
         share = case.get("h2d_ratio", 0.0) * (1 - min(1.0, of_most) * (min(1.0, measured / peak / REACHED.value)))
         return self.fires(
-            f"{'; '.join(filter(None, says))} (under load). Reseat the card, look at the slot, the riser and the BIOS settings",
+            f"{'; '.join(filter(None, reports))} (under load). Reseat the card; check slot, riser and BIOS settings",
             recoverable=share,
             confidence="high" if degraded else "medium",
             evidence=evidence,

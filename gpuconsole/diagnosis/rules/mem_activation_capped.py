@@ -11,12 +11,12 @@ from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.training import GRAPH_MODES
 
-USED = Threshold("memory_used", 0.90, "ratio", "90 % of what may be used (PyTorch profiler 90 %, TraceML 92 %)")
-PART = Threshold("activations", 0.50, "ratio", "half of what is used: otherwise the states are the larger lever")
+USED = Threshold("memory_used", 0.90, "ratio", "90 % of the limit (PyTorch profiler 90 %, TraceML 92 %)")
+PART = Threshold("activations", 0.50, "ratio", "half of the used memory: otherwise the states are larger")
 CHECKPOINTED = 0.90
-"""Share of the activations that checkpointing every block frees: 91 % measured on a GPT of 6 blocks; only their inputs stay."""
+"""Share of the activations that checkpointing of every block frees: 91 % measured on a GPT of 6 blocks; only the inputs of blocks stay."""
 SLOWER = Interval(0.75, 0.85)
-"""Throughput with every block checkpointed: one forward pass more is 4/3 of the FLOPs (0.75); +24 % time measured (0.81), HF says 20 %."""
+"""Throughput with every block checkpointed: one more forward pass is 4/3 of the FLOPs (0.75); +24 % time measured (0.81); Hugging Face: 20 %."""
 
 
 class MemActivationCapped(Rule):
@@ -26,11 +26,11 @@ class MemActivationCapped(Rule):
     resource = "memory"
     thresholds = (USED, PART)
     knobs = ("attention", "gradient_checkpointing", "batch_size", "gradient_accumulation_steps")
-    text = """Every forward pass keeps what its backward pass needs. That grows with batch size times sequence length (with plain attention with
-its square), while parameters, gradients and optimizer state stay as they are. Bytes are counted exactly: each storage that one
-forward pass saves, once, without parameters and batch. The limit is `memory_limit_mb`, else the device's memory; on a CPU
-nothing enforces it. Checkpointing trades time for memory and is slower by itself: it pays where the memory then holds a
-larger batch or a longer sequence. This finding's share is of memory, not of time."""
+    text = """Every forward pass keeps what its backward pass needs. This part grows with batch size times sequence length (with unfused attention with the
+square of the length); parameters, gradients and optimizer state do not. Bytes are counted exactly: each storage that one forward pass saves,
+once, without parameters and batch. The limit is `memory_limit_mb`, else the memory of the device; nothing enforces it on a CPU. Checkpointing
+trades time for memory and alone is slower: it pays if the memory then holds a larger batch or a longer sequence. The share of this
+finding is a share of memory, not of time."""
 
     def check(self, case: Case) -> Finding:
         memory = memory_of(case)
@@ -40,7 +40,7 @@ larger batch or a longer sequence. This finding's share is of memory, not of tim
         if memory.used_ratio < USED.value or part < PART.value:
             return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
         return self.fires(
-            f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by activations: the next longer sequence or larger batch fails",
+            f"{memory.used_ratio:.0%} of the memory is used, and activations are {part:.0%} of it. A longer sequence or a larger batch will fail",
             recoverable=CHECKPOINTED * memory.activations / memory.limit,
             confidence="high",
             evidence=evidence,
@@ -52,12 +52,12 @@ larger batch or a longer sequence. This finding's share is of memory, not of tim
 def _fused(case: Case) -> Suggestion | None:
     if case.knobs.get("attention") != "math":
         return None
-    why = "the scores of all heads, T x T each, are no longer kept; it is faster, too"
+    why = "the scores of all heads, T x T each, are no longer kept; the step becomes faster too"
     return suggest(case, {"attention": "sdpa"}, None, why, "F.scaled_dot_product_attention(q, k, v, is_causal=True)")
 
 
 def _checkpointing(case: Case) -> Suggestion | None:
-    why = "about 90 % less activation memory for about a quarter more time: each block's insides are computed again in the backward pass"
+    why = "about 90 % less activation memory for about 25 % more time: the backward pass computes the inside of each block again"
     code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
     return suggest(case, {"gradient_checkpointing": True}, SLOWER, why, code)
 
@@ -70,4 +70,4 @@ def _smaller_passes(case: Case) -> Suggestion | None:
     if case.knobs.get("torch_compile") in GRAPH_MODES and not _gpu.graphs_keep_gradients(case, 2 * passes):
         return None
     changes: Knobs = {"batch_size": batch // 2, "gradient_accumulation_steps": 2 * passes}
-    return suggest(case, changes, None, "half of the activations, the same samples per optimizer step", "(loss / passes).backward()")
+    return suggest(case, changes, None, "half of the activations, with the same samples per optimizer step", "(loss / passes).backward()")

@@ -1,4 +1,4 @@
-"""mem.fragmentation: even when memory is fullest, much of what the allocator has reserved is in pieces that fit nothing."""
+"""mem.fragmentation: even when memory is fullest, much of the reserved memory is in pieces too small to use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
 
-LOST = Threshold("lost_of_reserved", 0.30, "ratio", "30 % of what is reserved (TraceML: reserved at 2x allocated, with 30 % of the memory)")
-MATTERS = Threshold("lost_of_limit", 0.10, "ratio", "less than a tenth of what the run may use makes room for nothing")
+LOST = Threshold(
+    "lost_of_reserved", 0.30, "ratio", "30 % of the reserved memory (TraceML: reserved is 2x allocated, at 30 % of the memory)"
+)
+MATTERS = Threshold("lost_of_limit", 0.10, "ratio", "below 10 % of the limit the room would not be useful")
 MMAP_KB = 256
 LENGTHS = 64
 
@@ -20,12 +22,12 @@ class MemFragmentation(Rule):
     resource = "memory"
     thresholds = (LOST, MATTERS)
     knobs = ("pytorch_alloc_conf", "pad_to_multiple_of", "malloc_mmap_threshold_kb")
-    text = """What an allocator has taken from the device and what tensors use of it are both known: torch.cuda.memory_stats keeps the peaks of both;
-on a CPU glibc's mallinfo2 is asked all through a few passes (its heap holds the whole process, libraries too). The two are
-compared at the peak, since what is unused between steps is only waiting for the next. A third lost means that sizes come and
-go in an order in which blocks fit badly, mostly since some tensors outlive the others. On a GPU expandable_segments lets
-segments grow, and padding to a multiple leaves few sizes. glibc before 2.38 does not gain from few sizes: a freed block that was
-aligned cannot hold the next one of the same size. There a fixed mmap threshold, or another malloc, gives large blocks back."""
+    text = """The allocator's reserved memory and the memory that tensors use are both known: torch.cuda.memory_stats keeps the peaks of both. On a CPU,
+glibc's mallinfo2 is read during a few passes; its heap holds the whole process with its libraries. The two are compared at the peak, because
+memory that is unused between steps only waits for the next step. If a third is lost, sizes come and go in an order that leaves gaps, mostly
+because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a multiple leaves few sizes.
+glibc before 2.38 gains nothing from few sizes: a freed aligned block cannot hold the next block of the same size. There, a fixed mmap
+threshold or another malloc returns large blocks to the system."""
 
     def check(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")
@@ -37,8 +39,8 @@ aligned cannot hold the next one of the same size. There a fixed mmap threshold,
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"with memory at its fullest, {_mb(allocated.value)} of {_mb(reserved.value)} reserved are in use: {of_limit:.0%} of what the run"
-            " may use is lost to fragments",
+            f"at the peak, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {of_limit:.0%}"
+            " of the memory limit",
             recoverable=of_limit,
             confidence="high",
             evidence=(*evidence, case.evidence("memory.limit_bytes")),
@@ -48,16 +50,13 @@ aligned cannot hold the next one of the same size. There a fixed mmap threshold,
 
 
 def _peaks(case: Case) -> tuple[Evidence, Evidence]:
-    """Allocated and reserved when memory was fullest. On a CPU that takes a probe, run only where the figures at rest leave it open.
-
-    Raises Missing.
-    """
+    """Allocated and reserved at the peak. On a CPU this needs a probe, unless the figures at rest already decide. Raises Missing."""
     if case.value("is_gpu"):
         return case.evidence("memory.allocated_peak_bytes"), case.evidence("memory.reserved_peak_bytes")
     at_rest = case.evidence("memory.heap_allocated_bytes"), case.evidence("memory.heap_reserved_bytes")
     lost = at_rest[1].value - at_rest[0].value
     if lost < LOST.value * at_rest[1].value or lost < MATTERS.value * case.value("memory.limit_bytes"):
-        return at_rest  # memory in use only adds to what is allocated then
+        return at_rest  # more memory in use can only raise the allocated part
     return case.evidence("memory.heap_allocated_peak_bytes"), case.evidence("memory.heap_reserved_peak_bytes")
 
 
@@ -67,14 +66,14 @@ def _on_gpu(case: Case) -> tuple[Suggestion | None, ...]:
             case,
             {"pytorch_alloc_conf": "expandable_segments:True"},
             None,
-            "the allocator maps pages into segments that grow, instead of asking for another that fits",
+            "the allocator maps pages into segments that grow, instead of reserving new segments",
             "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py",
         ),
         suggest(
             case,
             {"pad_to_multiple_of": LENGTHS},
             None,
-            "a handful of sizes instead of hundreds, so that blocks fit again",
+            "a handful of sizes instead of hundreds, so that blocks can be reused",
             f"DataCollatorWithPadding(tokenizer, pad_to_multiple_of={LENGTHS})",
         )
         if case.knobs.get("pad_to_multiple_of") == 0
@@ -88,7 +87,7 @@ def _on_cpu(case: Case) -> tuple[Suggestion | None, ...]:
             case,
             {"malloc_mmap_threshold_kb": MMAP_KB},
             None,
-            "large blocks are mapped one by one and given back when freed; their pages are zeroed anew each time, which costs time",
+            "large blocks are mapped one by one and returned when freed; new pages are zeroed each time, which costs time",
             f"MALLOC_MMAP_THRESHOLD_={MMAP_KB * 1024} python train.py   # or LD_PRELOAD=libjemalloc.so.2",
         ),
     )

@@ -1,4 +1,4 @@
-"""mem.leak_gpu: tensors on the GPU grow from step to step, until there is no room."""
+"""mem.leak_gpu: GPU memory grows from step to step until no memory is left."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
 
-GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed; DIAGNOSIS T29)")
+GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed; survey T29)")
 SURE = 1e9
 SOON_S = 86400.0
-"""A leak that lasts for more than a day is told of, but stakes nothing."""
+"""A leak that fills the memory only after a day or more is a note."""
 
 
 class MemLeakGpu(Rule):
@@ -19,9 +19,9 @@ class MemLeakGpu(Rule):
     clear_title = "No GPU memory leak"
     resource = "memory"
     thresholds = (GROWN,)
-    text = """The peak of allocated memory (tensors, not what the caching allocator keeps) since the run became steady, over 50 steps or more. It leaks
-when the slope is positive beyond doubt (Theil and Sen's median of slopes, its lower 95 % bound) and as steep in the second half as in the
-first: inputs of varied length push a peak up too, but ever more rarely. The time until memory is full is taken from that lower bound."""
+    text = """The peak of allocated memory (tensors, not the cache of the allocator) since the run became steady, over 50 steps or more. It is a leak if the
+slope is positive with certainty (lower 95 % bound of Theil and Sen's median of slopes) and as steep in the second half as in the first: inputs
+of varied length also raise the peak, but less and less often. The time until memory is full comes from the lower bound."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -35,8 +35,8 @@ first: inputs of varied length push a peak up too, but ever more rarely. The tim
         left_s = room / growth
         evidence.append(case.evidence("memory.room_bytes"))
         return self.fires(
-            f"allocated memory has grown by {grown / 1e6:.0f} MB and does not stop; it is full in {_span(left_s)} or sooner."
-            " Look for tensors that are kept with their graph: losses added up without .item() or .detach(), outputs in a list, hooks",
+            f"allocated memory has grown by {grown / 1e6:.0f} MB and still grows; memory is full in {_span(left_s)} or sooner."
+            " Search for tensors that keep their graph: losses added up without .item() or .detach(), outputs in a list, hooks",
             recoverable=min(_gpu.MOST, grown / (grown + room)),
             confidence="high" if grown >= SURE else "medium",
             evidence=tuple(evidence),

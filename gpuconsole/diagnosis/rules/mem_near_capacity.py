@@ -1,4 +1,4 @@
-"""mem.near_capacity: memory is nearly full; the next larger batch or a longer sequence will not fit."""
+"""mem.near_capacity: memory is nearly full; a larger batch or a longer sequence will not fit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class MemNearCapacity(Rule):
     clear_title = "Memory has room"
     thresholds = (USED,)
     knobs = ("gradient_checkpointing", "batch_size")
-    text = """Device memory in use (all processes) over its size; on a CPU, host memory that is not available to new programs. Near the top,
-an allocation may fail at the next larger input, and on a GPU the caching allocator starts to free and retry, which stalls."""
+    text = """Device memory in use by all processes over its size; on a CPU, host memory that is not available to new programs. Near the limit, an allocation
+may fail at the next larger input. On a GPU, the caching allocator also starts to free and retry, which stalls the step."""
 
     def check(self, case: Case) -> Finding:
         used = case.value("memory_used_ratio")
@@ -26,7 +26,7 @@ an allocation may fail at the next larger input, and on a GPU the caching alloca
             return self.clear(used / USED.value * 0.99, evidence)
         batch = int(case.knobs.get("batch_size", 1))
         return self.fires(
-            f"{used:.0%} of memory is in use; little more will fit",
+            f"{used:.0%} of the memory is in use",
             recoverable=0.0,
             confidence="high",
             evidence=evidence,
@@ -35,7 +35,7 @@ an allocation may fail at the next larger input, and on a GPU the caching alloca
                     case,
                     {"gradient_checkpointing": True},
                     None,
-                    "activations are recomputed instead of kept; expect about a fifth more time per step",
+                    "activations are computed again instead of kept; a step takes about 20 % longer",
                     "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
                 ),
                 suggest(

@@ -9,9 +9,9 @@ from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 
 USED = Threshold(
-    "memory_used", 0.70, "ratio", "70 % of what may be used: states do not shrink with the batch, so the rest is all there is to train with"
+    "memory_used", 0.70, "ratio", "70 % of the limit: states do not shrink with the batch, so only the rest is left for training"
 )
-PART = Threshold("states", 0.50, "ratio", "half of what is used: otherwise activations are the larger lever")
+PART = Threshold("states", 0.50, "ratio", "half of the used memory: otherwise activations are larger")
 LORA_FASTER = Interval(1.1, 1.5)
 """No weight gradients and no update of frozen weights: 1.19x measured on a CPU, 1.47x published for Llama 2 7B (NVIDIA NeMo)."""
 ADAPTED = 16
@@ -26,11 +26,11 @@ class MemStateCapped(Rule):
     resource = "memory"
     thresholds = (USED, PART)
     knobs = ("sharding", "peft", "optim")
-    text = """AdamW in fp32 holds 16 bytes for each parameter that is trained: the parameter, its gradient and two moments (mixed precision with
-fp32 masters: 16 too). No batch size changes that. Several processes can share them out (ZeRO-1: optimizer state; ZeRO-2: gradients
-too; ZeRO-3: parameters too); fine-tuning can do with low-rank adapters, whose gradients and moments are a few per cent; 8-bit
-moments save three quarters of the optimizer's half. Bytes are those of the tensors that this process holds; the limit is
-`memory_limit_mb`, else the device's memory. This finding's share is of memory, not of time."""
+    text = """AdamW in fp32 holds 16 bytes for each trained parameter: the parameter, its gradient and two moments (also 16 in mixed precision with fp32 masters).
+No batch size changes that. Several processes can share them (ZeRO-1: optimizer state; ZeRO-2: also gradients; ZeRO-3: also parameters).
+Fine-tuning can use low-rank adapters, whose gradients and moments are a few per cent. 8-bit moments save three quarters of the optimizer
+state. Bytes are those of the tensors of this process. The limit is `memory_limit_mb`, else the memory of the device. The share of this
+finding is a share of memory, not of time."""
 
     def check(self, case: Case) -> Finding:
         memory = memory_of(case)
@@ -41,7 +41,7 @@ moments save three quarters of the optimizer's half. Bytes are those of the tens
             return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
         found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
         return self.fires(
-            f"{memory.used_ratio:.0%} of the memory is used, {part:.0%} of that by states; a smaller batch would not help",
+            f"{memory.used_ratio:.0%} of the memory is used; parameters, gradients and optimizer state are {part:.0%} of it. A smaller batch would not help",
             recoverable=found[0][1] / memory.limit if found else 0.0,
             confidence="high",
             evidence=evidence,
@@ -55,7 +55,7 @@ Freed = tuple[Suggestion, float]
 
 
 def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
-    """ZeRO: optimizer state, gradients, parameters shared out among N processes. With AdamW in fp32 16 P bytes become these."""
+    """ZeRO: N processes share optimizer state, gradients and parameters. `why` gives what 16 P bytes (AdamW in fp32) become."""
     n = int(case.knobs.get("nproc", 1))
     if n < 2 or case.knobs.get("sharding") not in ("none", "ddp"):
         return []
@@ -64,11 +64,11 @@ def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
         (
             "zero2",
             memory.optimizer + memory.gradients,
-            f"4P + 12P/{n} bytes instead of 16P, for the traffic of DDP",
+            f"4P + 12P/{n} bytes instead of 16P, with the same traffic as DDP",
             "reshard_after_forward=False",
         ),
-        ("zero3", memory.states, f"16P/{n} bytes instead of 16P, for 1.5x the traffic of DDP", "reshard_after_forward=True"),
-        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, for the traffic of DDP", ""),
+        ("zero3", memory.states, f"16P/{n} bytes instead of 16P, with 1.5x the traffic of DDP", "reshard_after_forward=True"),
+        ("zero1", memory.optimizer, f"8P + 8P/{n} bytes instead of 16P, with the same traffic as DDP", ""),
     )
     codes = {"zero1": "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)"}
     return [
@@ -82,7 +82,7 @@ def _lora(case: Case, memory: Memory) -> Freed | None:
         return None
     adapters = BYTES * ADAPTED * int(case.knobs["lora_rank"]) * int(case.knobs["d_model"]) * int(case.knobs["n_layer"])
     freed = memory.gradients + memory.optimizer - 4 * adapters
-    why = "for fine-tuning: gradients and optimizer state of low-rank adapters only; what can be learnt is less"
+    why = "for fine-tuning: gradients and optimizer state of low-rank adapters only; the model can learn less"
     return _freeing(suggest(case, {"peft": "lora"}, LORA_FASTER, why, "peft.get_peft_model(model, LoraConfig(r=8, ...))"), freed)
 
 

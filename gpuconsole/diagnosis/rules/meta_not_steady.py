@@ -1,4 +1,4 @@
-"""meta.not_steady: step time still has a trend, so nothing measured here is final."""
+"""meta.not_steady: step time still has a trend, so no measurement is final."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.model.finding import Finding
 
-PATIENCE = Threshold("patience", 15.0, "s", "warm-up, compilation and autotuning are over by then in the shipped scenarios")
+PATIENCE = Threshold("patience", 15.0, "s", "warm-up, compilation and autotuning take less in the built-in scenarios")
 
 
 class MetaNotSteady(Rule):
@@ -14,9 +14,8 @@ class MetaNotSteady(Rule):
     title = "Step time is not steady yet"
     clear_title = "Step time settles normally"
     thresholds = (PATIENCE,)
-    text = """A run counts as steady once the medians of two successive halves of the last steps (at least 8 steps and 2 s) differ by
-less than 2 %, or by no more than 2.5 standard errors. Until then no other rule looks at it. If that takes
-longer than 15 s, something keeps changing."""
+    text = """A run is steady once the medians of two successive halves of the last steps (at least 8 steps and 2 s) differ by less than 2 %, or by no more
+than 2.5 standard errors. Until then no other rule judges the run. If it takes longer than 15 s, something keeps changing."""
 
     def check(self, case: Case) -> Finding:
         seconds = case.value("seconds_not_steady")
@@ -24,7 +23,7 @@ longer than 15 s, something keeps changing."""
         if seconds < PATIENCE.value:
             return self.clear(0.0, evidence)
         return self.fires(
-            f"after {seconds:.0f} s step time still drifts by more than its noise: warm-up, recompilation, or a changing neighbour",
+            f"after {seconds:.0f} s the step time still drifts by more than its noise. Possible causes: warm-up, recompilation, other programs",
             recoverable=0.0,
             confidence="medium",
             evidence=evidence,

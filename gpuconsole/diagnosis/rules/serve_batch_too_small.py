@@ -1,4 +1,4 @@
-"""serve.batch_too_small: so few sequences share an iteration that reading the weights is most of its work."""
+"""serve.batch_too_small: so few requests share an iteration that reading the weights is most of its work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding
 
 DOMINATE = Threshold(
-    "dominate", 8.0, "ratio", "weights 8 times the keys and values of an iteration: another sequence costs next to nothing"
+    "dominate", 8.0, "ratio", "if weights are 8 times the keys and values of an iteration, another sequence costs almost nothing"
 )
 PREDICTION_ERROR = 0.25
 
@@ -22,12 +22,12 @@ class ServeBatchTooSmall(Rule):
     subject = "serving"
     thresholds = (DOMINATE, GAIN)
     knobs = ("concurrency",)
-    text = """Decoding reads all weights once per iteration, whatever the batch, and each sequence's keys and values beside them. While the
-weights are most of it, b' sequences in place of b give b' (W + b K) / (b (W + b' K)) of the throughput (W weight bytes, K bytes of keys and
-values of a sequence; DIAGNOSIS I09): nearly in proportion, if the kernels reach the memory's bandwidth at every batch. On CPUs they do not:
-two sequences may cost twice one, and eight hardly more than two. So the gain is not computed but measured (probe P12: the same load by four
-times the users, for 2.5 s each). A single user is left alone: what counts for one is latency (serve.decode_bandwidth_bound). The latency of
-one request hardly changes. It is the load that is small, not the server: a single user is served as fast as the memory allows."""
+    text = """Decoding reads all weights once per iteration for any batch, and the keys and values of each sequence. While the weights dominate, b' sequences instead
+of b give b' (W + b K) / (b (W + b' K)) of the throughput (W: bytes of weights, K: bytes of keys and values of a sequence; survey I09). That
+is nearly proportional to b', if the kernels reach the memory bandwidth at every batch. On CPUs they do not: two sequences may take twice the
+time of one, and eight hardly more than two. The gain is therefore measured (probe P12: the same load with four times the users, 2.5 s each).
+A single user is left alone: one user needs latency (serve.decode_bandwidth_bound). The latency of one request hardly changes. The load
+is small here; the server has no fault."""
 
     def check(self, case: Case) -> Finding:
         weights, kv, running = case.value("server.weight_bytes"), _serving.kv_bytes(case), case.value("server.requests_running")
@@ -48,12 +48,12 @@ one request hardly changes. It is the load that is small, not the server: a sing
         gain, factor = case.value("probe.concurrency_gain"), case.value("probe.concurrency_factor")
         evidence += (case.evidence("probe.concurrency_gain", GAIN.value),)
         if gain < GAIN.value:
-            return self.clear(gain / GAIN.value * 0.5, evidence, "more users were tried, and served no faster")
+            return self.clear(gain / GAIN.value * 0.5, evidence, "the server answered more users no faster (probe P12)")
         users = round(factor * int(case.knobs["concurrency"]))
         bound = factor * (weights + kv) / (weights + factor * kv)
         return self.fires(
             f"an iteration reads {weights / 1e6:.0f} MB of weights and {kv / 1e6:.1f} MB of keys and values for {running:.1f} sequences; "
-            f"{factor:.0f} times the users got {gain:.2f}x the tokens (by the bytes alone {bound:.1f}x)",
+            f"{factor:.0f} times the users received {gain:.2f}x the tokens (the bytes alone allow {bound:.1f}x)",
             recoverable=1 - 1 / gain,
             confidence="high",
             evidence=evidence,
@@ -62,8 +62,8 @@ one request hardly changes. It is the load that is small, not the server: a sing
                     case,
                     {"concurrency": users},
                     speedup_interval(gain, PREDICTION_ERROR),
-                    "more sequences for the same reading of the weights",
-                    "send more requests at once; gather them from several clients",
+                    "more sequences share each reading of the weights",
+                    "send more requests at once; collect requests of several clients",
                 )
             ],
             level=gain / GAIN.value,

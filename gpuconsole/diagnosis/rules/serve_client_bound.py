@@ -1,4 +1,4 @@
-"""serve.client_bound: the load generator itself is what is slow, so that the server's figures mean little."""
+"""serve.client_bound: the load generator is slow, so the measured figures of the server mean little."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.model.finding import Finding
 
-LATE = Threshold("late", 0.010, "s", "10 ms of lateness (DIAGNOSIS I01): a tenth of a 100 ms time to first token")
-BUSY = Threshold("busy", 0.9, "ratio", "nine tenths of a core: one process has no more (DIAGNOSIS I01)")
+LATE = Threshold("late", 0.010, "s", "10 ms late (survey I01): 10 % of a time to first token of 100 ms")
+BUSY = Threshold("busy", 0.9, "ratio", "90 % of a core: one Python process has no more (survey I01)")
 
 
 class ServeClientBound(Rule):
@@ -16,9 +16,9 @@ class ServeClientBound(Rule):
     clear_title = "The load generator is fast enough"
     subject = "serving"
     thresholds = (LATE, BUSY)
-    text = """The generator asks to be woken every 20 ms and notes how much later it was (95th percentile of a tick, median of the ticks): so
-late are its timestamps too. A process in Python has one core; near that, requests leave late and answers are read late. Less load, fewer
-and larger chunks, or a machine of its own for the client; on a machine that is busy with something else it says the same."""
+    text = """The generator asks to be woken every 20 ms and measures how much later it runs (95th percentile of a tick, median of the ticks). Its timestamps are
+late by the same amount. A Python process has one core; near that limit, requests are sent late and answers are read late. What helps: less load,
+fewer and larger chunks, or a separate machine for the client. The rule also fires if other programs use the machine."""
 
     def check(self, case: Case) -> Finding:
         late, busy = case.value("client.lateness_s"), case.value("client.cpu_ratio")
@@ -27,7 +27,7 @@ and larger chunks, or a machine of its own for the client; on a machine that is 
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"its event loop wakes {late * 1e3:.0f} ms late and it uses {busy:.0%} of a core: latencies are too high by that, and rates too low",
+            f"the event loop of the load generator wakes {late * 1e3:.0f} ms late and uses {busy:.0%} of a core. Measured latencies are too high and rates too low",
             recoverable=min(0.9, busy if busy >= BUSY.value else 0.1),
             confidence="high" if busy >= BUSY.value else "medium",
             evidence=evidence,

@@ -1,4 +1,4 @@
-"""serve.decode_bandwidth_bound: a single stream reads all weights for every token, as fast as the memory gives them."""
+"""serve.decode_bandwidth_bound: every token needs a reading of all weights, as fast as the memory allows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
 
-REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory's bandwidth is its ceiling (tensward; DIAGNOSIS I08)")
-DOMINATE = Threshold("dominate", 8.0, "ratio", "weights 8 times the keys and values: fewer bytes per weight are what counts")
+REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory bandwidth is the practical limit (tensward; survey I08)")
+DOMINATE = Threshold("dominate", 8.0, "ratio", "if weights are 8 times the keys and values, the bytes per weight decide")
 BITS = {"int8": 1 / 4, "fp8": 1 / 2}
 """Weight bytes with quantization over those without: int8 of float32 in the embedded server, fp8 of bfloat16 in vLLM."""
 MOST_READING = 0.9
-"""Of a token's time: sampling, HTTP and the gaps between kernels take the rest."""
+"""Largest share of a token's time that is reading. Sampling, HTTP and gaps between kernels take the rest."""
 
 
 class ServeDecodeBandwidthBound(Rule):
@@ -23,12 +23,12 @@ class ServeDecodeBandwidthBound(Rule):
     subject = "serving"
     thresholds = (REACHED, DOMINATE)
     knobs = ("quantization",)
-    text = """Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time a token can take, whatever the arithmetic.
-A server at that bound is healthy; it gets faster only with fewer bytes (quantised weights), a draft model that guesses several tokens per
-reading, or more sequences in the batch, which share one reading: with several users those are tried first (probe P12). The bandwidth is
-what the server measured at its start with many matrices of the model's largest shape times a vector; weights that fit into caches can be
-read faster than that. Predicted: 1 / (1 - r (1 - b)), b the bytes left over those now, r the share of a token's time that is reading: the
-share of the bandwidth that is reached, if all of it could be had, or up to nine tenths, if this is all that such reading gets."""
+    text = """Decoding one sequence reads every weight once per token: bytes over bandwidth is the least time of a token. A server at that bound is healthy. It
+becomes faster only with fewer bytes (quantised weights), a draft model that predicts several tokens per reading, or more sequences that share
+a reading. With several users, probe P12 tries more users first. The bandwidth is the datasheet figure of the GPU; the embedded server measures
+it at its start, with many matrices of the model's largest shape times a vector (weights that fit into caches can be read faster).
+Predicted: 1 / (1 - r (1 - b)), with b the bytes left over the bytes now, and r the share of a token's time that is reading: from the reached
+share of the bandwidth, if all of the bandwidth is available, up to 90 %, if the reached rate is the limit."""
 
     def check(self, case: Case) -> Finding:
         weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
@@ -48,8 +48,8 @@ share of the bandwidth that is reached, if all of it could be had, or up to nine
         left = (weights * BITS[kind] + kv) / (weights + kv)
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
         return self.fires(
-            f"{(weights + kv) / 1e6:.0f} MB for each token every {gap * 1e3:.1f} ms are {reached:.0%} of what the memory gives: "
-            "fewer bytes, or more sequences per reading, are all that helps",
+            f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {reached:.0%} of the memory bandwidth. "
+            "Only fewer bytes or more sequences per reading help",
             recoverable=1 - 1 / gain,
             confidence="medium",
             evidence=evidence,
@@ -58,7 +58,7 @@ share of the bandwidth that is reached, if all of it could be had, or up to nine
                     case,
                     {"quantization": kind},
                     Interval(gain, most),
-                    f"{BITS[kind]:.0%} of the bytes per weight; the trial compares perplexity too",
+                    f"{BITS[kind]:.0%} of the bytes per weight; the trial also compares perplexity",
                     f"vllm serve ... --quantization {kind}",
                 )
                 if kind == "fp8" or not case.get("is_gpu", 0.0)  # the embedded server has int8 for CPUs only

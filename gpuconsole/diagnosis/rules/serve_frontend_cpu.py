@@ -1,4 +1,4 @@
-"""serve.frontend_cpu: the process that takes requests and turns tokens into text is what is slow, not the model."""
+"""serve.frontend_cpu: the process that takes requests and turns tokens into text limits the server, not the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
 FULL = 0.9
-LATER = Threshold("later", 1.2, "ratio", "tokens reach the client a fifth further apart than the engine makes them (DIAGNOSIS I11)")
+LATER = Threshold("later", 1.2, "ratio", "the time between tokens is 20 % longer at the client than in the engine (survey I11)")
 
 
 class ServeFrontendCpu(Rule):
@@ -19,14 +19,15 @@ class ServeFrontendCpu(Rule):
     subject = "serving"
     thresholds = (BUSY, LATER)
     knobs = ("api_server_count",)
-    text = """vLLM takes requests, tokenises, turns tokens into text and streams them in a process of its own beside the engine. It is Python: one
-core at most. When that is used up, the engine waits for requests and tokens wait to be sent, and the GPU looks idle for no reason (vllm#8147: a
-faster CPU alone gave 3.8 times). Measured: the CPU time of that process, for a server that was started here, and how much further apart tokens
-come than the engine's own clock says. What helps: --api-server-count, fewer stop strings, no logprobs, a larger --stream-interval."""
+    text = """vLLM takes requests, tokenises, turns tokens into text and streams them in a process beside the engine. This is a Python process with one core at
+most. When the core is fully used, the engine waits for requests and tokens wait to be sent, and the GPU looks idle without a reason
+(vllm#8147: a faster CPU alone gave 3.8x). Measured: the CPU time of that process, for a server that was started here, and the time between
+tokens at the client over the time between tokens in the engine. What helps: --api-server-count, fewer stop strings, no logprobs, a larger
+--stream-interval."""
 
     def check(self, case: Case) -> Finding:
         if case.get("server.frontend_processes", 1) == 0:
-            return self.clear(0.0, (case.evidence("server.frontend_processes"),), "this server answers from the engine's own process")
+            return self.clear(0.0, (case.evidence("server.frontend_processes"),), "this server answers from the process of the engine")
         busy = case.value("server.frontend_cpu_ratio")
         made, got = case.value("server.itl_s"), case.value("client.tpot_s")
         later = got / max(1e-9, made)
@@ -39,7 +40,7 @@ come than the engine's own clock says. What helps: --api-server-count, fewer sto
             return self.clear(min(0.59, busy / BUSY.value), evidence)
         processes = int(case.knobs["api_server_count"])
         return self.fires(
-            f"the process that answers uses {busy:.0%} of a core; tokens are made every {made * 1e3:.1f} ms and come every {got * 1e3:.1f} ms",
+            f"the API server process uses {busy:.0%} of a core. The engine makes a token every {made * 1e3:.1f} ms, the client receives one every {got * 1e3:.1f} ms",
             recoverable=max(0.05, 1 - 1 / max(1.0, later)),
             confidence="high" if later >= LATER.value and busy >= FULL else "medium",
             evidence=evidence,
@@ -48,7 +49,7 @@ come than the engine's own clock says. What helps: --api-server-count, fewer sto
                     case,
                     {"api_server_count": processes * 2},
                     None,
-                    "more processes take requests and detokenise",
+                    "more processes take requests and turn tokens into text",
                     f"vllm serve ... --api-server-count {processes * 2}; fewer stop strings and logprobs; --stream-interval",
                 )
             ],

@@ -8,13 +8,13 @@ from gpuconsole.diagnosis.rules import _gpu, _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
 
-BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than three quarters of the time (DIAGNOSIS I10)")
+BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than 75 % of the time (survey I10)")
 ROOF = Threshold(
-    "roof", 0.50, "ratio", "half of the memory's bandwidth, or of the peak, is near a server's ceiling (tensward; DIAGNOSIS I08)"
+    "roof", 0.50, "ratio", "half of the memory bandwidth, or of the peak, is near the practical limit of a server (tensward; survey I08)"
 )
-RUNNING = Threshold("running", 1.0, "requests", "with less than one request running on average the GPU is idle for want of work")
+RUNNING = Threshold("running", 1.0, "requests", "with less than one running request on average the GPU has no work")
 RUNNING_OPEN = 4.0
-"""In an open loop, where requests come in bursts with nothing in between."""
+"""The same in an open loop, where requests arrive in bursts."""
 
 
 class ServeHostOverheadEager(Rule):
@@ -24,21 +24,21 @@ class ServeHostOverheadEager(Rule):
     subject = "serving"
     thresholds = (BUSY, ROOF, RUNNING)
     knobs = ("enforce_eager",)
-    text = """A decoding iteration is hundreds of small kernels. Launched one by one (enforce_eager) they take the host longer than the GPU, which is
-then idle in between: it runs a kernel for less than three quarters of the time although requests are running, and is far from the roof
-of its memory. CUDA graphs launch them all at once. Where graphs are on already, the same picture points at scheduling or sampling on the
-host. An idle GPU for want of requests, or behind a api end without CPU, is another matter."""
+    text = """A decoding iteration consists of hundreds of small kernels. Launched one by one (enforce_eager), they take the host longer than the GPU. The GPU is
+then idle in between: it runs a kernel for less than 75 % of the time although requests are running, and is far from its memory bandwidth. CUDA
+graphs launch all kernels at once. If graphs are already on, scheduling or sampling on the host is the likely cause. A GPU without requests, or
+behind an API server process that is short of CPU, is a different case."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
             return self.not_on_gpu()
         if case.knobs.get("server") != "vllm":
-            return self.clear(0.0, summary="this server has neither CUDA graphs nor a switch for them")
+            return self.clear(0.0, summary="this server has no CUDA graphs")
         running, roof = case.value("server.requests_running"), max(case.value("mbu_ratio"), case.get("mfu_ratio", 0.0))
         least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING.value
         evidence = [case.evidence("server.requests_running", least), case.evidence("mbu_ratio", ROOF.value)]
         if running < least or roof >= ROOF.value:
-            return self.clear(0.0, tuple(evidence), "too little load to tell, or near its roof")
+            return self.clear(0.0, tuple(evidence), "the load is too small, or the GPU is near its limit")
         busy = case.value("hw.busy_ratio")
         evidence.append(case.evidence("hw.busy_ratio", BUSY.value))
         level = (1 - busy) / (1 - BUSY.value)
@@ -47,11 +47,11 @@ host. An idle GPU for want of requests, or behind a api end without CPU, is anot
         eager = bool(case.knobs["enforce_eager"])
         share = min(_gpu.MOST, 1 - busy)
         return self.fires(
-            f"with {running:.0f} requests running the GPU works for {busy:.0%} of the time"
+            f"with {running:.0f} requests running, the GPU works only {busy:.0%} of the time"
             + (
-                "; every kernel is launched by itself"
+                ". Every kernel is launched alone"
                 if eager
-                else ": look at async scheduling, the optimisation level (-O), and what else the engine's core does"
+                else ". Check async scheduling, the optimisation level (-O), and other work of the engine process"
             ),
             recoverable=share,
             confidence="high" if eager else "low",
@@ -61,7 +61,7 @@ host. An idle GPU for want of requests, or behind a api end without CPU, is anot
                     case,
                     {"enforce_eager": False},
                     Interval(1.0, 1 / (1 - share)),
-                    "CUDA graphs launch an iteration at once; the server takes longer to start, and some more memory",
+                    "CUDA graphs launch an iteration at once; the server starts more slowly and uses a little more memory",
                     "vllm serve ...   # without --enforce-eager",
                 )
                 if eager

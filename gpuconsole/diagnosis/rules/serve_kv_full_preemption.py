@@ -1,4 +1,4 @@
-"""serve.kv_full_preemption: the KV cache is too small for what runs, so sequences are thrown out and computed anew."""
+"""serve.kv_full_preemption: the KV cache is too small for the running requests, so some are evicted and computed again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Suggestion
 
-RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests warns, 5 are high (tensward; DIAGNOSIS I04)")
-FULL = Threshold("full", 0.9, "ratio", "KV cache at 90 % or more at its fullest (DIAGNOSIS I04)")
+RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable, 5 are high (tensward; survey I04)")
+FULL = Threshold("full", 0.9, "ratio", "peak use of the KV cache of 90 % or more (survey I04)")
 MOST_UTILIZATION = 0.95
 
 
@@ -20,11 +20,10 @@ class ServeKvFullPreemption(Rule):
     subject = "serving"
     thresholds = (RATE, FULL)
     knobs = ("num_gpu_blocks_override", "max_num_seqs", "gpu_memory_utilization")
-    text = """When a running sequence needs a KV block and none is free, the server throws the youngest one out and computes it anew later:
-its prompt and its tokens so far are prefilled again. Preemptions are counted over the window, not since the server began. vLLM's own
-advice: more memory for the cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8
-keys and values, tensor parallelism. vLLM's counter lags by some seconds; a falling number of running requests beside a full cache says it
-sooner."""
+    text = """If a running sequence needs a KV block and none is free, the server evicts the youngest sequence and computes it again later: its prompt and its tokens
+so far are prefilled again. Preemptions are counted over the window, not since the start of the server. The advice of vLLM: more memory for the
+cache (gpu_memory_utilization), fewer sequences at once (max_num_seqs), a smaller max_num_batched_tokens, fp8 keys and values, tensor
+parallelism. vLLM's counter lags by some seconds; a falling number of running requests with a full cache shows preemptions earlier."""
 
     def check(self, case: Case) -> Finding:
         rate, peak = case.value("server.preemptions_per_request"), case.value("server.kv_cache_peak_ratio")
@@ -38,8 +37,8 @@ sooner."""
             return self.clear(min(rate / RATE.value, peak / FULL.value), evidence)
         again, waiting = _computed_again(case), _serving.queue_ratio(case)
         return self.fires(
-            f"{rate:.2f} preemptions per request with the cache {peak:.0%} full; {waiting:.0%} of a request's time is spent in the queue, and "
-            f"{again:.0%} of the prompt tokens were computed a second time",
+            f"{rate:.2f} preemptions per request, with the KV cache {peak:.0%} full. Requests wait in the queue for {waiting:.0%} of their time, and "
+            f"{again:.0%} of the prompt tokens were computed again",
             recoverable=max(0.05, min(0.9, max(again, waiting))),
             confidence="high",
             evidence=evidence,
@@ -49,7 +48,7 @@ sooner."""
 
 
 def _computed_again(case: Case) -> float:
-    """Share of the server's prompt tokens that no client has sent: what preempted sequences were computed anew."""
+    """Share of the server's prompt tokens that no client has sent: preempted sequences that were computed again."""
     answered = case.value("server.generation_tokens_per_s") / max(1.0, case.value("client.output_tokens"))
     sent = answered * case.value("client.prompt_tokens")
     return max(0.0, 1 - sent / max(1e-9, case.get("server.prompt_tokens_per_s", sent)))
@@ -61,16 +60,16 @@ def _suggestions(case: Case) -> list[Suggestion | None]:
         case,
         {"num_gpu_blocks_override": 0},
         None,
-        "as many blocks as there is memory for",
-        "leave --num-gpu-blocks-override away",
+        "let the KV cache use all free memory",
+        "omit --num-gpu-blocks-override",
     )
-    fewer_seats = max(1, int(case.value("server.requests_running") * 0.8))
+    fewer_slots = max(1, int(case.value("server.requests_running") * 0.8))
     fewer = suggest(
         case,
-        {"max_num_seqs": fewer_seats},
+        {"max_num_seqs": fewer_slots},
         None,
-        "only as many at once as the cache holds to their end",
-        f"vllm serve ... --max-num-seqs {fewer_seats}",
+        "run only as many sequences at once as the cache can hold to their end",
+        f"vllm serve ... --max-num-seqs {fewer_slots}",
     )
     larger = suggest(
         case,

@@ -1,4 +1,4 @@
-"""serve.long_context_cliff: contexts are so long that reading keys and values is what a token costs."""
+"""serve.long_context_cliff: contexts are so long that reading keys and values dominates the time of a token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
 RATIO = Threshold(
-    "ratio", 1.0, "of the weights", "keys and values of half the weights' size warn, of all of it are high (tensward; DIAGNOSIS I14)"
+    "ratio",
+    1.0,
+    "of the weights",
+    "keys and values of half the size of the weights are notable, of the full size high (tensward; survey I14)",
 )
-LONG = Threshold("long", 1024.0, "tokens", "below, a large share comes from the batch, not from the context")
+LONG = Threshold("long", 1024.0, "tokens", "with shorter contexts, a large share comes from the batch")
 
 
 class ServeLongContextCliff(Rule):
@@ -21,9 +24,9 @@ class ServeLongContextCliff(Rule):
     subject = "serving"
     thresholds = (RATIO, LONG)
     knobs = ("kv_cache_dtype", "prompt_tokens")
-    text = """Each token that is decoded reads all weights and the keys and values of every token before it. When the latter outgrow the weights, time per
-token grows in proportion to the context, and batching no longer helps. Fewer bytes per token (fp8 keys and values, grouped-query attention),
-fewer tokens, or more devices."""
+    text = """Each decoded token reads all weights, and the keys and values of every token before it. When keys and values are larger than the weights, the time per
+token grows in proportion to the context, and a larger batch no longer helps. What helps: fewer bytes per token (fp8 keys and values,
+grouped-query attention), fewer tokens, or more devices."""
 
     def check(self, case: Case) -> Finding:
         weights, kv, context = case.value("server.weight_bytes"), _serving.kv_bytes(case), _serving.context_tokens(case)
@@ -37,7 +40,7 @@ fewer tokens, or more devices."""
         if context < LONG.value or ratio < RATIO.value:
             return self.clear(min(context / LONG.value, ratio / RATIO.value), evidence)
         return self.fires(
-            f"an iteration reads {kv / 1e6:.0f} MB of keys and values beside {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context",
+            f"an iteration reads {kv / 1e6:.0f} MB of keys and values and {weights / 1e6:.0f} MB of weights, at {context:.0f} tokens of context",
             recoverable=kv / (kv + weights) * 0.5,
             confidence="medium",
             evidence=evidence,

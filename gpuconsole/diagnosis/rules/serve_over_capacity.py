@@ -1,4 +1,4 @@
-"""serve.over_capacity: more requests fall due than the server can answer, and the queue grows."""
+"""serve.over_capacity: more requests arrive than the server can answer, and the queue grows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-QUEUE = Threshold("queue", 0.2, "ratio", "20 % of a request's time in the queue warns, 50 % is high (tensward; DIAGNOSIS I02)")
+QUEUE = Threshold("queue", 0.2, "ratio", "20 % of a request's time in the queue is notable, 50 % is high (tensward; survey I02)")
 BELOW_KNEE = 0.85
-"""Share of the rate that was served at which queues stay short: waiting grows as 1/(1 - load) (M/M/1)."""
+"""Share of the answered rate at which queues stay short: waiting grows as 1/(1 - load) (M/M/1)."""
 
 
 class ServeOverCapacity(Rule):
@@ -20,13 +20,13 @@ class ServeOverCapacity(Rule):
     subject = "serving"
     thresholds = (QUEUE,)
     knobs = ("request_rate",)
-    text = """In an open loop requests fall due whether or not earlier ones have been answered, as they do in production. Past the server's
-capacity the queue grows without end, and every latency with it; throughput stays what it was. The suggestion is the rate to admit: what was
-answered per second, less 15 %. A trial of it measures fewer tokens per second and far shorter latencies: that is the trade."""
+    text = """In an open loop, requests arrive whether or not earlier ones are answered, as in production. Beyond the capacity of the server the queue grows without
+end, and with it every latency; throughput stays the same. The suggestion is a rate to admit: the answered requests per second less 15 %.
+A trial of it measures fewer tokens per second and far shorter latencies: that is the trade-off."""
 
     def check(self, case: Case) -> Finding:
         if not _serving.open_loop(case):
-            return self.clear(0.0, summary="a closed loop never sends more than is answered")
+            return self.clear(0.0, summary="a closed loop never sends more requests than the server answers")
         queue, offered = _serving.queue_ratio(case), case.value("client.request_rate")
         served = case.value("server.requests_per_s")
         evidence = (
@@ -40,7 +40,7 @@ answered per second, less 15 %. A trial of it measures fewer tokens per second a
             return self.clear(queue / QUEUE.value, evidence)
         rate = float(f"{BELOW_KNEE * min(offered, served):.2g}")
         return self.fires(
-            f"{offered:.3g} requests/s fall due and {served:.3g} are answered; {queue:.0%} of a request's time is spent in the queue",
+            f"{offered:.3g} requests/s arrive and {served:.3g} are answered. Requests wait in the queue for {queue:.0%} of their time",
             recoverable=min(0.95, queue),
             confidence="high" if queue >= 0.5 else "medium",
             evidence=evidence,
@@ -49,7 +49,7 @@ answered per second, less 15 %. A trial of it measures fewer tokens per second a
                     case,
                     {"request_rate": rate},
                     None,
-                    "what this server sustains with short queues; the rest needs another replica, or a refusal at the door",
+                    "this server sustains that rate with short queues; the rest needs another replica or must be refused",
                     f"admit at most {rate:g} requests/s per replica",
                 )
             ],

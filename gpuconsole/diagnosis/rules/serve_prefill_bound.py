@@ -1,4 +1,4 @@
-"""serve.prefill_bound: most of a request's time in the server goes into reading its prompt."""
+"""serve.prefill_bound: a request spends most of its time in the server on reading its prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
-SHARE = Threshold("share", 0.5, "ratio", "half of the time in prefill warns, 70 % is high (tensward; DIAGNOSIS I05)")
+SHARE = Threshold("share", 0.5, "ratio", "half of the time in prefill is notable, 70 % is high (tensward; survey I05)")
 
 
 class ServePrefillBound(Rule):
@@ -17,9 +17,9 @@ class ServePrefillBound(Rule):
     subject = "serving"
     thresholds = (SHARE,)
     knobs = ("prompt_tokens",)
-    text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token comes; no batching makes that less. What helps: shorter
-prompts, a prefix cache for what they share, lower precision, tensor parallelism for the latency, prefill on machines of its own. The server's
-own account of time in prefill and decode is compared, both from admission on, without the queue."""
+    text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no batching reduces that. What helps: shorter prompts, a prefix
+cache for their shared part, lower precision, tensor parallelism for the latency, separate machines for prefill. The rule compares the server's
+own times of prefill and decode, both from admission on, without the queue."""
 
     def check(self, case: Case) -> Finding:
         prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
@@ -33,8 +33,8 @@ own account of time in prefill and decode is compared, both from admission on, w
         if share < SHARE.value:
             return self.clear(share / SHARE.value, evidence)
         return self.fires(
-            f"{share:.0%} of the time between admission and last token is prefill: {case.value('client.prompt_tokens'):.0f} prompt tokens "
-            f"for {case.value('client.output_tokens'):.0f} of output",
+            f"prefill takes {share:.0%} of the time from admission to the last token: {case.value('client.prompt_tokens'):.0f} prompt tokens "
+            f"for {case.value('client.output_tokens'):.0f} output tokens",
             recoverable=share * 0.5,
             confidence="high" if share >= 0.7 else "medium",
             evidence=evidence,
@@ -43,8 +43,8 @@ own account of time in prefill and decode is compared, both from admission on, w
                     case,
                     {"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))},
                     None,
-                    "half the prompt: retrieve less, or summarise",
-                    "shorten the prompts; or put what they share first and keep --enable-prefix-caching",
+                    "half the prompt: retrieve less text, or summarise it",
+                    "shorten the prompts; or put their shared part first and keep --enable-prefix-caching",
                 )
             ],
             level=share / SHARE.value,

@@ -1,4 +1,4 @@
-"""serve.prefill_stalls_decode: those who are being answered stand still while somebody else's long prompt is read."""
+"""serve.prefill_stalls_decode: running requests pause while the long prompt of another request is read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
 EVENED_OUT = 0.3
-"""Of the stalls, what smaller pieces take out of the latency of a token; the prompts' own work stays."""
-LONG = Threshold("long", 32.0, "ratio", "prompts of 32 times the batch: an iteration that takes one in is that much more work")
+"""Share of the stalls that smaller pieces remove from the latency of a token; the work for the prompts remains."""
+LONG = Threshold("long", 32.0, "ratio", "prompts 32 times as long as the batch: an iteration with a prompt is that much more work")
 
 
 class ServePrefillStallsDecode(Rule):
@@ -20,9 +20,9 @@ class ServePrefillStallsDecode(Rule):
     subject = "serving"
     thresholds = (_serving.SPIKE, LONG)
     knobs = ("max_num_batched_tokens",)
-    text = """An iteration that takes in a piece of a prompt lasts as long as that piece needs, and every sequence that decodes in it waits. Smaller
-max_num_batched_tokens cuts prompts into smaller pieces: gaps between tokens become even, the first token of the long prompt comes later, and
-throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192 for throughput."""
+    text = """An iteration that takes a piece of a prompt lasts as long as that piece needs, and every decoding sequence waits for its end. A smaller
+max_num_batched_tokens cuts prompts into smaller pieces. Gaps between tokens become even, the first token of the long prompt comes later, and
+throughput falls a little. The vLLM documentation recommends 2048 for better ITL and more than 8192 for throughput."""
 
     def check(self, case: Case) -> Finding:
         evidence = (
@@ -35,14 +35,14 @@ throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192
         running = max(1.0, case.value("server.requests_running"))
         piece = min(float(budget), prompt)
         if running < 2 or piece < LONG.value * running:
-            return self.clear(0.0, evidence, "prompts are short beside the batch, or nobody else decodes")
+            return self.clear(0.0, evidence, "prompts are short compared with the batch, or no other request decodes")
         spike = _serving.spike(case)
         if spike < _serving.SPIKE.value:
             return self.clear(spike / _serving.SPIKE.value, evidence)
         smaller = max(64, int(piece // 4))
         return self.fires(
-            f"one gap in a hundred is {spike:.1f} times the usual {case.value('client.chunk_gap_p50_s') * 1e3:.1f} ms; an iteration takes in up to "
-            f"{piece:.0f} prompt tokens beside {running:.0f} that decode",
+            f"one gap in a hundred is {spike:.1f} times the median of {case.value('client.chunk_gap_p50_s') * 1e3:.1f} ms. An iteration takes up to "
+            f"{piece:.0f} prompt tokens while {running:.0f} requests decode",
             recoverable=EVENED_OUT * _serving.stalled_ratio(case),
             confidence="medium",
             evidence=evidence,
@@ -51,7 +51,7 @@ throughput falls a little. vLLM's documentation: 2048 for better ITL, above 8192
                     case,
                     {"max_num_batched_tokens": smaller},
                     None,
-                    "smaller pieces of prompt per iteration: steadier tokens, a later first one",
+                    "smaller pieces of prompt per iteration: more even tokens, a later first token",
                     f"vllm serve ... --max-num-batched-tokens {smaller}",
                 )
             ],

@@ -1,4 +1,4 @@
-"""serve.saturated_healthy: the server does what the device can, and nobody waits; stop tuning."""
+"""serve.saturated_healthy: the server works at the limit of the device, and requests do not wait; stop tuning."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Finding
 
-MFU = Threshold("mfu", 0.5, "of the arithmetic", "half of the peak (DIAGNOSIS I19)")
-MBU = Threshold("mbu", 0.6, "of the bandwidth", "60 % of the memory's bandwidth (DIAGNOSIS I19)")
-QUEUE = Threshold("queue", 0.2, "of the request", "a fifth of the time in the queue: then there is more load than the device can take")
+MFU = Threshold("mfu", 0.5, "of the arithmetic", "half of the peak (survey I19)")
+MBU = Threshold("mbu", 0.6, "of the bandwidth", "60 % of the memory bandwidth (survey I19)")
+QUEUE = Threshold("queue", 0.2, "of the request", "with 20 % of the time in the queue there is more load than the device can take")
 
 
 class ServeSaturatedHealthy(Rule):
@@ -18,9 +18,9 @@ class ServeSaturatedHealthy(Rule):
     clear_title = "Not at the limit of the device"
     subject = "serving"
     thresholds = (MFU, MBU, QUEUE)
-    text = """By the server's own counters of FLOPs and bytes (vLLM: --enable-mfu-metrics; the embedded server counts the same way) over what the
-device can do. Near the roof, with hardly anybody waiting, settings have little left to give: a smaller or quantised model, a faster device or
-more of them are what is left. With a queue it is another matter: then there is more load than fits (serve.over_capacity)."""
+    text = """The rule compares the server's own counters of FLOPs and bytes (vLLM: --enable-mfu-metrics; the embedded server counts the same way) with the peaks of
+the device. Near a peak and with short queues, settings can gain little: what remains is a smaller or quantised model, a faster device, or more
+devices. With a long queue there is more load than fits (serve.over_capacity)."""
 
     def check(self, case: Case) -> Finding:
         mfu, mbu, queue = case.value("mfu_ratio"), case.value("mbu_ratio"), _serving.queue_ratio(case)
@@ -34,7 +34,7 @@ more of them are what is left. With a queue it is another matter: then there is 
         if level < 1 or queue >= QUEUE.value:
             return self.clear(min(0.59, level), evidence)
         return self.fires(
-            f"{mfu:.0%} of the arithmetic and {mbu:.0%} of the memory's bandwidth are in use, and {queue:.0%} of a request's time is queueing",
+            f"the server uses {mfu:.0%} of the FLOP/s and {mbu:.0%} of the memory bandwidth; requests wait in the queue for {queue:.0%} of their time",
             recoverable=0.0,
             confidence="medium",
             evidence=evidence,

@@ -12,9 +12,9 @@ TAKEN = Threshold(
     "taken",
     0.5,
     "ratio",
-    "every seat taken in most readings; .8 in DIAGNOSIS I03, but answers of one length end in step (DiagBench V02: .68)",
+    "all slots are in use in most readings (survey I03: 0.8; but answers of one length end together: 0.68 in DiagBench V02)",
 )
-ROOM = Threshold("room", 0.8, "ratio", "KV cache below 80 %: more sequences would fit (DIAGNOSIS I03)")
+ROOM = Threshold("room", 0.8, "ratio", "with the KV cache below 80 %, more sequences fit (survey I03)")
 
 
 class ServeSeatsTooFew(Rule):
@@ -24,10 +24,10 @@ class ServeSeatsTooFew(Rule):
     subject = "serving"
     thresholds = (TAKEN, ROOM)
     knobs = ("max_num_seqs",)
-    text = """max_num_seqs bounds how many sequences take part in an iteration. When all seats are taken, others wait, and the KV cache has room,
-a larger batch would serve them at once: each iteration takes longer, but reads the weights once for more sequences. How much longer depends
-on the device, so the gain is not predicted but measured. Not in every reading are all taken: answers of one length end in step, and the
-server is read while seats are handed on. In an open loop any number of seats fills in the end: that is serve.over_capacity."""
+    text = """max_num_seqs limits how many sequences take part in an iteration. If all sequence slots are in use, requests wait, and the KV cache has room, a
+larger batch would serve them at once. Each iteration takes longer but reads the weights once for more sequences. How much longer depends on
+the device, so the gain is measured and not predicted. Not every reading shows all slots in use: answers of one length end together, and
+the server is read while slots change. In an open loop any number of slots fills in the end: see serve.over_capacity."""
 
     def check(self, case: Case) -> Finding:
         taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
@@ -38,23 +38,25 @@ server is read while seats are handed on. In an open loop any number of seats fi
             case.evidence("server.kv_cache_usage_ratio", ROOM.value),
         )
         if waiting < _serving.NOTABLE_QUEUE or _serving.open_loop(case):
-            why = "an open loop fills any number of seats" if _serving.open_loop(case) else "nobody waits"
+            why = "an open loop fills any number of sequence slots" if _serving.open_loop(case) else "no request waits"
             return self.clear(min(taken / TAKEN.value, 0.5), evidence, why)
         if case.value("server.kv_cache_usage_ratio") >= ROOM.value:
-            return self.clear(0.5, evidence, "the KV cache is full: more seats would not be sat in")
+            return self.clear(0.5, evidence, "the KV cache is full: more sequence slots would stay empty")
         if taken < TAKEN.value:
             return self.clear(taken / TAKEN.value, evidence)
-        seats = int(case.knobs["max_num_seqs"])
-        wanted = _power_of_two(seats + waiting)
+        slots = int(case.knobs["max_num_seqs"])
+        wanted = _power_of_two(slots + waiting)
         queue = _serving.queue_ratio(case)
         return self.fires(
-            f"{case.value('server.requests_running'):.0f} run and {waiting:.0f} wait, {queue:.0%} of a request's time, "
-            f"with the KV cache {case.value('server.kv_cache_usage_ratio'):.0%} full",
+            f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {queue:.0%} of a request's time, "
+            f"although the KV cache is only {case.value('server.kv_cache_usage_ratio'):.0%} full",
             recoverable=queue,
             confidence="high",
             evidence=evidence,
             suggestions=[
-                suggest(case, {"max_num_seqs": wanted}, None, "all of them in one batch", f"vllm serve ... --max-num-seqs {wanted}"),
+                suggest(
+                    case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch", f"vllm serve ... --max-num-seqs {wanted}"
+                ),
             ],
             level=taken / TAKEN.value,
         )

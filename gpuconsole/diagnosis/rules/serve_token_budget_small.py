@@ -1,4 +1,4 @@
-"""serve.token_budget_small: prompts are taken in by so small pieces that most of an iteration is not their work."""
+"""serve.token_budget_small: prompts are split into pieces so small that most of an iteration is other work."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding
 
-PIECES = Threshold("pieces", 4.0, "pieces", "a prompt in four iterations or more (DIAGNOSIS I07)")
-IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the arithmetic, larger pieces would find room (DIAGNOSIS I07)")
-PREFILL = Threshold("prefill", 0.3, "of the request", "less time than that in prefill is not worth longer stalls of the others")
+PIECES = Threshold("pieces", 4.0, "pieces", "a prompt takes four iterations or more (survey I07)")
+IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the FLOP/s there is room for larger pieces (survey I07)")
+PREFILL = Threshold("prefill", 0.3, "of the request", "less time in prefill is not worth longer stalls of other requests")
 
 
 class ServeTokenBudgetSmall(Rule):
@@ -20,10 +20,10 @@ class ServeTokenBudgetSmall(Rule):
     subject = "serving"
     thresholds = (PIECES, IDLE, PREFILL)
     knobs = ("max_num_batched_tokens",)
-    text = """The opposite of serve.prefill_stalls_decode, on the same knob. Each iteration costs something whatever it holds: weights are read,
-kernels started, answers sent. A prompt that is cut into many pieces pays that many times before its first token. While the arithmetic stands
-mostly idle and the others' tokens come evenly, max_num_batched_tokens may grow; as it does, gaps between tokens grow too. vLLM's
-documentation: above 8192 for throughput, 2048 for better inter-token latency."""
+    text = """The opposite of serve.prefill_stalls_decode, on the same knob. Each iteration has a fixed cost: weights are read, kernels started, answers sent. A prompt
+in many pieces pays that cost many times before its first token. While the FLOP/s are mostly unused and the tokens of other requests come
+evenly, max_num_batched_tokens may grow; gaps between tokens then grow too. The vLLM documentation recommends more than 8192 for
+throughput and 2048 for better inter-token latency."""
 
     def check(self, case: Case) -> Finding:
         prompt, budget = case.value("client.prompt_tokens"), int(case.knobs["max_num_batched_tokens"])
@@ -37,11 +37,11 @@ documentation: above 8192 for throughput, 2048 for better inter-token latency.""
         if used >= IDLE.value or share < PREFILL.value:
             return self.clear(min(0.59, IDLE.value / max(used, 1e-9), share / PREFILL.value), evidence)
         if _serving.tokens_stall(case):
-            return self.clear(0.5, evidence, "the others' tokens stall already: larger pieces would stall them longer")
+            return self.clear(0.5, evidence, "tokens of other requests already stall: larger pieces would stall them longer")
         larger = min(round(prompt), 4 * budget)
         return self.fires(
-            f"{prompt:.0f} prompt tokens go through in {pieces:.0f} iterations of {budget}, {share:.0%} of a request's time, at {used:.0%} of the "
-            "arithmetic; and the others' tokens come evenly",
+            f"{prompt:.0f} prompt tokens take {pieces:.0f} iterations of {budget} and {share:.0%} of a request's time, at {used:.0%} of the "
+            "FLOP/s, while the tokens of other requests come evenly",
             recoverable=share * (1 - used / IDLE.value) * 0.5,
             confidence="medium",
             evidence=evidence,
@@ -50,7 +50,7 @@ documentation: above 8192 for throughput, 2048 for better inter-token latency.""
                     case,
                     {"max_num_batched_tokens": larger},
                     None,
-                    "larger pieces: an earlier first token, and longer gaps for those who are being answered",
+                    "larger pieces: an earlier first token, and longer gaps between the tokens of running requests",
                     f"vllm serve ... --max-num-batched-tokens {larger}",
                 )
             ],

@@ -58,6 +58,8 @@ def explain(rule: Rule) -> str:
     """The text of `gpuconsole rules ID`."""
     lines = [f"{rule.id}: {rule.title}", "", rule.text, "", "Thresholds:"]
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
+    if any("survey " in t.source for t in rule.thresholds):
+        lines.append("  (survey: the number of the entry in the project's survey of published diagnosis rules)")
     lines += ["", "Signals that the rule reads, some of them only in certain cases:", "  " + ", ".join(signals_read(rule))]
     if rule.knobs:
         lines += ["", "Knobs that it may suggest to change: " + ", ".join(rule.knobs)]
