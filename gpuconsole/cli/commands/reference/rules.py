@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.reads import signals_read
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
@@ -60,8 +62,15 @@ def explain(rule: Rule) -> str:
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
     if any("survey " in t.source for t in rule.thresholds):
         lines.append("  (survey: the number of the entry in the project's survey of published diagnosis rules)")
-    lines += ["", "Signals that the rule reads, some of them only in certain cases:", "  " + ", ".join(signals_read(rule))]
+    lines += ["", "Signals that the rule reads, some of them only in certain cases:", _wrapped(", ".join(signals_read(rule)))]
     if rule.knobs:
         lines += ["", "Knobs that it may suggest to change: " + ", ".join(rule.knobs)]
+    yields = [f"  {entry.winner}: {entry.why}" for entry in PRECEDENCE if entry.loser == rule.id]
+    if yields:
+        lines += ["", "Yields to:", *yields]
     lines += ["", f"If the rule finds nothing: {rule.clear_title}"]
     return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
