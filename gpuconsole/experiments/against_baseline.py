@@ -1,4 +1,4 @@
-"""A run held against its baseline: the verdict, and all of it in words."""
+"""Compares a run with its baseline: the verdict, and the result in words."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpuconsole.model.text import visible
 from gpuconsole.report import units
 
 RUN_QUEUE_DIFFERS = 0.15
-"""The threshold of host.cpu_contention: below it verdicts on contention-free time stay right."""
+"""The threshold of rule host.cpu_contention: below it, verdicts on contention-free time are right."""
 OTHERS_DIFFER = WAITING_DIFFERS = 0.20
-"""Pressure on the cores that counts as contention in that rule's signals (DIAGNOSIS.md, T15)."""
-WORTH_TELLING = 0.02
-"""Run-queue delay below the least difference that counts needs no words."""
-FEW_RUNS = f"runs are taken to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} are kept"
+"""The load that counts as contention in the signals of the same rule (docs/diagnosis.md)."""
+WORTH_REPORTING = 0.02
+"""A smaller share of run-queue delay is below the smallest difference that counts, and is not mentioned."""
+FEW_RUNS = f"runs are assumed to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} runs are kept"
 
 
 def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> BaselineComparison:
-    """`now` beside the runs kept under its key."""
+    """`now` compared with the runs kept under its key. `live`: the run is still going on."""
     free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
     rates = now.contention_free if free else now.rates
     found = rate_change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
@@ -45,25 +45,26 @@ def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> Baselin
 
 
 Unequal = list[tuple[str, str]]
-"""Parts that differ: each as it is here, and as it is there."""
+"""The parts that differ: the value of this run, and the value of the baseline."""
 
 
 def nearest_baseline(key: BaselineKey, knobs: Knobs, known: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
-    """The baseline of the same scenario that differs in the fewest parts, the newest of several; fit for comparison when in none."""
+    """The baseline of the same scenario that differs in the fewest parts (the newest of several), and these parts. No part: it can be compared."""
     newest_first = sorted(known, key=lambda one: one.runs[-1].date, reverse=True)
     alike = [(one, _unequal(key, knobs, one)) for one in newest_first if one.key.scenario == key.scenario]
     return min(alike, key=lambda one: len(one[1]), default=None)
 
 
 def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
-    """No comparison, and why: what there is instead of a baseline for `key`."""
+    """The reason why there is no comparison: `other` is the nearest baseline to `key`, and differs in `parts`."""
     here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
-    words = f"no baseline for {here}; there is one for {there} from {other.runs[-1].date[:10]}: {units.quantity(other.rate, other.unit)}"
+    rate = units.quantity(other.rate, other.unit)
+    words = f"no baseline for {here}; the nearest baseline is for {there}, from {other.runs[-1].date[:10]}: {rate}"
     return BaselineComparison(key=key.name, words=visible(words), short=visible(f"no baseline for {here}"))
 
 
 def _unequal(key: BaselineKey, knobs: Knobs, other: Baseline) -> Unequal:
-    """Hardware, software, then knobs; a knob that only one of them has is newer than the other, and does not count."""
+    """Hardware, software, then knobs. A knob that only one of the two has is newer than the other, and does not count."""
     theirs = other.key.parts()
     parts = [(part, theirs[name]) for name, part in key.parts().items() if part != theirs[name]]
     changed = {name: value for name, value in knobs.items() if name in other.knobs and other.knobs[name] != value}
@@ -75,14 +76,14 @@ def _knob(name: str, value: Value) -> str:
 
 
 def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tuple[float, str]:
-    """How much more load there was beside the run than beside the kept ones, where that is enough to matter; and in words.
+    """How much more load there was during this run than during the kept runs, where the difference matters; and the same in words.
 
-    Others do harm without anything waiting: a core's other hyperthread, memory bandwidth. Where their load is not known, waiting stands
-    in for it. The training thread's own waiting is taken off already on contention-free time.
+    Other programs slow a run down even where no task waits: through the other hyperthread of a core, or through memory bandwidth. Where their
+    load is not known, the share of waiting takes its place. Contention-free time does not contain the waiting of the training thread.
     """
-    load = ("others_ratio", OTHERS_DIFFER, "other programs kept {} of the cores busy")
-    waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a core {} of the time")
-    queue = ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a core {} of the time")
+    load = ("others_ratio", OTHERS_DIFFER, "other programs used {} of the CPUs")
+    waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a CPU {} of the time")
+    queue = ("run_queue_ratio", RUN_QUEUE_DIFFERS, "the training thread waited for a CPU {} of the time")
     known = now.others_ratio is not None and any(run.others_ratio is not None for run in kept)
     found = [(0.0, "")]
     for name, least, words in (load if known else waiting, *(() if free else (queue,))):
@@ -90,9 +91,8 @@ def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tu
         theirs = [value for run in kept if (value := getattr(run, name)) is not None]
         usual = statistics.fmean(theirs) if theirs else 0.0
         if mine is not None and theirs and abs(mine - usual) >= least:
-            found.append(
-                (mine - usual, f"contention: {words.format(units.percent(mine).strip())}, in the baseline {units.percent(usual).strip()}")
-            )
+            here, there = (units.percent(share).strip() for share in (mine, usual))
+            found.append((mine - usual, f"contention: {words.format(here)} ({there} in the baseline)"))
     return max(found, key=lambda one: abs(one[0]))
 
 
@@ -100,19 +100,19 @@ def _words(
     now: BaselineRun, baseline: Baseline, found: RateChange | None, decided: BaselineVerdict, contention: str, free: bool, live: bool
 ) -> str:
     name = _name(baseline)
-    delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_TELLING for run in (now, *baseline.runs))
-    so_far = (", run-queue delay taken off" if delayed else "") + (", so far" if live else "")
+    delayed = free and any((run.run_queue_ratio or 0.0) >= WORTH_REPORTING for run in (now, *baseline.runs))
+    so_far = (", without run-queue delay" if delayed else "") + (", so far" if live else "")
     if found is None:
-        return f"no verdict against {name}: it takes {MIN_BLOCKS} blocks of steady steps in both"
+        return f"no verdict against {name}: both runs need {MIN_BLOCKS} blocks of steady steps"
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(found.low), abs(found.high)))
-        text = f"{abs(found.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}: beyond its noise"
+        text = f"{abs(found.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
         more = [_where(now, baseline.runs), "" if len(baseline.runs) >= RUNS_FOR_SPREAD else FEW_RUNS, contention]
         return "; ".join(part for part in (text, *more) if part)
     figure = f"{found.estimate * 100:+.1f} % [{found.low * 100:+.1f}, {found.high * 100:+.1f}]"
     if decided == "same":
         return f"the same as {name}{so_far}, within 5 %: {figure}"
-    return f"{figure} against {name}{so_far}: undecided, {contention or 'within its noise'}"
+    return f"{figure} against {name}{so_far}: undecided, {contention or 'the difference is within the noise'}"
 
 
 def _name(baseline: Baseline) -> str:
@@ -123,7 +123,7 @@ def _name(baseline: Baseline) -> str:
 
 
 def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
-    """The phase of a step that has changed most."""
+    """The phase of a step whose time has changed most."""
     timed = [run for run in kept if run.step_time_s and run.phases_ratio]
     if not timed or not now.step_time_s or not now.phases_ratio:
         return ""
@@ -131,7 +131,7 @@ def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
     old = {name: statistics.fmean(run.phases_ratio.get(name, 0.0) * (run.step_time_s or 0.0) for run in timed) for name in new}
     most = max(new, key=lambda name: abs(new[name] - old[name]))
     before, after = (units.duration(seconds[most]).strip() for seconds in (old, new))
-    return f"most of it in {most}: {before} -> {after} per step"
+    return f"largest change in {most}: {before} -> {after} per step"
 
 
 def _short(found: RateChange | None, decided: BaselineVerdict) -> str:

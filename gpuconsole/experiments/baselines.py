@@ -1,4 +1,4 @@
-"""Baselines on disk: one JSON file a key, under the user's data folder. Whatever lies there by accident is named in one line."""
+"""Baselines on disk: one JSON file for each key, in the user's data folder. A file that is not a baseline is reported in one line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.text import visible
 
 MOST_BYTES = 1 << 20
-"""Twenty runs of sixty blocks take some 50 KB."""
+"""Twenty runs of sixty blocks take about 50 KB."""
 LOCK = ".lock"
 
 
 class BaselineError(RuntimeError):
-    """A baseline that cannot be read, written or found; the message is one line."""
+    """A baseline cannot be read, written or found; the message is one line."""
 
 
 def baselines_folder() -> Path:
@@ -30,7 +30,7 @@ def baselines_folder() -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Make `folder` if need be; raises BaselineError now if nothing could be written into it later."""
+    """Create `folder` where it does not exist. Raises BaselineError if no file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -40,10 +40,10 @@ def check_folder(folder: Path) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """One file; raises BaselineError."""
+    """The baseline in the file `path`; raises BaselineError."""
     name = visible(str(path))
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             raise BaselineError(f"{name}: {'not a file' if path.exists() else 'there is no such baseline'}")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -63,7 +63,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
-    """All baselines, and a line for each file that is none, by the name it has without its ending."""
+    """All baselines, and a line for each file that is not a valid baseline, by its name without `.json`."""
     found, mistakes = [], dict[str, str]()
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
@@ -80,21 +80,23 @@ def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
 
 
 def differing_knobs(baseline: Baseline, knobs: Knobs) -> Knobs:
-    """The knobs of `baseline` that are otherwise in `knobs`, under one key: the scenario itself was changed. A knob new since does not count."""
+    """The knobs of `baseline` that have another value in `knobs`. Under the same key this means: the scenario file was changed. A new knob does
+    not count."""
     return {name: knobs[name] for name, value in baseline.knobs.items() if name in knobs and knobs[name] != value}
 
 
 def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: BaselineRun) -> str:
-    """Add `run` to the baseline of `key`; returns a line that says so. Raises BaselineError.
+    """Add `run` to the baseline of `key`; returns a line for the user. Raises BaselineError.
 
-    The oldest run makes room, and all of them where the scenario was changed since. Several consoles may do this at once.
+    Of more than MOST_RUNS runs the oldest is deleted; all earlier runs are deleted where the scenario file was changed. Several consoles may
+    call this at the same time.
     """
     check_folder(folder)
     path = folder / f"{key.name}.json"
     try:
         with (folder / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            before, why = _still_good(path, knobs, unit)
+            before, why = _comparable(path, knobs, unit)
             runs = (*before, run)[-MOST_RUNS:]
             write_whole(path, _encode(Baseline(key=key, knobs=knobs, unit=unit, runs=runs)))
     except OSError as error:
@@ -102,14 +104,14 @@ def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: Basel
     return f"kept as a baseline: {key.name}, {len(runs)} run{'s' if len(runs) > 1 else ''}{why}"
 
 
-def _still_good(path: Path, knobs: Knobs, unit: str) -> tuple[tuple[BaselineRun, ...], str]:
-    """The runs kept so far that new ones may be added to; and why not, where there are others."""
+def _comparable(path: Path, knobs: Knobs, unit: str) -> tuple[tuple[BaselineRun, ...], str]:
+    """The kept runs that can be compared with new runs; and where there are none of several, the reason in words."""
     if not path.exists():
         return (), ""
     before = read_baseline(path)
     changed = differing_knobs(before, knobs)
     if changed or before.unit != unit:
-        return (), f" (those before were of the scenario with other values: {describe_changes(changed, before.knobs) or before.unit})"
+        return (), f" (earlier runs are deleted, the scenario had other values: {describe_changes(changed, before.knobs) or before.unit})"
     return before.runs, ""
 
 
@@ -118,7 +120,7 @@ def _encode(baseline: Baseline) -> bytes:
 
 
 def remove(folder: Path, name: str) -> Path:
-    """Delete the baseline `name`, valid or not; returns the file that is gone. Raises BaselineError."""
+    """Delete the baseline `name`, valid or not; returns the deleted file. Raises BaselineError."""
     try:
         names = sorted(path.stem for path in folder.glob("*.json"))
         if name not in names:

@@ -1,4 +1,4 @@
-"""Does a certificate say what its own pairs of blocks say?"""
+"""Checks a certificate: do its intervals and verdicts follow from its pairs of blocks?"""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ ROUNDING = 1e-6
 
 
 def mistakes(certificate: Certificate) -> list[str]:
-    """What does not follow from what: intervals and verdicts from the pairs, the end from the start and what was kept."""
+    """Contradictions in the certificate: between intervals or verdicts and the pairs, and between the start, the kept changes and the end."""
     found = [words for one in certificate.attempts for words in _of_trial(one.trial)]
     knobs: Knobs = dict(certificate.start)
     for one in certificate.attempts:
         if any(knobs.get(name) != value for name, value in one.knobs.items()):
-            found.append(f"trial {one.trial.id} was made under other knobs than those kept before it")
+            found.append(f"trial {one.trial.id} did not start from the settings that were kept before it")
         if one.trial.kept:
             knobs |= one.trial.changes
     if certificate.proof is not None and certificate.proof.kept:
         if certificate.end != certificate.start:
-            found.append("the proof went back to the start, and the end is another")
+            found.append("the final trial went back to the start, but the end has other settings")
     elif knobs != certificate.end:
-        found.append("the knobs at the end are not those of the start with all that was kept")
+        found.append("the settings at the end are not the start plus the kept changes")
     if certificate.proof is not None:
         found += _of_trial(certificate.proof)
         if {**knobs, **certificate.proof.changes} != certificate.start:
-            found.append("the proof compares with something else than the start")
+            found.append("the final trial does not compare with the start")
     return found
 
 
 def _of_trial(trial: Trial) -> list[str]:
     if trial.state != "done" or trial.speedup is None:
-        return [f"trial {trial.id} was kept without a proof"] if trial.kept else []
+        return [f"trial {trial.id} was kept without a measured gain"] if trial.kept else []
     name = f"trial {trial.id} ({describe_changes(trial.changes)})"
     again = speedup(list(trial.log_ratios), trial.between)
     pairs = (
@@ -43,10 +43,10 @@ def _of_trial(trial: Trial) -> list[str]:
     )
     found = []
     if again is None or any(abs(one - other) > ROUNDING * max(1.0, abs(one)) for one, other in pairs):
-        found.append(f"{name}: its interval does not follow from its {len(trial.log_ratios)} pairs")
+        found.append(f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs")
     decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between) or "undecided"
     if decided != trial.verdict:
-        found.append(f"{name}: its verdict is {trial.verdict}, and its pairs say {decided}")
+        found.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
     if trial.kept and not trial.worth_keeping:
-        found.append(f"{name}: kept, and not proven")
+        found.append(f"{name}: kept, but not proven")
     return found

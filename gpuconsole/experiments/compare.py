@@ -1,4 +1,4 @@
-"""Two runs of a snapshot, or of two: every metric with its difference, an interval, and a verdict."""
+"""Compares two runs, of one or two snapshots: every metric with its difference, an interval, and a verdict."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ LOWER_IS_BETTER = (
     "overhead_s_per_step",
 )
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
-"""In which order metrics are told; others come last."""
-ONE_FIGURE = "one figure of each run: no interval"
-FEW_POINTS = f"fewer than {MIN_BLOCKS} points while steady"
+"""The order of the metrics in the report; others come last."""
+ONE_FIGURE = "one figure per run: no interval"
+FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
 def compare(before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str]) -> Comparison:
-    """`after` against `before`. Series count from where each run was steady; whole runs are taken to differ by 2 % (see `statistics`)."""
+    """`after` compared with `before`. Of series, the steady part counts. Whole runs are assumed to differ by 2 % (see `statistics`)."""
     old, new = dict(_series(before)), dict(_series(after))
     metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
     singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
@@ -76,19 +76,19 @@ def compare(before: Run, after: Run, environments: tuple[Environment, Environmen
 
 
 def _environment(before: Environment, after: Environment) -> list[Difference]:
-    """What differs of machine and software, devices by name last."""
+    """The differences in machine and software; the devices come last."""
     parts = [(name, getattr(before, name), getattr(after, name)) for name in OF_THE_MACHINE]
     there, here = (", ".join(device.name for device in one.devices) for one in (before, after))
     parts.append(("devices", there, here))
-    return [Difference(name, _said(one), _said(other)) for name, one, other in parts if one != other]
+    return [Difference(name, _words(one), _words(other)) for name, one, other in parts if one != other]
 
 
-def _said(value: object) -> str:
+def _words(value: object) -> str:
     return "none" if value in (None, "") else str(value)
 
 
 def _series(run: Run) -> Iterator[tuple[str, list[float]]]:
-    """Values of each metric of the run from where it was steady; a device's name is left away where it is the run's own."""
+    """The values of each metric in the steady part of the run. The name of the device is left out where it is the device of the run."""
     ends = [data.t[-1] for key, data in run.series.items() if key.startswith("workload.") and data.t]
     since = max(ends) - run.duration_s + (run.steady_from_s or 0.0) if ends else -math.inf
     for key, data in run.series.items():
@@ -101,7 +101,7 @@ def _series(run: Run) -> Iterator[tuple[str, list[float]]]:
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
-    """Single figures, and percentiles, for which a file has no more than the value."""
+    """Single figures and percentiles: a snapshot holds only their value, without a spread."""
     same = ("samples_per_s",) if summary.requests_per_s is not None else ()  # a request is a sample
     for field in (one for one in msgspec.structs.fields(Summary) if one.name not in same):
         value = getattr(summary, field.name)
@@ -118,7 +118,7 @@ def _of_series(key: str, before: Sequence[float], after: Sequence[float]) -> Met
     means = sum(before) / len(before), sum(after) / len(after)
     found = rate_change(after, [before]) if min(*before, *after) > 0 else None
     few = min(len(before), len(after)) < MIN_BLOCKS
-    why_not = "" if found else FEW_POINTS if few else "it is 0 at times"
+    why_not = "" if found else FEW_POINTS if few else "some values are 0"
     if found is None and means == (0.0, 0.0):
         return None
     return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, found), found, why_not)
@@ -143,7 +143,7 @@ UNITS: Mapping[str, str] = {
 
 
 def _verdict(name: str, found: RateChange | None) -> ComparisonVerdict:
-    """Beyond 2 % with the whole interval: better or worse where that is known of the metric. Within 5 %: same."""
+    """Whole interval beyond 2 %: better or worse, or higher or lower where the direction has no meaning. Whole interval within 5 %: same."""
     if found is None:
         return "not judged"
     low, high = math.log1p(found.low), math.log1p(found.high)

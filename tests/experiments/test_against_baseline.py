@@ -21,9 +21,9 @@ def test_a_regression_in_words() -> None:
     found = compare(now, baseline())
     assert found.verdict == "slower"
     assert found.words.startswith("12.3 % [")
-    assert "] slower than the baseline of 2026-11-20 (18 240 tokens/s): beyond its noise" in found.words
-    assert "most of it in backward: 200 ms -> 270 ms per step" in found.words
-    assert "runs are taken to differ by 2% until 3 are kept" in found.words
+    assert "] slower than the baseline of 2026-11-20 (18 240 tokens/s), more than the noise" in found.words
+    assert "largest change in backward: 200 ms -> 270 ms per step" in found.words
+    assert "runs are assumed to differ by 2% until 3 runs are kept" in found.words
     assert found.short == "-12 % vs baseline"
     several = compare(now, baseline(*(kept(18_240 + n, f"2026-11-{18 + n}T10:00:00Z") for n in range(3))))
     assert "than the baseline of 3 runs, 2026-11-18 to 2026-11-20 (18 241 tokens/s)" in several.words
@@ -34,31 +34,33 @@ def test_noise_in_words() -> None:
     found = compare(kept(18_000.0), baseline(), live=True)
     assert found.verdict == "undecided"
     assert found.words.startswith("-1.3 % [-")
-    assert found.words.endswith("against the baseline of 2026-11-20 (18 240 tokens/s), so far: undecided, within its noise")
+    assert found.words.endswith(
+        "against the baseline of 2026-11-20 (18 240 tokens/s), so far: undecided, the difference is within the noise"
+    )
     same = compare(kept(18_000.0), baseline(*(kept() for _ in range(8))))
     assert same.words.startswith("the same as the baseline of 8 runs, 2026-11-20 (18 240 tokens/s), within 5 %: -1.3 % [")
     few = compare(BaselineRun("2026-11-21", "0.1.0", (1.0, 2.0)), baseline())
     assert (few.verdict, few.change) == ("undecided", None)
-    assert few.words.endswith("it takes 4 blocks of steady steps in both")
+    assert few.words.endswith("both runs need 4 blocks of steady steps")
 
 
 def test_contention_is_said_and_excuses() -> None:
     now = kept(16_000.0, others_ratio=0.55)
     found = compare(now, baseline(kept(others_ratio=0.02)))
     assert found.verdict == "undecided"
-    assert found.words.endswith("undecided, contention: other programs kept 55 % of the cores busy, in the baseline 2 %")
+    assert found.words.endswith("undecided, contention: other programs used 55 % of the CPUs (2 % in the baseline)")
     assert compare(now, baseline(kept(others_ratio=0.45))).verdict == "slower"
     waiting = compare(kept(16_000.0, waiting_ratio=0.4), baseline(kept(waiting_ratio=0.1)))
-    assert "some task waited for a core 40 % of the time" in waiting.words
+    assert "some task waited for a CPU 40 % of the time" in waiting.words
     queue = compare(kept(16_000.0, run_queue_ratio=0.2), baseline(kept(run_queue_ratio=0.0)))
-    assert "the training thread waited for a core 20 % of the time" in queue.words
+    assert "the training thread waited for a CPU 20 % of the time" in queue.words
 
 
 def test_time_on_the_run_queue_is_taken_off_where_both_have_it() -> None:
     now = kept(16_000.0, contention_free=kept().rates, run_queue_ratio=0.12)
     found = compare(now, baseline(kept(contention_free=kept().rates)))
     assert (found.clock, found.verdict) == ("contention_free", "undecided")
-    assert "run-queue delay taken off" in found.words
+    assert "without run-queue delay" in found.words
     assert compare(now, baseline()).clock == "wall"
 
 
@@ -69,11 +71,11 @@ def test_parts_that_differ_are_named() -> None:
     found = nearest_baseline(KEY, KNOBS, known)
     assert found is not None
     comparison = unlike(KEY, *found)
-    assert comparison.words == "no baseline for torch 2.13.0; there is one for torch 2.11.0 from 2026-10-02: 18 240 tokens/s"
+    assert comparison.words == "no baseline for torch 2.13.0; the nearest baseline is for torch 2.11.0, from 2026-10-02: 18 240 tokens/s"
     assert comparison.verdict is None
     changed = nearest_baseline(KEY, {**KNOBS, "batch_size": 16}, [baseline()])
     assert changed is not None
-    assert unlike(KEY, *changed).words.startswith("no baseline for batch_size=16; there is one for batch_size=8 from")
+    assert unlike(KEY, *changed).words.startswith("no baseline for batch_size=16; the nearest baseline is for batch_size=8, from")
 
 
 def test_a_knob_that_is_new_since_does_not_count_and_other_scenarios_do_not_either() -> None:

@@ -44,7 +44,7 @@ def test_runs_are_kept_under_their_key_the_oldest_making_room(tmp_path: Path) ->
 
 def test_a_changed_scenario_begins_anew(tmp_path: Path) -> None:
     keep(tmp_path, seq_len=128)
-    assert "those before were of the scenario with other values: seq_len 128 -> 256" in keep(tmp_path, seq_len=256)
+    assert "earlier runs are deleted, the scenario had other values: seq_len 128 -> 256" in keep(tmp_path, seq_len=256)
     assert len(read_baseline(tmp_path / f"{KEY.name}.json").runs) == 1
     keep(tmp_path, seq_len=256, n_layer=4)  # a knob that is new
     assert len(read_baseline(tmp_path / f"{KEY.name}.json").runs) == 2
@@ -188,7 +188,7 @@ def test_runs_are_kept_and_later_ones_held_against_them(folder: Path) -> None:
         await session.run(batch_size=16)
         other = session.state.records[-1].run.baseline
         assert other is not None
-        assert other.words.startswith("no baseline for batch_size=16; there is one for batch_size=8 from ")
+        assert other.words.startswith("no baseline for batch_size=16; the nearest baseline is for batch_size=8, from ")
         assert len(session.comparing.kept) == 4
 
     asyncio.run(body())

@@ -133,14 +133,14 @@ def test_a_certificate_that_is_written_is_read_and_holds() -> None:
 def test_what_was_altered_by_hand_is_found() -> None:
     made = certificate()
     better = msgspec.structs.replace(made.attempts[0].trial, speedup=msgspec.structs.replace(made.attempts[0].trial.speedup, estimate=1.9))
-    assert "does not follow from its 5 pairs" in mistakes(_with(made, 0, better))[0]
+    assert "does not follow from the 5 pairs" in mistakes(_with(made, 0, better))[0]
     claimed = msgspec.structs.replace(made.attempts[1].trial, verdict="win", kept=True)
     found = mistakes(_with(made, 1, claimed))
-    assert any("its verdict is win, and its pairs say no_gain" in one for one in found)
-    assert any("knobs at the end" in one for one in found)
-    assert "the knobs at the end" in mistakes(msgspec.structs.replace(made, end={"num_workers": 2, "optim": "adamw"}))[0]
+    assert any("the verdict is win, but the pairs give no_gain" in one for one in found)
+    assert any("settings at the end" in one for one in found)
+    assert "the settings at the end" in mistakes(msgspec.structs.replace(made, end={"num_workers": 2, "optim": "adamw"}))[0]
     assert (
-        "something else than the start"
+        "does not compare with the start"
         in mistakes(msgspec.structs.replace(made, proof=trial({"num_workers": 3}, 0.5, "worse", kept=False)))[0]
     )
 

@@ -1,7 +1,19 @@
 import math
 import random
 
-from gpuconsole.experiments.statistics import BETWEEN, MIN_PAIRS, exhausted, resolution, speedup, verdict
+import pytest
+
+from gpuconsole.experiments.statistics import (
+    BETWEEN,
+    MIN_PAIRS,
+    confidence_sequence,
+    exhausted,
+    resolution,
+    simultaneous_interval,
+    speedup,
+    student_quantile,
+    verdict,
+)
 
 APART = BETWEEN["two workers ABBA"]
 
@@ -79,3 +91,19 @@ def test_the_interval_holds_the_truth() -> None:
         assert effect is not None
         inside += effect.low <= 1.2 <= effect.high
     assert inside >= 285
+
+
+@pytest.mark.parametrize(
+    ("degrees", "alpha", "expected"), [(1, 0.05, 12.706), (2, 0.001, 31.599), (3, 0.01, 5.841), (9, 0.05, 2.262), (30, 0.001, 3.646)]
+)
+def test_the_quantile_of_students_t_agrees_with_printed_tables(degrees: int, alpha: float, expected: float) -> None:
+    assert student_quantile(degrees, alpha) == pytest.approx(expected, abs=5e-4)
+
+
+def test_one_interval_is_the_confidence_sequence_and_more_intervals_are_wider() -> None:
+    values = [9.0, 10.0, 11.0, 10.0]
+    _, low, high = confidence_sequence(values)
+    assert simultaneous_interval(values, 1) == (pytest.approx(low, rel=1e-3), pytest.approx(high, rel=1e-3))
+    widths = [high - low for low, high in filter(None, (simultaneous_interval(values, n) for n in (1, 4, 16)))]
+    assert widths == sorted(widths) and len(set(widths)) == 3
+    assert simultaneous_interval([5.0], 4) is None

@@ -1,6 +1,7 @@
 import pytest
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, describe_changes, parse_assignment
+from gpuconsole.model.run import Run
 
 KNOWN = ("batch_size", "precision", "storage_latency_ms", "log_gradients")
 
@@ -43,3 +44,16 @@ def test_every_example_value_is_allowed() -> None:
 
 def test_changes_in_words() -> None:
     assert describe_changes({"num_workers": 4, "pin_memory": True}, {"num_workers": 0}) == "num_workers 0 -> 4, pin_memory true"
+
+
+def test_a_knob_applies_live_by_its_declared_mode_or_within_the_limit_that_the_worker_reports() -> None:
+    facts = {"live_limit.max_num_seqs": 16.0}
+    assert CATALOGUE["log_every"].applies_live(10, {})
+    assert not CATALOGUE["d_model"].applies_live(128, facts)
+    seats = CATALOGUE["max_num_seqs"]
+    assert (seats.applies_live(16, facts), seats.applies_live(17, facts), seats.applies_live(16, {})) == (True, False, False)
+    run = Run("1", "serve-chat", "inference.chat", {"max_num_seqs": 8, "log_every": 1}, "cpu", facts=facts)
+    assert run.applies_live({"max_num_seqs": 16}) and not run.applies_live({"max_num_seqs": 17})
+    assert run.effective({"max_num_seqs": 8, "log_every": 2}) == {"log_every": 2}
+    with pytest.raises(KnobError, match="already in force"):
+        run.effective({"max_num_seqs": 8})

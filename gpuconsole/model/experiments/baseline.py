@@ -1,4 +1,4 @@
-"""Baselines: finished runs that were kept, by scenario, hardware and software; and a run held against them."""
+"""Baselines: finished runs that the user kept, by scenario, hardware and software; and the comparison of a run with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuconsole.model.knobs.knob import Knobs
 
 SCHEMA = "gpuconsole.baseline/1"
 MOST_RUNS = 20
-"""Runs kept per key; the oldest makes room."""
+"""Runs kept per key; the oldest run is deleted first."""
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Date = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d(T[\d:.]+Z)?$")]
@@ -22,10 +22,10 @@ BaselineVerdict = Literal["faster", "same", "slower", "undecided"]
 
 
 class BaselineKey(msgspec.Struct, frozen=True):
-    """What two runs must share to be held against each other.
+    """What two runs must have in common to be compared.
 
-    `changed` are the knobs that differ from the scenario's own values. `device` and `cpu` are names of models, `driver` is the major
-    version of the GPU's; what there is not stays empty.
+    `changed`: the knobs that differ from the scenario's own values. `device` and `cpu`: model names. `driver`: the major version of the GPU
+    driver. A part that does not exist is empty.
     """
 
     scenario: str
@@ -38,13 +38,13 @@ class BaselineKey(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """A file's stem: the scenario, and a digest of all of it."""
+        """The stem of the file name: the scenario, and a digest of all parts."""
         digest = hashlib.blake2s(msgspec.json.encode(self, order="deterministic"), digest_size=4).hexdigest()
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.scenario).strip(".-")[:60]
         return f"{plain or 'scenario'}-{digest}"
 
     def parts(self) -> dict[str, str]:
-        """Hardware and software in words, for telling which parts differ."""
+        """Hardware and software in words, to name the parts that differ."""
         return {
             "device": self.device,
             "cpu": self.cpu,
@@ -57,9 +57,9 @@ class BaselineKey(msgspec.Struct, frozen=True):
 class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """One kept run over its steady steps.
 
-    `rates` are tokens/s (or samples/s) of successive blocks of steps on the wall clock; `contention_free` the same with the training
-    thread's run-queue delay taken off, where it was read. `waiting_ratio` is the share of time in which some task of the host waited
-    for a core, `others_ratio` that of the host's cores which other programs kept busy: the load beside which it was measured. `step_time_s` is the median.
+    `rates`: tokens/s (or samples/s) of successive blocks of steps, on the wall clock. `contention_free`: the same without the run-queue delay
+    of the training thread, where the delay was read. `step_time_s` is the median. Load during the run: `waiting_ratio` is the share of time in
+    which some task of the host waited for a CPU, `others_ratio` the share of the CPUs that other programs kept busy.
     """
 
     date: Date
@@ -78,12 +78,12 @@ class BaselineRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def rate(self) -> float:
-        """Work per second, the mean over the blocks."""
+        """Work per second: the mean over the blocks."""
         return sum(self.rates) / len(self.rates)
 
 
 class Baseline(msgspec.Struct, kw_only=True, frozen=True):
-    """All runs kept under one key, the oldest first. `knobs` are all that they ran with, `unit` is that of their rates."""
+    """All runs kept under one key, the oldest first. `knobs`: all knob values of the runs. `unit`: the unit of their rates."""
 
     schema: str = SCHEMA
     key: BaselineKey
@@ -97,7 +97,7 @@ class Baseline(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RateChange(msgspec.Struct, frozen=True):
-    """Throughput over the baseline's, less 1, with its 95 % interval: -0.083 is 8.3 % slower."""
+    """Throughput divided by the throughput of the baseline, minus 1, with its 95 % interval: -0.083 is 8.3 % slower."""
 
     estimate: float
     low: float
@@ -105,10 +105,11 @@ class RateChange(msgspec.Struct, frozen=True):
 
 
 class BaselineComparison(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run beside its baseline, or the reason why there is nothing to hold it against (`verdict` None).
+    """A run compared with its baseline, or the reason why there is no comparison (`verdict` None).
 
-    `words` says all of it in a sentence, `short` what there is room for in a title. `rate` is the baseline's, in `unit`, the mean of its `runs` on the wall clock; `since` and
-    `until` are the dates of the oldest and the newest of them. `live`: the run goes on, and the interval is one that may be looked at all the time.
+    `words`: the result as a sentence; `short`: the result for a title. `rate`: the mean rate of the baseline's `runs` on the wall clock, in
+    `unit`; `since` and `until`: the dates of the oldest and the newest run. `live`: the run is still going on, and the interval is valid at
+    every moment.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""What a tuning session proved, written so that somebody else can check it: schema `gpuconsole.certificate/1`."""
+"""What a tuning session proved, in a form that other people can check: schema `gpuconsole.certificate/1`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ SCHEMA = "gpuconsole.certificate/1"
 
 
 class CertificateError(ValueError):
-    """A file that is no certificate we can read; the message is one line."""
+    """A file that is not a valid certificate; the message is one line."""
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A change that was put to the test, under `knobs`, because `rule` suggested it. `at_s`: seconds into the session, at its end."""
+    """A trial of a change that `rule` suggested. `knobs`: the knobs before the trial. `at_s`: seconds from the start of the session to the end
+    of the trial."""
 
     rule: str
     knobs: Knobs
@@ -26,10 +27,11 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Certificate(msgspec.Struct, kw_only=True):
-    """`start` and `end` are the knobs before and after; `given`: those that the scenario was started with beside its own; `only`: the
-    knobs that might be turned, where not all might. `proof` is one trial of all that was kept against the start, both in turn:
-    its change goes from `end` back to `start`, so what was gained is one over its speedup. None where nothing was kept, or no time was
-    left for it.
+    """`start` and `end`: all knobs before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
+    allowed to change; empty: all tunable knobs. `stopped`: why the session ended.
+
+    `proof` is one trial of all kept changes together. Its change goes from `end` back to `start`, so the total gain is 1 / its speedup. None
+    where no change was kept, or where no time was left.
     """
 
     schema: str = SCHEMA
@@ -49,7 +51,7 @@ class Certificate(msgspec.Struct, kw_only=True):
 
     @property
     def gain(self) -> Speedup | None:
-        """All that was kept, against the start; None where that was not measured in one trial."""
+        """The gain of all kept changes together; None where no single trial measured it."""
         kept = [one.trial for one in self.attempts if one.trial.kept]
         if self.proof is not None and self.proof.speedup is not None:
             back = self.proof.speedup
@@ -58,17 +60,17 @@ class Certificate(msgspec.Struct, kw_only=True):
 
     @property
     def flags(self) -> str:
-        """What starts the scenario as it ended."""
+        """The options that start the scenario with the settings of the end."""
         return " ".join(f"--set {name}={show(value)}" for name, value in {**self.given, **self.changed}.items())
 
     @property
     def changed(self) -> Knobs:
-        """What is to be set, beyond the scenario as it was started."""
+        """The knobs whose values at the end differ from the start."""
         return {name: value for name, value in self.end.items() if self.start.get(name) != value}
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """A tuning session as a screen shows it: `certificate` is whole after every attempt."""
+    """A tuning session for the screen. `certificate` is complete after every attempt."""
 
     certificate: Certificate
     budget_s: float

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs around them, then every metric."""
+"""The comparison of two runs: their environments, their knobs, and every metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ComparisonVerdict = Literal["better", "worse", "higher", "lower", "same", "undec
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A part of the environment, or a knob, that is not the same in both."""
+    """A part of the environment, or a knob, that differs between the two runs."""
 
     name: str
     before: str
@@ -20,7 +20,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class MetricChange(msgspec.Struct, omit_defaults=True):
-    """A metric in both runs. `change` is relative, with a 95 % interval; None where a single figure is all there is (`why_not`)."""
+    """A metric in both runs. `change` is relative, with a 95 % interval; None where there is no interval, for the reason `why_not`."""
 
     metric: str
     unit: str
@@ -32,12 +32,12 @@ class MetricChange(msgspec.Struct, omit_defaults=True):
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before; None where that is nothing to divide by."""
+        """(after - before) / before; None where `before` is 0."""
         return (self.after - self.before) / self.before if self.before else None
 
 
 class Comparison(msgspec.Struct, omit_defaults=True):
-    """`before` and `after` name the runs; `environment` comes first, because it may explain all that follows."""
+    """`before` and `after` are the names of the runs. `environment` comes first, because it may explain the other differences."""
 
     before: str
     after: str

@@ -1,4 +1,4 @@
-"""A suggestion put to the test."""
+"""A trial: a change measured against the present settings, in paired blocks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
 MOST_PERPLEXITY_COST = 0.05
-"""A change that costs more than 5 % perplexity is not kept, whatever it gains."""
+"""A change that raises perplexity by more than 5 % is not kept."""
 MOST_LOSS_COST = 0.02
-"""A change of numerics that costs more than 2 % of held-out loss is not kept. bf16 beside fp32 costs some tenths of a percent; train-doctor
-allows 5 %."""
+"""A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
+percent; train-doctor allows 5 %."""
 TrialState = Literal["running", "done", "failed"]
 Method = Literal["live ABBA", "two workers ABBA"]
-"""Both sides in one process, or each in one of its own."""
+"""Both sides in one process, or each side in a process of its own."""
 
 
 class Speedup(msgspec.Struct, frozen=True):
-    """Throughput with the change over throughput without it."""
+    """Throughput with the change divided by throughput without the change."""
 
     estimate: float
     low: float
@@ -29,14 +29,14 @@ class Speedup(msgspec.Struct, frozen=True):
 
 
 class Perplexity(msgspec.Struct, frozen=True):
-    """Of the same fixed text, without the change and with it."""
+    """Perplexity of the same fixed text, without and with the change."""
 
     before: float
     after: float
 
     @property
     def cost_ratio(self) -> float:
-        """How much worse it is with the change; below 0: better."""
+        """How much worse the change makes the model, as a share; below 0: better."""
         return self.after / self.before - 1
 
     @property
@@ -45,7 +45,8 @@ class Perplexity(msgspec.Struct, frozen=True):
 
 
 class HeldOutLoss(msgspec.Struct, frozen=True):
-    """Of the same held-out batches, without the change, with it. `drift`: what the job's own training moved it by between two looks without."""
+    """Loss of the same held-out batches, without and with the change. `drift`: how much training changed the loss between the two measurements
+    without the change."""
 
     before: float
     after: float
@@ -53,23 +54,23 @@ class HeldOutLoss(msgspec.Struct, frozen=True):
 
     @property
     def cost_ratio(self) -> float:
-        """How much worse it is with the change; below 0: better."""
+        """How much worse the change makes the model, as a share; below 0: better."""
         return self.after / self.before - 1
 
     @property
     def too_high(self) -> bool:
-        return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # also where it is no number any more
+        return not self.after - self.before <= max(MOST_LOSS_COST * self.before, self.drift)  # true for nan too
 
 
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
-    `log_ratios` holds one value per pair of blocks, log(rate changed / rate baseline), on `clock`:
-    `contention_free` subtracts the training thread's run-queue delay, `wall` does not. `wall_speedup` is the same trial
-    on the wall clock. `null_log_ratios` compares neighbouring blocks of one and the same side: what this machine makes of no change at all.
-    `between`: what the two sides differ by anyway, part of the intervals (standard deviation of the log ratio). `resolution_ratio`: the
-    smallest effect that can be told from all that, after as many pairs. `perplexity`: of a model server's answers,
-    and `held_out_loss` of a training job's model, where the change alters them; not `checked`: that loss could not be had.
+    `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate), on `clock`: `contention_free` subtracts the run-queue delay
+    of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of neighbouring
+    blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
+    same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can tell from noise.
+    `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
+    could not be measured.
     """
 
     id: str
@@ -97,7 +98,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def worth_keeping(self) -> bool:
-        """A win, and no worse in what it computes where that was looked at."""
+        """The trial is a win, and the model is not worse, where that was measured."""
         return (
             self.verdict == "win"
             and self.checked
