@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from gpuconsole.engine.engine import Engine
+from gpuconsole.engine.publish import publish
 from gpuconsole.model.machine.process import Process
 from gpuconsole.processes import sampler as sampling
 from gpuconsole.processes.signals import send_signal
@@ -61,6 +63,29 @@ def test_a_sampler_that_dies_is_started_again(script: Script) -> None:
         assert old.pid not in [one.pid for one in samplers()]
 
     with_engine(play)
+
+
+def test_metrics_of_a_session_count_the_restarts_of_its_sampler(script: Script) -> None:
+    def restarts(address: str) -> float:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("gpuconsole_sampler_restarts_total "))
+
+    async def main() -> None:
+        engine = Engine(interval_s=0.1)
+        server = publish(engine, "127.0.0.1", 0, None)
+        try:
+            await engine.open()
+            await until(lambda: "gpu.power_w{device=gpu:1}" in engine.view().latest)
+            assert await asyncio.to_thread(restarts, server.address) == 0
+            samplers()[0].kill()
+            await until(lambda: any("the sampler ended" in note for note in engine.view().notes))
+            assert await asyncio.to_thread(restarts, server.address) == 1
+        finally:
+            server.close()
+            await engine.close()
+
+    asyncio.run(main())
 
 
 def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

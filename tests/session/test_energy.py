@@ -1,0 +1,98 @@
+"""Energy and power of a run are those of all its devices; where these are not known, the figures are n/a with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine.process import Process
+from gpuconsole.model.run import PHASES, Run, Step
+from gpuconsole.session.energy import FOREIGN_SERVER, OTHER_MACHINES
+from gpuconsole.session.figures.efficiency import NO_POWER
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
+from gpuconsole.wire.events import Devices, Hello, Processes, RankJoined, RunClosed, RunOpened, Sample, Started, Steps
+
+WATTS = {"gpu:0": 300.0, "gpu:1": 500.0, "gpu:2": 700.0, "gpu:3": 50.0}
+TOKENS_PER_S = 20_000
+
+
+def trained(
+    knobs: dict[str, int | str],
+    *,
+    workload: str = "training.gpt",
+    hosts: tuple[str, ...] = (),
+    listed: dict[int, str] | None = None,
+    gpus: int = 4,
+    silent: str = "",
+    facts: dict[str, float] | None = None,
+) -> tuple[SessionState, Run]:
+    """80 s on GPUs of WATTS. `hosts`: of the processes, whose pids are 100, 101, ...; `listed`: the GPU of each as the driver lists them."""
+    state = SessionState()
+    devices = [Device(f"gpu:{n}", "H200", uuid=f"GPU-{n}") for n in range(gpus)]
+    state.apply(Hello(0.0, "runtime", 1, "x", 1e9))
+    state.apply(Devices(0.0, [*devices, Device("cpu", "cpu")]))
+    state.apply(RunOpened(0.0, "1", "train-gpt", workload, knobs, "gpu:0"))
+    for rank, host in enumerate(hosts):
+        state.apply(RankJoined(0.0, rank, host, 100 + rank, leads=rank == 0))
+    state.apply(Started(0.0, knobs, facts or {}))
+    state.apply(Processes(0.5, [Process(pid, device) for pid, device in (listed or {}).items()]))
+    phases = tuple(0.1 if name == "forward" else 0.0 for name in PHASES)
+    for second in range(80):
+        t = float(second)
+        for device in devices:
+            if device.id != silent:
+                watts = WATTS[device.id]
+                state.apply(Sample(t, device.id, {"gpu.power_w": watts, "gpu.energy_j": 1000.0 + watts * t}))
+        steps = [Step(10 * second + n, t + n / 10, 0.1, 10, TOKENS_PER_S // 10, phases) for n in range(10)]
+        state.apply(Steps(t + 1, steps, 0.0, 0.0, 0.0, 1e9))
+    state.apply(RunClosed(80.0, "1", "finished"))
+    return state, run_now(state, state.records[0])
+
+
+def live(state: SessionState) -> float | None:
+    return state.readings.latest.get("workload.tokens_per_j{device=gpu:0}")
+
+
+def test_one_gpu() -> None:
+    state, run = trained({})
+    assert run.summary.tokens_per_j == pytest.approx(TOKENS_PER_S / 300, rel=0.05)
+    assert live(state) == pytest.approx(TOKENS_PER_S / 300)
+
+
+def test_energy_of_every_gpu_of_the_run_counts() -> None:
+    state, run = trained({"nproc": 2}, hosts=("box", "box"), listed={100: "gpu:0", 101: "gpu:2", 7: "gpu:3"})
+    assert run.summary.energy_j == pytest.approx(1000 * 77, rel=0.05)
+    assert run.summary.tokens_per_j == pytest.approx(TOKENS_PER_S / 1000, rel=0.05)
+    assert live(state) == pytest.approx(TOKENS_PER_S / 1000)
+
+
+def test_where_the_driver_lists_no_processes_all_gpus_count_if_all_are_used() -> None:
+    state, run = trained({"nproc": 2}, hosts=("box", "box"), gpus=2)
+    assert run.summary.tokens_per_j == pytest.approx(TOKENS_PER_S / 800, rel=0.05)
+    assert live(state) == pytest.approx(TOKENS_PER_S / 800)
+
+
+def test_tensor_parallel_servers() -> None:
+    knobs: dict[str, int | str] = {"tensor_parallel_size": 2, "request_rate": 0, "max_num_seqs": 8}
+    facts = {"max_num_seqs": 8.0}
+    _, both = trained(knobs, workload="inference.serving", gpus=2, facts=facts)
+    assert both.summary.tokens_per_j == pytest.approx(TOKENS_PER_S / 800, rel=0.05)
+    state, run = trained(knobs, workload="inference.serving", facts=facts)
+    assert (run.summary.energy_j, live(state)) == (None, None)
+    assert run.unavailable["workload.tokens_per_j"] == "which 2 of the 4 GPUs the run uses is not known"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"knobs": {"nproc": 2}, "hosts": ("box", "box")}, "which 2 of the 4 GPUs the run uses is not known"),
+        ({"knobs": {"nproc": 2}, "hosts": ("box", "other")}, OTHER_MACHINES),
+        ({"knobs": {"nproc": 2}, "hosts": ("box", "box"), "listed": {100: "gpu:0", 101: "gpu:1"}, "silent": "gpu:1"}, NO_POWER),
+        ({"knobs": {"request_rate": 0, "max_num_seqs": 8}, "workload": "inference.serving"}, FOREIGN_SERVER),
+    ],
+)
+def test_where_the_devices_are_not_known_there_is_a_reason_and_no_figure(arguments: dict[str, object], reason: str) -> None:
+    state, run = trained(**arguments)  # type: ignore[arg-type]
+    assert (run.summary.energy_j, run.summary.tokens_per_j, live(state)) == (None, None, None)
+    assert run.unavailable["workload.tokens_per_j"] == reason
