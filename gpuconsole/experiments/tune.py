@@ -238,7 +238,7 @@ class TuningSession:
             await asyncio.wait([self._task])
 
     def check_free(self) -> None:
-        """Raises SessionError while a session is running, unless the session itself calls: nobody else may change the run meanwhile."""
+        """Raises SessionError while a session is running, unless the session itself calls: no other change of the run is allowed meanwhile."""
         if self._task is not None and asyncio.current_task() is not self._task:
             raise SessionError("a tuning session is running: x on its screen (t) ends it")
 

@@ -1,4 +1,4 @@
-"""The real command line: a run is kept, and the next one is held against it."""
+"""The real command line: a run is kept, and the next run is compared with it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_baselines_are_listed_and_removed(cli: Cli, tmp_path: Path) -> None:
     assert not (folder / "broken.json").exists()
 
 
-def test_what_could_not_be_kept_is_told_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_the_run_starts(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = cli("run", "train-gpt", "--headless", "--save-baseline", env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "file")})
     assert done.returncode == 2

@@ -35,7 +35,7 @@ def test_one_and_two_processes_are_measured(tmp_path: Path) -> None:
 def test_efficiency_is_throughput_over_n_times_that_of_one() -> None:
     lines = printed([scaling_table([run(1, 1000.0), run(2, 1500.0)])]).splitlines()
     assert "100 %" in lines[1] and "75 %" in lines[2] and "750" in lines[2]
-    assert lines[2].endswith("n/a"), "communication that nobody measured is not 0 %"
+    assert lines[2].endswith("n/a"), "communication that was not measured is not 0 %"
 
 
 def test_a_scenario_without_sharding_gets_ddp_and_keeps_its_own() -> None:
@@ -46,7 +46,7 @@ def test_a_scenario_without_sharding_gets_ddp_and_keeps_its_own() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"), [(("train-vision",), "runs in one process"), (("train-gpt", "--nproc", "x"), "numbers of processes")]
 )
-def test_what_cannot_be_scaled_is_refused(words: tuple[str, ...], reason: str) -> None:
+def test_a_scenario_that_cannot_be_scaled_is_refused(words: tuple[str, ...], reason: str) -> None:
     done = gpuconsole("scaling", *words)
     assert done.returncode == 2 and reason in done.stderr
 

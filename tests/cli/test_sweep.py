@@ -38,7 +38,7 @@ def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
     assert '"sample"' in recorded and "batch_size=8 d_model=64" in recorded, "the recording holds the devices and the result"
 
 
-def test_bad_usage_is_said_in_a_line(cli: Cli) -> None:
+def test_bad_usage_is_reported_in_one_line(cli: Cli) -> None:
     for words, reason in (
         (("--vary", "no_such=1,2"), "has no knob 'no_such'"),
         (("--vary", "batch_size=1"), "expected KNOB=A,B,..."),

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.timeout(240)
-def test_what_wins_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -> None:
+def test_a_win_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
     done = cli("tune", "chatty-logging", "--device", "cpu", "--budget", "40", "--certificate", str(target), "--json")
     assert done.returncode == 0, done.stderr
@@ -34,7 +34,7 @@ def test_what_wins_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -
     assert broken.returncode == 1 and "does not follow from the" in broken.stderr
 
 
-def test_interrupted_it_keeps_what_there_is(tmp_path: Path) -> None:
+def test_an_interrupted_session_keeps_its_certificate(tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
     recording = tmp_path / "tuned.jsonl"
     words = ("tune", "gemm-peak", "--device", "cpu", "--certificate", str(target), "--record", str(recording))
@@ -49,7 +49,7 @@ def test_interrupted_it_keeps_what_there_is(tmp_path: Path) -> None:
     assert '"runopened"' in recording.read_text()
 
 
-def test_bad_usage_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
+def test_bad_usage_is_reported_in_one_line(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     for words, reason in (
         (("tune", "no-such"), "no-such"),

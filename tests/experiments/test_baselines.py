@@ -1,4 +1,4 @@
-"""Baselines on disk, hostile files among them; and a session that is held against them and kept."""
+"""Baselines on disk, also with hostile files; and a session whose runs are compared and kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_runs_are_kept_under_their_key_the_oldest_making_room(tmp_path: Path) ->
     assert {path.suffix for path in folder.iterdir() if path.name != ".lock"} == {".json"}  # nothing half written
 
 
-def test_a_changed_scenario_begins_anew(tmp_path: Path) -> None:
+def test_a_changed_scenario_starts_a_new_baseline(tmp_path: Path) -> None:
     keep(tmp_path, seq_len=128)
     assert "earlier runs are deleted, the scenario had other values: seq_len 128 -> 256" in keep(tmp_path, seq_len=256)
     assert len(read_baseline(tmp_path / f"{KEY.name}.json").runs) == 1
@@ -94,7 +94,7 @@ def test_a_bad_file_is_named_in_one_line_and_the_others_are_read(tmp_path: Path,
     assert len(read_all(tmp_path)[0]) == 2
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_folders_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "loop.json").symlink_to("loop.json")
@@ -105,7 +105,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         remove(tmp_path, "folder")
 
 
-def test_only_what_is_listed_is_removed(tmp_path: Path) -> None:
+def test_only_listed_baselines_are_removed(tmp_path: Path) -> None:
     (tmp_path / "precious.json").write_text("{}")
     keep(tmp_path / "b")
     for name in ("../precious", "/etc/passwd", "train-gpt", ""):
@@ -114,7 +114,7 @@ def test_only_what_is_listed_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "precious.json").exists()
 
 
-def test_a_folder_that_cannot_be_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_exist_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(BaselineError, match="cannot be written"):
         check_folder(tmp_path / "taken" / "baselines")
@@ -174,7 +174,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return baselines_folder()
 
 
-def test_runs_are_kept_and_later_ones_held_against_them(folder: Path) -> None:
+def test_runs_are_kept_and_later_runs_are_compared_with_them(folder: Path) -> None:
     async def body() -> None:
         session = Session("all")
         await session.run()
@@ -195,7 +195,7 @@ def test_runs_are_kept_and_later_ones_held_against_them(folder: Path) -> None:
     assert sorted(len(one.runs) for one in read_all(folder)[0]) == [1, 3]
 
 
-def test_a_run_that_is_slower_is_not_kept_where_that_is_asked(folder: Path) -> None:
+def test_a_slower_run_is_not_kept_where_the_user_asks_for_that(folder: Path) -> None:
     async def body() -> None:
         session = Session("all but slower")
         await session.run()
@@ -229,7 +229,7 @@ def test_the_key_keeps_a_run_when_it_ends_or_at_once_but_never_twice(folder: Pat
     asyncio.run(body())
 
 
-def test_what_is_no_measurement_is_not_kept(folder: Path) -> None:
+def test_a_run_without_a_measurement_is_not_kept(folder: Path) -> None:
     async def body() -> None:
         session = Session("all")
         await session.run(n=6)

@@ -1,4 +1,4 @@
-"""What is tried next, and what a certificate may claim."""
+"""Which change is tried next, and what a certificate may claim."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def chosen(*findings: Finding, tried: list[tuple[Knobs, Knobs]] | None = None, a
     return [one.changes for one in candidates(run_with(*findings), tried or [], allow)]
 
 
-def test_gain_per_second_of_trial_decides() -> None:
+def test_the_gain_per_second_of_trial_decides() -> None:
     quick = finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3))
     slow = finding("b", {"num_workers": 1}, Interval(1.2, 1.5))
     unsure = finding("c", {"precision": "bf16"}, Interval(1.1, 1.3), confidence="low")
     assert chosen(unsure, slow, quick) == [{"optim": "adamw_fused"}, {"num_workers": 1}, {"precision": "bf16"}]
 
 
-def test_a_trial_whose_blocks_hold_many_steps_takes_longer_and_comes_later() -> None:
+def test_a_trial_with_many_steps_per_block_takes_longer_and_comes_later() -> None:
     """Forty steps of 60 ms are a block of 2.4 s."""
     rarer, fused = finding("a", {"save_every": 40}, Interval(1.3, 1.5)), finding("b", {"optim": "adamw_fused"}, Interval(1.25, 1.45))
     now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 5}, "signals": {"step_s": Signal(0.06, "s", "account")}}
@@ -53,12 +53,12 @@ def test_a_trial_whose_blocks_hold_many_steps_takes_longer_and_comes_later() -> 
     assert [one.rule for one in candidates(run, [], False)] == ["b", "a"]
 
 
-def test_without_a_prediction_half_of_what_is_at_stake_is_expected() -> None:
+def test_without_a_prediction_half_of_the_time_at_stake_is_expected() -> None:
     (one,) = candidates(run_with(finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)), [], False)
     assert one.gain == pytest.approx(0.5)
 
 
-def test_only_the_knobs_that_may_be_turned_are() -> None:
+def test_only_the_named_knobs_change() -> None:
     found = [finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3)), finding("b", {"num_workers": 1}, Interval(1.2, 1.5))]
     assert [one.changes for one in candidates(run_with(*found), [], False, ["num_workers"])] == [{"num_workers": 1}]
 
@@ -74,7 +74,7 @@ def test_only_the_knobs_that_may_be_turned_are() -> None:
     ],
     ids=lambda one: one.rule,
 )
-def test_what_is_left_alone(left_out: Finding) -> None:
+def test_changes_that_are_never_tried(left_out: Finding) -> None:
     assert chosen(left_out) == []
 
 
@@ -93,11 +93,11 @@ def test_a_live_change_of_a_server_takes_no_second_server() -> None:
     assert trial_s({"max_num_seqs": 16}, run_with(facts=LIVE)) < trial_s({"max_num_seqs": 16}, run_with())
 
 
-def test_a_change_of_training_is_tried_where_it_is_allowed() -> None:
+def test_a_change_of_training_is_tried_where_the_user_allows_it() -> None:
     assert chosen(finding("a", {"batch_size": 64}, Interval(2.0, 3.0)), allow=True) == [{"batch_size": 64}]
 
 
-def test_what_was_tried_is_tried_again_only_under_other_knobs() -> None:
+def test_a_change_is_tried_again_only_under_other_knobs() -> None:
     one = finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3))
     assert chosen(one, tried=[(KNOBS, {"optim": "adamw_fused"})]) == []
     assert chosen(one, tried=[({**KNOBS, "num_workers": 2}, {"optim": "adamw_fused"})]) == [{"optim": "adamw_fused"}]
@@ -125,12 +125,12 @@ def certificate() -> Certificate:
     )
 
 
-def test_a_certificate_that_is_written_is_read_and_holds() -> None:
+def test_a_written_certificate_is_read_and_holds() -> None:
     made = decode(encode(certificate()))
     assert made == certificate() and mistakes(made) == [] and made.changed == {"num_workers": 1}
 
 
-def test_what_was_altered_by_hand_is_found() -> None:
+def test_alterations_by_hand_are_found() -> None:
     made = certificate()
     better = msgspec.structs.replace(made.attempts[0].trial, speedup=msgspec.structs.replace(made.attempts[0].trial.speedup, estimate=1.9))
     assert "does not follow from the 5 pairs" in mistakes(_with(made, 0, better))[0]
@@ -152,6 +152,6 @@ def _with(made: Certificate, index: int, trial: Trial) -> Certificate:
 
 
 @pytest.mark.parametrize(("data", "words"), [(b"hello", "not JSON"), (b"{}", "not a certificate"), (b"[]", "not a certificate")])
-def test_what_is_no_certificate_is_said_in_a_line(data: bytes, words: str) -> None:
+def test_a_file_that_is_not_a_certificate_is_reported_in_one_line(data: bytes, words: str) -> None:
     with pytest.raises(CertificateError, match=words):
         decode(data)

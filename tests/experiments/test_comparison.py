@@ -45,7 +45,7 @@ def test_a_faster_run_is_better_in_rate_and_time_and_what_was_not_steady_does_no
     assert found["summary.memory_peak_bytes"].verdict == "not judged" and found["summary.memory_peak_bytes"].why_not
 
 
-def test_two_runs_of_the_same_are_not_told_apart() -> None:
+def test_two_runs_with_the_same_settings_do_not_differ() -> None:
     for seed in range(20):
         verdicts = {one.verdict for one in compared(run(1000, seed), run(1000, seed + 100)).metrics}
         assert verdicts <= {"same", "undecided", "not judged"}

@@ -1,4 +1,4 @@
-"""When a tuner tries what it knows: a made-up run, one of whose probes has yet to answer."""
+"""When the tuner starts a trial, and when it ends: a made-up run with a probe that has not answered yet."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ ANSWER_S = 1.0
 
 
 class Engine:
-    """Its loader is too slow, by `predicted`; the rule `lacking` lacks a probe's answer for ANSWER_S. Every change wins, and clears it."""
+    """A slow loader with the gain `predicted`. The rule `lacking` has no answer of its probe for ANSWER_S. Every change wins and clears the
+    finding."""
 
     def __init__(self, predicted: Interval, lacking: str = "input.jitter") -> None:
         self._lacking = LACKING[lacking]
-        self.looked_for: list[set[str]] = []
+        self.probed_for: list[set[str]] = []
         self.duration_s, self.step_s = 60.0, 0.01
         found = Finding("input.too_few_workers", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
         self._found, self._begun = [found], time.monotonic()
@@ -53,7 +54,7 @@ class Engine:
         return Environment()
 
     def probe_only_for(self, knobs: Collection[str]) -> None:
-        self.looked_for.append(set(knobs))
+        self.probed_for.append(set(knobs))
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         self.answered_before_trial.append(self._answered)
@@ -63,7 +64,7 @@ class Engine:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "READ_EVERY_S", 0.01)
     monkeypatch.setattr(standing, "SETTLED_S", 0.02)
 
@@ -76,7 +77,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
         (Interval(1.5, 2.5), 1.0, True),  # eight blocks of five steps take longer than most trials
     ],
 )
-def test_what_promises_much_is_tried_before_the_probes_have_answered(predicted: Interval, step_s: float, waited: bool, often: None) -> None:
+def test_a_large_predicted_gain_is_tried_before_the_probes_have_answered(
+    predicted: Interval, step_s: float, waited: bool, quick: None
+) -> None:
     engine = Engine(predicted)
     engine.step_s = step_s
     certificate = asyncio.run(Tuner(engine, "data-starved", 60.0).run())
@@ -87,24 +90,24 @@ def test_what_promises_much_is_tried_before_the_probes_have_answered(predicted: 
 @pytest.mark.parametrize(
     ("lacking", "allow", "only", "waited"),
     [
-        ("gpu.small_batch", False, (), False),  # would suggest another batch size, which changes what is learnt per step
+        ("gpu.small_batch", False, (), False),  # suggests another batch size, which changes what the model learns per step
         ("gpu.small_batch", True, (), True),
         ("gpu.optimizer_unfused", False, (), True),
         ("gpu.optimizer_unfused", False, ("num_workers",), False),
     ],
 )
-def test_only_probes_are_waited_for_that_may_lead_to_a_change(
-    lacking: str, allow: bool, only: tuple[str, ...], waited: bool, often: None
+def test_only_probes_that_can_lead_to_a_change_are_waited_for(
+    lacking: str, allow: bool, only: tuple[str, ...], waited: bool, quick: None
 ) -> None:
     engine = Engine(Interval(1.06, 1.3), lacking)
     asyncio.run(Tuner(engine, "data-starved", 60.0, allow_training_changes=allow, only=only).run())
     assert engine.answered_before_trial == [waited]
     every = {"num_workers", "optim", *(["batch_size"] if allow else [])}
-    assert engine.looked_for == [set(only) or every, set()]
+    assert engine.probed_for == [set(only) or every, set()]
 
 
-class Seldom(Engine):
-    """Nothing is found in its first steps: a checkpoint, say, comes later."""
+class RareFinding(Engine):
+    """The first steps show no finding: for example, a checkpoint comes later."""
 
     def view(self) -> View:
         young = time.monotonic() - self._begun < ANSWER_S / 2
@@ -115,19 +118,19 @@ class Seldom(Engine):
         return shown
 
 
-def test_a_run_of_which_little_has_been_seen_is_not_taken_to_be_all_right(often: None) -> None:
-    certificate = asyncio.run(Tuner(Seldom(Interval(1.06, 1.3)), "data-starved", 60.0).run())
+def test_a_short_run_without_findings_does_not_count_as_healthy(quick: None) -> None:
+    certificate = asyncio.run(Tuner(RareFinding(Interval(1.06, 1.3)), "data-starved", 60.0).run())
     assert certificate.changed == {"num_workers": 2}
 
 
-def test_where_no_knob_may_be_turned_nothing_is_waited_for(often: None) -> None:
+def test_without_a_tunable_knob_the_session_ends_at_once(quick: None) -> None:
     engine = Engine(Interval(1.5, 2.5))
     certificate = asyncio.run(Tuner(engine, "data-starved", 60.0, only=("batch_size",)).run())
     assert "alter what the model learns" in certificate.stopped
     assert not engine.answered_before_trial
 
 
-def test_the_end_names_what_is_left_alone_because_it_changes_training(often: None) -> None:
+def test_the_end_names_the_change_that_is_left_out_because_it_changes_training(quick: None) -> None:
     engine = Engine(Interval(1.5, 2.5))
     suggestion = Suggestion({"batch_size": 64}, Interval(1.8, 2.7), "", "")
     engine._found = [Finding("gpu.small_batch", "fires", "", 0.5, suggestions=(suggestion,))]

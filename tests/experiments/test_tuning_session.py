@@ -70,19 +70,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "BUSY_S", 0.01)
 
 
-def test_what_is_busy_is_waited_for_and_no_candidate_is_struck_off() -> None:
-    told: list[AnyEvent] = []
-    certificate = asyncio.run(TuningSession(Engine([SLOW]), told.append).run("chatty-logging", {"batch_size": 2}, 60.0))
+def test_a_busy_engine_is_waited_for_and_the_candidate_is_tried_again() -> None:
+    events: list[AnyEvent] = []
+    certificate = asyncio.run(TuningSession(Engine([SLOW]), events.append).run("chatty-logging", {"batch_size": 2}, 60.0))
     assert [one.trial.kept for one in certificate.attempts] == [True]
     assert certificate.stopped == "no further change is predicted to gain 5 %"
     assert certificate.flags == "--set batch_size=2 --set log_every=20"
-    last = told[-1]
+    last = events[-1]
     assert isinstance(last, TuningUpdate) and not last.tuning.under_way
 
 
-def test_it_ends_before_its_run_does_and_is_alone_until_then() -> None:
+def test_a_session_ends_before_its_run_and_refuses_other_changes_until_then() -> None:
     async def scenario() -> str:
-        session = TuningSession(Engine([]), lambda event: None)  # no findings: it looks on for ever
+        session = TuningSession(Engine([]), lambda event: None)  # no findings: the session waits for ever
         work = asyncio.create_task(session.run("chatty-logging", {}, 60.0))
         await until(lambda: session._task is not None)
         with pytest.raises(SessionError, match="a tuning session is running"):
@@ -94,7 +94,7 @@ def test_it_ends_before_its_run_does_and_is_alone_until_then() -> None:
     assert asyncio.run(scenario()) == "ended by hand"
 
 
-def test_what_must_be_done_is_done_however_often_one_is_cancelled() -> None:
+def test_work_that_must_finish_is_finished_although_the_caller_is_cancelled() -> None:
     async def scenario() -> tuple[bool, list[str]]:
         done: list[str] = []
 
