@@ -29,7 +29,7 @@ WITHOUT = "gpuconsole run SCENARIO --headless"
 def run_console(args: argparse.Namespace) -> int:
     """The console with the scenario picker."""
     if not has_screen():
-        raise UsageError(f"no terminal here: try `gpuconsole --help` or `{WITHOUT}`")
+        raise UsageError(f"there is no terminal: try `gpuconsole --help` or `{WITHOUT}`")
     return open_console(args, recording=record_path(args))
 
 

@@ -55,7 +55,7 @@ def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path
 
 def test_baselines_are_listed_and_removed(cli: Cli, tmp_path: Path) -> None:
     env = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
-    assert "no baselines yet" in cli("baselines", env=env).stdout
+    assert "there are no baselines" in cli("baselines", env=env).stdout
     folder = tmp_path / "gpuconsole" / "baselines"
     folder.mkdir(parents=True)
     (folder / "broken.json").write_text("{")

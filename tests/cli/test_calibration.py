@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.cli.commands.machine.calibrate import as_text
 from gpuconsole.model.machine import calibration
 from gpuconsole.model.machine.calibration import CalibrationRecord, Reached, unit_of
 from gpuconsole.model.machine.device import Device, Peaks
+from gpuconsole.report.machine.calibration import calibration_report
+from gpuconsole.report.parts import printed
 from tests.conftest import Cli, Machine
 from tests.waiting import gone, wait_until
 
@@ -102,7 +103,7 @@ def test_a_gpu_that_this_torch_cannot_use(cli: Cli, machine: Machine, own_cache:
 def test_nothing_to_show(cli: Cli, own_cache: dict[str, str]) -> None:
     done = cli("calibrate", "--device", "cpu", "--show", env=own_cache)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "has not been calibrated" in done.stderr
+    assert "there is no calibration of" in done.stderr
 
 
 def test_no_such_device(cli: Cli) -> None:
@@ -118,7 +119,7 @@ def test_the_table_holds_it_against_the_datasheet_and_says_what_disturbed() -> N
         Reached("allreduce_latency_s", "s", reason="one GPU in sight"),
     ]
     record = CalibrationRecord(calibration.Machine("box", "cpu", 2, ()), "gpu:0", "2026-01-01T00:00:00Z", reached, 1.5, 1.4)
-    lines = as_text(record, gpu).splitlines()
-    assert "other processes used 1.4 of 2 cores meanwhile: these figures may be low" in lines
-    assert any("792 TFLOP/s" in line and "989 TFLOP/s" in line and " 80% " in line for line in lines)
+    lines = printed(calibration_report(record, gpu, now_s=1_800_000_000)).splitlines()
+    assert "other processes used 1.4 of 2 cores: these figures may be too low" in lines
+    assert any("792 TFLOP/s" in line and "989 TFLOP/s" in line and " 80 % " in line for line in lines)
     assert any("n/a" in line and "one GPU in sight" in line for line in lines)

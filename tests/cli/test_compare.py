@@ -42,6 +42,6 @@ def test_two_runs_of_one_file_as_json(cli: Cli, files: tuple[Path, Path]) -> Non
 
 def test_a_run_that_is_not_there_is_named(cli: Cli, files: tuple[Path, Path]) -> None:
     done = cli("compare", f"{files[0]}#7", str(files[1]))
-    assert done.returncode == 2 and "the runs in it are 1, 2" in done.stderr
+    assert done.returncode == 2 and "the runs are 1, 2" in done.stderr
     done = cli("compare", "nowhere.json", str(files[1]))
     assert done.returncode == 2 and "nowhere.json: cannot be read" in done.stderr

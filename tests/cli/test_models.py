@@ -38,7 +38,7 @@ def test_as_text_it_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train-vision"], "only of training.gpt"),
+        (["train-vision"], "only scenarios of training.gpt"),
         (["train-gpt", "--device-name", "NVIDIA H9000"], "no datasheet peaks"),
         (["train-gpt", "--set", "batch=3"], "batch_size"),
     ],

@@ -181,12 +181,12 @@ def test_a_server_that_is_slow_to_start_is_waited_for(cli: Cli, fake_server: str
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("train-gpt", "--url", "http://127.0.0.1:1"), "--url: for serving scenarios only"),
+        (("train-gpt", "--url", "http://127.0.0.1:1"), "--url: only for serving scenarios"),
         (("serve-chat", "--url", "127.0.0.1:1"), "must be an address"),
-        (("serve-chat", "--api-key-env", "NO_SUCH_KEY"), "no such environment variable"),
+        (("serve-chat", "--api-key-env", "NO_SUCH_KEY"), "this environment variable does not exist"),
         (("serve-chat", "--slo", "ttft=fast"), "not a number of seconds"),
         (("serve-chat", "--slo", "p99=1"), "expected ttft=S, tpot=S or e2e=S"),
-        (("serve-chat", "--vllm-python", "/nowhere/python"), "no program that can be run"),
+        (("serve-chat", "--vllm-python", "/nowhere/python"), "is not a program that can be run"),
         (("serve-chat", "--prompts", "/nowhere.jsonl"), "--prompts /nowhere.jsonl: No such file or directory"),
         (("serve-chat", "--prompts", __file__), "line 1: Expected `object`, got `str`"),
         (("serve-chat", "--set", "batch_size=3"), "has no knob 'batch_size'"),

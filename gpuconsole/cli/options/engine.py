@@ -51,7 +51,7 @@ def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | N
     token_file: Path | None = getattr(args, "token_file", None)
     if address is None:
         if token_file is not None:
-            raise UsageError(f"--token-file {token_file}: goes with --serve HOST:PORT")
+            raise UsageError(f"--token-file {token_file}: needs --serve HOST:PORT")
         return None
     host, port = parse_address(address, "--serve")
     return host, port, read_token(token_file) if token_file else None

@@ -1,4 +1,4 @@
-"""Options of runs that span several machines, by torchrun's own names."""
+"""Options of runs on several machines. They have torchrun's names."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from gpuconsole.cli.options.network import parse_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.processes.torchrun import Launch
 
-NODES_HELP = "machines that take part; the others run the command that is shown"
+NODES_HELP = "number of machines; the console prints the command for the other machines"
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several machines (this one is the first)")
     group.add_argument("--nnodes", type=int, default=1, metavar="N", help=NODES_HELP)
-    group.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the processes meet: an address of this machine and a free port")
+    group.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="rendezvous: an address of this machine and a free port")
     group.add_argument(
-        "--rdzv-id", default="gpuconsole", metavar="ID", help="the job's name, the same on all machines (default gpuconsole)"
+        "--rdzv-id", default="gpuconsole", metavar="ID", help="name of the job, the same on all machines (default gpuconsole)"
     )
 
 
 def nodes(args: argparse.Namespace) -> Launch | None:
-    """How several machines meet; None for this one alone. Raises UsageError."""
+    """The rendezvous of several machines; None for this machine alone. Raises UsageError."""
     count: int = getattr(args, "nnodes", 1)
     endpoint: str | None = getattr(args, "rdzv_endpoint", None)
     if not 1 <= count <= 1024:
         raise UsageError(f"--nnodes {count}: allowed are 1 to 1024")
     if count == 1:
         if endpoint:
-            raise UsageError("--rdzv-endpoint goes with --nnodes 2 or more")
+            raise UsageError("--rdzv-endpoint needs --nnodes 2 or more")
         return None
     if not endpoint:
-        raise UsageError(f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the others can reach")
+        raise UsageError(f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the other machines can reach")
     host, port = parse_address(endpoint, "--rdzv-endpoint")
     if port == 0:
-        raise UsageError(f"--rdzv-endpoint {endpoint}: the others must know the port, so 0 will not do")
+        raise UsageError(f"--rdzv-endpoint {endpoint}: the port must not be 0, because the other machines need it")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trial:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=steps, nargs="?", const=STEPS, metavar="STEPS",
-        help=f"once steady, profile so many steps (default {STEPS}): kernel classes, top operators, a trace for Perfetto",
+        help=f"profile this many steps of the steady run (default {STEPS}): kernel classes, top operators, a trace for Perfetto",
     )  # fmt: skip
-    parser.add_argument("--profile-dir", type=Path, metavar="DIR", help="where traces go (default: here)")
+    parser.add_argument("--profile-dir", type=Path, metavar="DIR", help="folder for traces (default: the present folder)")
 
 
 def steps(text: str) -> int:
@@ -35,7 +35,7 @@ def steps(text: str) -> int:
 
 
 def check_folder(folder: Path | None) -> None:
-    """Raises UsageError now where no trace could be written later."""
+    """Raises UsageError now if no trace could be written to `folder` later."""
     if folder is None:
         return
     try:
@@ -47,7 +47,7 @@ def check_folder(folder: Path | None) -> None:
 
 
 async def profile_once(engine: Engine, wanted: int, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
-    """Take the window; say why if there is none. Given up when interrupted."""
+    """Profile `wanted` steps; report the reason if there is no profile. Ends early when `interrupted` is set."""
     say(f"profiling {wanted} steps")
     window = asyncio.create_task(engine.profile(wanted))
     stop = asyncio.create_task(interrupted.wait())
@@ -63,7 +63,7 @@ async def profile_once(engine: Engine, wanted: int, interrupted: asyncio.Event, 
 
 
 def nsys_line(scenario: str, knobs: Knobs, device: str) -> str | None:
-    """How to look further with Nsight Systems; None where it is not installed."""
+    """The command that profiles this run with Nsight Systems; None if Nsight Systems is not installed."""
     from gpuconsole.engine.profile import nsys_command
 
     return f"nsys: {nsys_command(scenario, knobs, device)}" if shutil.which("nsys") else None

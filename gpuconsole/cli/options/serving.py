@@ -1,4 +1,4 @@
-"""What serving scenarios take beside knobs: which server, and what its requests must keep."""
+"""Options of serving scenarios: which server, which prompts, and the latency limits of goodput."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ OPTIONS = ("url", "model", "api_key_env", "metrics_url", "vllm_python", "vllm_ar
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving scenarios")
     group.add_argument("--url", metavar="URL", help="an OpenAI-compatible server that runs already (vLLM, SGLang, TGI, llama.cpp, ...)")
-    group.add_argument("--model", metavar="NAME", help="with --url: which of its models; with server=vllm: a name or a folder")
+    group.add_argument("--model", metavar="NAME", help="with --url: the model to ask for; with server=vllm: a model name or a folder")
     group.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable that holds the server's key")
-    group.add_argument("--metrics-url", metavar="URL", help="where the server's /metrics is (default: on the server itself)")
+    group.add_argument("--metrics-url", metavar="URL", help="address of the server's /metrics (default: on the server itself)")
     group.add_argument(
         "--vllm-python",
         type=Path,
         metavar="PATH",
-        help="the Python that has vLLM, for server=vllm (default: this one, or that of `vllm` on the path)",
+        help="with server=vllm: the Python that has vLLM (default: this Python, or the Python of the program `vllm` on the PATH)",
     )
-    group.add_argument("--vllm-args", metavar="ARGS", help='more of vLLM\'s own flags: --vllm-args="--block-size 32 --seed 1"')
-    group.add_argument("--request-timeout", type=float, metavar="S", help="a request without a word for so long has failed (default 120)")
+    group.add_argument("--vllm-args", metavar="ARGS", help='further flags for vLLM: --vllm-args="--block-size 32 --seed 1"')
+    group.add_argument(
+        "--request-timeout", type=float, metavar="S", help="a request without any data for this time has failed (default 120)"
+    )
     group.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="recorded prompts in place of made ones: a JSON object with prompt or messages, and output_tokens if known, in each line",
+        help="send recorded prompts: each line is a JSON object with prompt or messages, and output_tokens if known",
     )
     group.add_argument("--slo", type=_objective, metavar="ttft=S,tpot=S,e2e=S", help="count requests within these bounds as goodput")
 
 
 def server_options(args: argparse.Namespace) -> dict[str, str]:
-    """What the serving worker is told: no key, only the name of the variable that holds it."""
-    given = {
+    """The options for the serving worker, by name. They contain no key, only the name of the variable that holds the key."""
+    options = {
         "server_url": getattr(args, "url", None),
         "model": getattr(args, "model", None),
         "api_key_env": getattr(args, "api_key_env", None),
@@ -50,7 +52,7 @@ def server_options(args: argparse.Namespace) -> dict[str, str]:
         "prompts": getattr(args, "prompts", None),
         "timeout_s": getattr(args, "request_timeout", None),
     }
-    return {name: str(value) for name, value in given.items() if value is not None}
+    return {name: str(value) for name, value in options.items() if value is not None}
 
 
 def objective(args: argparse.Namespace) -> Objective | None:
@@ -59,16 +61,16 @@ def objective(args: argparse.Namespace) -> Objective | None:
 
 
 def check_server(args: argparse.Namespace, workload: Workload) -> None:
-    """Raises UsageError for options that make no sense, before anything is started."""
+    """Raises UsageError for options that do not fit the workload or have bad values, before the command starts anything."""
     given = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
     if given and not workload.serves:
-        raise UsageError(f"{', '.join(given)}: for serving scenarios only, and {workload.name} trains")
+        raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} is a training workload")
     for option, url in (("--url", args.url), ("--metrics-url", args.metrics_url)):
         check_url(url, option, "http://127.0.0.1:8000")
     if args.request_timeout is not None and not args.request_timeout > 0:
         raise UsageError(f"--request-timeout {args.request_timeout:g}: must be more than 0 s")
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
-        raise UsageError(f"--api-key-env {args.api_key_env}: there is no such environment variable, or it is empty")
+        raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
     if args.prompts is not None:
         try:
             args.prompts = args.prompts.absolute()
@@ -76,7 +78,7 @@ def check_server(args: argparse.Namespace, workload: Workload) -> None:
         except (OSError, ValueError) as problem:
             raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
     if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):
-        raise UsageError(f"--vllm-python {args.vllm_python}: no program that can be run")
+        raise UsageError(f"--vllm-python {args.vllm_python}: is not a program that can be run")
 
 
 def _objective(text: str) -> Objective:

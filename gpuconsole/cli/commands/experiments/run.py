@@ -16,9 +16,11 @@ from gpuconsole.cli.options.usage import UsageError, seconds
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 
---duration counts from the first training step. Ctrl-C ends the run, keeps what was measured and still writes the snapshot.
-Every run is held against the baseline of its scenario, knobs, hardware and software, if there is one (--save-baseline keeps a run as
-one; see `gpuconsole baselines`). Exit code: 0 ok, 1 the workload failed or --fail-on-regression found one, 2 bad usage."""
+--duration counts from the first step. Ctrl-C ends the run; the command keeps what was measured and still writes the snapshot.
+Each run is compared with the baseline of the same scenario, knobs, hardware and software, if there is one. --save-baseline keeps a
+run as a baseline (see `gpuconsole baselines`).
+
+Exit code: 0 ok, 1 the workload failed or --fail-on-regression found a regression, 2 bad usage. Ctrl-C does not change the code."""
 
 EXAMPLES = """examples:
   gpuconsole run train-gpt
@@ -30,8 +32,8 @@ EXAMPLES = """examples:
   gpuconsole run serve-chat --set concurrency=32 --slo ttft=0.5,tpot=0.05
   gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
   gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
-  gpuconsole run train-gpt --headless --save-baseline           three times, so that the spread between runs is known
-  gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 when slower than that beyond noise
+  gpuconsole run train-gpt --headless --save-baseline           run it three times, to measure the spread between runs
+  gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline
 """
 
 
@@ -44,20 +46,20 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step (headless default: 60)")
     parser.add_argument("--headless", action="store_true", help="no screen: progress on stderr, the summary on stdout")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
-    parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there (implies --headless)")
-    parser.add_argument("--apply-top", action="store_true", help="try the top suggestion, and keep it if it is proven to win")
+    parser.add_argument("--json", action="store_true", help="print the snapshot on stdout, and nothing else there (implies --headless)")
+    parser.add_argument("--apply-top", action="store_true", help="try the top suggestion; keep it if it wins")
     parser.add_argument(
         "--try", action="append", default=[], metavar="KNOB=VALUE", dest="tries", help="try this change; keep it if it wins"
     )
     parser.add_argument(
         "--save-baseline",
         action="store_true",
-        help="keep each run of the session, when it ends, as a baseline for later ones (the last 20)",
+        help="keep each run of the session as a baseline for later runs (the last 20)",
     )
     parser.add_argument(
         "--fail-on-regression",
         action="store_true",
-        help="exit code 1 when a run is slower than its baseline beyond noise; with --save-baseline such a run is not kept",
+        help="exit code 1 if a run is slower than its baseline beyond noise; --save-baseline does not keep such a run",
     )
     add_profile_options(parser)
     add_node_options(parser)
@@ -92,14 +94,14 @@ def run(args: argparse.Namespace) -> int:
     if args.apply_top or args.tries:
         raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
     if not has_screen():
-        raise UsageError("no terminal here: add --headless")
+        raise UsageError("there is no terminal: add --headless")
     from gpuconsole.cli.console import open_console
 
     return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)
 
 
 def _check_baselines() -> None:
-    """Raises UsageError now if a run could not be kept when it ends."""
+    """Raises UsageError now if the run could not be kept at its end."""
     from gpuconsole.experiments.baselines import BaselineError, baselines_folder, check_folder
 
     try:

@@ -7,26 +7,27 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
 from gpuconsole import __version__
-from gpuconsole.cli.commands.machine.calibrate import age
 from gpuconsole.cli.options.usage import seconds
 from gpuconsole.machine.calibration import of_this_machine
 from gpuconsole.machine.environment import fingerprint
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
+from gpuconsole.report.machine.calibration import age
 from gpuconsole.session.state import SessionState
 
 EXAMPLES = """examples:
   gpuconsole doctor
 """
 INSTALL_TORCH = 'not installed; training needs it: pip install "gpuconsole[torch]"'
-# Any GPM metric tells whether the device has GPM; this one has no other conditions.
 GPM_METRIC = "gpu.sm_active_ratio"
+"""Every device with GPM reports this metric."""
 KERNEL_FILES = {
     "cpu pressure": (Path("/proc/pressure/cpu"), "run-queue delay reads n/a"),
     "io pressure": (Path("/proc/pressure/io"), "waiting for I/O reads n/a"),
@@ -40,17 +41,17 @@ Row = tuple[str, str]
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what works on this machine, and why not",
-        description="Say what works on this machine and what will read n/a, each with its reason. Changes nothing.",
+        help="report what works on this machine, what does not, and why",
+        description="Report what works on this machine, and what reads n/a with the reason. This command changes nothing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="how long to wait for the driver (default 10)")
+    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="seconds to wait for the driver (default 10)")
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0; 1 when the driver does not answer."""
+    """Print the report. Exit code 0, or 1 if the driver does not answer."""
     reading = read_devices(timeout_s=args.timeout)
     print(report(reading))
     return 1 if reading.error else 0
@@ -80,26 +81,28 @@ def program_rows(state: SessionState) -> list[Row]:
 
 
 def calibration_text(state: SessionState) -> str:
-    """Which devices have been calibrated as they are now, and how long ago."""
+    """The devices with a valid calibration, and its age."""
     records = of_this_machine(fingerprint(state.devices, state.driver, state.cuda))
-    return "; ".join(f"{record.device} {age(record)}" for record in records) or "none yet: gpuconsole calibrate"
+    return "; ".join(f"{record.device} {age(record, time.time())}" for record in records) or "none: run `gpuconsole calibrate`"
 
 
 def torch_text(driver_cuda: str) -> str:
-    """Torch's version and the CUDA that it was built for, without importing it; and whether the driver can run it."""
+    """Torch's version, its CUDA version, and whether the driver can run it. Does not import torch."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return INSTALL_TORCH
     cuda = _torch_cuda(Path(str(torch.locate_file("torch/version.py"))))
     if not cuda:
-        return f"{torch.version}, CPU only" + ("; there is a GPU that it cannot use: install a CUDA build" if driver_cuda else "")
+        return f"{torch.version}, CPU only" + ("; this build cannot use the GPU: install a CUDA build" if driver_cuda else "")
     text = f"{torch.version}, built for CUDA {cuda}"
     if not driver_cuda:
         return text
-    # Within a major version any driver runs any toolkit's programs (CUDA minor version compatibility).
+    # A driver runs the programs of every toolkit of the same major version (CUDA minor version compatibility).
     fits = int(driver_cuda.split(".")[0]) >= int(cuda.split(".")[0])
-    return f"{text}; the driver runs CUDA {driver_cuda}" + ("" if fits else ": too old for it, update the driver or install an older build")
+    return f"{text}; the driver runs CUDA {driver_cuda}" + (
+        "" if fits else ": the driver is too old: update the driver or install an older torch build"
+    )
 
 
 def _torch_cuda(version_file: Path) -> str | None:
@@ -130,12 +133,12 @@ def gpu_rows(reading: Reading) -> list[Row]:
 
 
 def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
-    """What is set or worn in a way that costs speed or data."""
+    """Advice about settings and defects that cost speed or data."""
     found = []
     if gpu.facts.get("persistence") == "off":
         found.append("persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)")
     if gpu.facts.get("ecc") == "off":
-        found.append("ECC is off: memory errors go unnoticed")
+        found.append("ECC is off: nothing reports memory errors")
     for now, most, what in (
         ("gpu.pcie_link_width", "gpu.pcie_link_width_max", "PCIe lanes"),
         ("gpu.power_limit_w", "gpu.power_limit_max_w", "W of power limit"),
@@ -145,12 +148,12 @@ def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
     if values.get("gpu.row_remap_failed") or values.get("gpu.ecc_uncorrected"):
         found.append("uncorrectable memory errors: see nvidia-smi -q -d ECC,ROW_REMAPPER")
     elif values.get("gpu.row_remap_pending"):
-        found.append("a faulty memory row waits for a reset to be replaced")
+        found.append("a faulty memory row will be replaced at the next GPU reset")
     return found
 
 
 def topology_rows(state: SessionState) -> list[Row]:
-    """How many pairs of GPUs are linked by which path, and where the GPUs are."""
+    """Number of GPU pairs for each kind of path, and the NUMA node of each GPU."""
     paths = Counter(link.path for link in state.links)
     rows = (
         [("paths", ", ".join(f"{path} {count} {'pair' if count == 1 else 'pairs'}" for path, count in paths.most_common()))]
@@ -183,13 +186,13 @@ def terminal_rows() -> list[Row]:
     return [
         ("TERM", os.environ.get("TERM") or "not set"),
         ("encoding", sys.stdout.encoding or "unknown"),
-        ("size", f"{size.columns}x{size.lines}" if is_terminal else "stdout is no terminal"),
-        ("colour", "off (NO_COLOR)" if os.environ.get("NO_COLOR") else "as the terminal can"),
+        ("size", f"{size.columns}x{size.lines}" if is_terminal else "stdout is not a terminal"),
+        ("colour", "off (NO_COLOR)" if os.environ.get("NO_COLOR") else "as the terminal supports"),
     ]
 
 
 def missing_rows(reading: Reading) -> list[Row]:
-    """Every metric without a value, those that are missing for the same reason together."""
+    """Every metric without a value, grouped by the reason."""
     state, error = reading
     by_gap: dict[tuple[str, str], list[str]] = {}
     for device, reasons in state.unavailable.items():
@@ -207,7 +210,7 @@ def missing_rows(reading: Reading) -> list[Row]:
 
 
 def folded(devices: list[str]) -> str:
-    """`gpu:0-7`, `gpu:1/link:0-17`: runs of numbers as ranges."""
+    """Device ids with consecutive numbers as ranges: `gpu:0-7`, `gpu:1/link:0-17`."""
     parts: list[list[object]] = []
     for device in devices:
         head, _, tail = device.rpartition(":")

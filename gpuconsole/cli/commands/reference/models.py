@@ -20,9 +20,9 @@ from gpuconsole.report.parts import Report, printed, text
 from gpuconsole.report.run.models import prediction_table
 
 WORKLOAD = "training.gpt"
-DESCRIPTION = """What a run should cost by arithmetic alone, without running it: memory by part and at its fullest, FLOPs, the time of a step
-if arithmetic or memory were the limit, collectives. With --device-name at GPU scale and against that GPU's datasheet, without it at
-CPU scale. Only for scenarios of training.gpt: its shape is known from the knobs."""
+DESCRIPTION = """Predict by arithmetic, without a run: memory by part and its peak, FLOPs, collectives, and the time of a step if arithmetic or
+memory were the only limit. With --device-name the prediction is at GPU scale and uses the datasheet of that GPU. Without it the
+prediction is at CPU scale. Only scenarios of training.gpt can be predicted, because the knobs give the shape of their model."""
 EXAMPLES = """examples:
   gpuconsole models train-gpt --device-name "NVIDIA H200"
   gpuconsole models train-gpt --device-name "NVIDIA H200" --set d_model=2048 --set n_layer=24 --set gradient_checkpointing=true
@@ -33,35 +33,33 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "models",
-        help="what a run should cost by arithmetic alone, without running it",
+        help="predict memory, FLOPs and bandwidth of a run by arithmetic",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", metavar="SCENARIO")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KNOB=VALUE", dest="assignments", help="knob value in place of the scenario's"
-    )
-    parser.add_argument("--device-name", metavar="NAME", help="a GPU as NVML names it, such as 'NVIDIA H200'")
-    parser.add_argument("--json", action="store_true", help="the figures in SI units on stdout and nothing else there")
+    parser.add_argument("scenario", metavar="SCENARIO", help="a scenario of training.gpt")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="assignments", help="set a knob; may be repeated")
+    parser.add_argument("--device-name", metavar="NAME", help="the name that NVML gives the GPU, such as 'NVIDIA H200'")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON in SI units, and nothing else on stdout")
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
     if chosen.workload.name != WORKLOAD:
-        raise UsageError(f"{chosen.name} runs {chosen.workload.name}: only of {WORKLOAD} is the shape known before it runs")
+        raise UsageError(f"{chosen.name} runs {chosen.workload.name}: only scenarios of {WORKLOAD} can be predicted")
     knobs = {**chosen.knobs_for("gpu" if args.device_name else "cpu"), **assignments(args.assignments, chosen)}
     peaks = peaks_of(args.device_name) if args.device_name else Peaks()
     if args.device_name and not peaks.source:
-        raise UsageError(f"--device-name {args.device_name}: no datasheet peaks are known for a device of this name")
+        raise UsageError(f"--device-name {args.device_name}: there are no datasheet peaks for a device with this name")
     found = predicted(knobs, peaks, args.device_name)
     print(to_json(found) if args.json else as_text(found, f"{chosen.name} on {args.device_name or 'a CPU'}", peaks))
     return 0
 
 
 def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figure]:
-    """Every figure that can be had without a run."""
+    """Every figure that needs no run."""
     facts = {"vocabulary": float(VOCABULARY), "tokens_per_sample": sum(lengths(knobs)) / 2}
     published = published_of(device_name) if device_name else ()
     found = training_figures(knobs, facts, {}, Summary(), peaks, {}, device_name is not None, published)

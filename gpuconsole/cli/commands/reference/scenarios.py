@@ -15,7 +15,7 @@ from gpuconsole.model.scenario import Scenario, ScenarioError
 
 EXAMPLES = """examples:
   gpuconsole scenarios
-  gpuconsole scenarios data-starved       its knobs with values and what is allowed
+  gpuconsole scenarios data-starved       its knobs with values and allowed values
   gpuconsole scenarios --json
 """
 
@@ -24,12 +24,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "scenarios",
         help="list scenarios, or show one",
-        description=f"List scenarios, or show one. Your own are read from {user_folder()}/*.toml, or run by path.",
+        description=f"List scenarios, or show one. Your own scenarios are the files {user_folder()}/*.toml; `gpuconsole run` also takes a path.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", metavar="NAME")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the scenario to show (default: list all)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(handler=run)
 
 
@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def details(chosen: Scenario) -> str:
-    """One scenario in full."""
+    """One scenario: summary, what to see, and all knobs."""
     lines = [f"{chosen.name}: {chosen.title}", *textwrap.wrap(chosen.summary, 100), ""]
     if chosen.teaches.see:
         lines += textwrap.wrap(f"What to see: {chosen.teaches.see}", 100)
     if chosen.teaches.rule:
         fix = ", ".join(f"{name}={show(value)}" for name, value in chosen.teaches.fix.items())
-        lines.append(f"Fires: {chosen.teaches.rule}" + (f"; helps: {fix}" if fix else ""))
+        lines.append(f"Rule that fires: {chosen.teaches.rule}" + (f"; fix: {fix}" if fix else ""))
     lines += ["", f"{'knob':<28} {'cpu':<12} {'gpu':<12} {'applies':<8} allowed"]
     cpu, gpu = chosen.knobs_for("cpu"), chosen.knobs_for("gpu")
     for name in chosen.workload.knobs:

@@ -14,8 +14,8 @@ from gpuconsole.model.text import visible
 from gpuconsole.report import units
 
 EXAMPLES = """examples:
-  gpuconsole run train-gpt --headless --save-baseline       keep a run; or press b on the screen
-  gpuconsole baselines                                      what is kept
+  gpuconsole run train-gpt --headless --save-baseline       keep a run (on the screen: key b)
+  gpuconsole baselines                                      list all
   gpuconsole baselines --json
   gpuconsole baselines --remove train-gpt-1f3a9c07
 """
@@ -24,13 +24,13 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "baselines",
-        help="list the runs that were kept as baselines, or remove some",
-        description=f"List the runs that later ones are held against, by scenario, hardware and software. They are kept in {baselines_folder()}.",
+        help="list or delete the runs that later runs are compared with",
+        description=f"List the runs that later runs are compared with, by scenario, hardware and software. They are kept in {baselines_folder()}.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--remove", metavar="KEY", help="delete the runs kept under KEY (as listed)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--remove", metavar="KEY", help="delete the runs with this key (see the list)")
+    parser.add_argument("--json", action="store_true", help="print the baselines as JSON")
     parser.set_defaults(handler=run)
 
 
@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         print("\n\n".join(visible_lines(one) for one in found))
     else:
-        print("no baselines yet: `gpuconsole run SCENARIO --headless --save-baseline` keeps one")
+        print("there are no baselines: `gpuconsole run SCENARIO --headless --save-baseline` keeps a run")
     for mistake in mistakes.values():
         print(f"gpuconsole: {mistake}", file=sys.stderr)
     return 0
 
 
 def visible_lines(baseline: Baseline) -> str:
-    """A key with what it stands for, and each of its runs in a line."""
+    """The key with its meaning, and one line for each of its runs."""
     parts = baseline.key.parts()
     changed = [f"{name}={show(value)}" for name, value in baseline.key.changed.items()] or ["the scenario's own knobs"]
     head = f"{baseline.key.name}  {baseline.key.scenario}: {', '.join(dict.fromkeys([*parts.values(), *changed]))}"

@@ -21,25 +21,25 @@ EXAMPLES = """examples:
   gpuconsole compare session.json#1 session.json#2    two runs of one session
   gpuconsole compare before.json after.json --json
 
-A verdict needs the whole interval beyond 2 %, or within 5 % for "same". Runs at different times are taken to differ by 2 % even where nothing
-has changed: to prove a change, try it within one run (`gpuconsole run --try`).
+A verdict needs an interval that is completely beyond 2 %, or within 5 % for "same". Two runs at different times differ by about 2 % even
+without any change. To prove a change, try it within one run (`gpuconsole run --try`).
 """
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "compare",
-        help="two runs side by side: every metric with difference, interval and verdict",
-        description="Compare two runs from snapshots. What differs around them comes first, because it may explain the rest.",
+        help="compare two runs: every metric with difference, interval and verdict",
+        description="Compare two runs from snapshots. The differences of the environment come first, because they may explain the others.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("before", metavar="A.json[#RUN]")
-    parser.add_argument("after", metavar="B.json[#RUN]")
+    parser.add_argument("before", metavar="A.json[#RUN]", help="a snapshot, and the number of a run in it (default: the last run)")
+    parser.add_argument("after", metavar="B.json[#RUN]", help="the same for the second run")
     parser.add_argument(
-        "--all", action="store_true", help="also metrics that are the same, undecided, or a single figure without a difference"
+        "--all", action="store_true", help="print also metrics that are the same, undecided, or single figures without a difference"
     )
-    parser.add_argument("--json", action="store_true", help="the comparison on stdout and nothing else there")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON, and nothing else on stdout")
     parser.set_defaults(handler=run)
 
 
@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(word: str) -> tuple[Run, Environment, str]:
-    """The run that `FILE[#RUN]` names: the last one where no number is given. Raises UsageError."""
+    """The run that `FILE[#RUN]` names, its environment and a title. Without a number: the last run. Raises UsageError."""
     file, _, number = word.rpartition("#") if "#" in word and not Path(word).exists() else (word, "", "")
     snapshot, _ = read_snapshot(Path(file))
     if not snapshot.runs:
-        raise UsageError(f"{file}: there is no run in it")
+        raise UsageError(f"{file}: this snapshot has no run")
     ids = [one.id for one in snapshot.runs]
     if number and number not in ids:
-        raise UsageError(f"{word}: the runs in it are {', '.join(ids)}")
+        raise UsageError(f"{word}: there is no such run; the runs are {', '.join(ids)}")
     chosen = snapshot.runs[ids.index(number)] if number else snapshot.runs[-1]
     return chosen, snapshot.environment, f"{file}#{chosen.id} {chosen.scenario} on {chosen.device}"
 

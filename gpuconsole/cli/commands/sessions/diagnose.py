@@ -20,12 +20,12 @@ from gpuconsole.report.session import run_text
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "diagnose",
-        help="run the rules again on a snapshot",
-        description="Run this version's rules and models on what is stored in a snapshot. Fields that this version does not know are kept.",
+        help="apply the rules again to a snapshot",
+        description="Apply the rules and models of this version to the data in a snapshot. Unknown fields are kept.",
         epilog="examples:\n  gpuconsole diagnose session.json\n  gpuconsole diagnose session.json --snapshot again.json\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a snapshot")
     parser.add_argument("--snapshot", type=Path, metavar="OUT", help="write the snapshot with the new findings and figures")
     parser.set_defaults(handler=run)
 

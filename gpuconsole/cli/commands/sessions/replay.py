@@ -12,12 +12,12 @@ from gpuconsole.engine.replay import Replay
 from gpuconsole.report.session import session_text
 from gpuconsole.wire.recording import RecordingError
 
-DESCRIPTION = "Show a recorded session on the same screen, marked as a recording."
+DESCRIPTION = "Show a recorded session on the screen, marked as a recording."
 EXAMPLES = """examples:
   gpuconsole run data-starved --record session.jsonl
   gpuconsole replay session.jsonl
   gpuconsole replay session.jsonl --speed 4
-  gpuconsole replay session.jsonl --headless        its summary, at once
+  gpuconsole replay session.jsonl --headless        print its summary
 """
 
 
@@ -29,9 +29,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="how many times faster than it happened; 0: all at once")
-    parser.add_argument("--headless", action="store_true", help="print the session's summary instead")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file of --record")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="speed compared with the original session (default 1); 0: all at once"
+    )
+    parser.add_argument("--headless", action="store_true", help="print the summary of the session instead")
     add_eco_option(parser)
     parser.set_defaults(handler=run)
 
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(session_text(replay.snapshot()))
         return 0
     if not has_screen():
-        raise UsageError("no terminal here: add --headless")
+        raise UsageError("there is no terminal: add --headless")
     from gpuconsole.tui.app import run_app
 
     return run_app(replay, eco=eco(args))
