@@ -34,7 +34,7 @@ def test_a_headless_run_is_profiled_and_keeps_the_trace(cli: Cli, tmp_path: Path
         "--snapshot", "s.json", "--record", "r.jsonl", env=with_nsys(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for part in ("profile: 2 steps", "gemm", "tensor cores  n/a: the device is a CPU", "https://ui.perfetto.dev", "kernels/s"):
+    for part in ("profile of run 1: 2 steps", "gemm", "tensor cores  n/a: the device is a CPU", "https://ui.perfetto.dev", "kernels/s"):
         assert part in done.stdout
     (nsys,) = [line for line in done.stdout.splitlines() if line.startswith("nsys: ")]
     assert nsys == f"nsys: {nsys_command('train-gpt', {'batch_size': 4, 'seq_len': 64, 'd_model': 128, 'n_layer': 1}, 'cpu')}"
