@@ -16,6 +16,7 @@ from gpuconsole.machine.environment import cores
 from gpuconsole.machine.own_processes import OwnProcesses
 from gpuconsole.model.finding import Finding
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
+from gpuconsole.session.figures.summary import peaks_of
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
@@ -112,7 +113,8 @@ class Diagnosing:
     def _case(self, record: RunRecord) -> Case:
         memory = self._state.memory_used(record.run.device)
         summary = run_now(self._state, record).summary
-        signals = run_signals(record, summary, cores(), memory, WINDOW_S) | self._hardware.signals(self._state, record)
+        _, bandwidth = peaks_of(record, self._state.devices, self._state.environment)
+        signals = run_signals(record, summary, cores(), memory, WINDOW_S, bandwidth) | self._hardware.signals(self._state, record)
         return Case(record.run.knobs, signals, record.run.serves)
 
     @contextlib.contextmanager

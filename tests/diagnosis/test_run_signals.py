@@ -1,14 +1,20 @@
-"""How the wait for data is spread over the steps of a run."""
+"""From the account of a run, or the requests of a server, to signals."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
 from gpuconsole.diagnosis.signals.run import DATA_WAIT, run_signals
-from gpuconsole.model.machine.device import Device
+from gpuconsole.engine.diagnosis_loop import Diagnosing
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.machine.device import Device, Peaks
 from gpuconsole.model.run import Step, Summary
+from gpuconsole.model.serving import Request
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import Devices, RunOpened, Steps
+from gpuconsole.wire.events import AnyEvent, Devices, Found, Requests, RunOpened, ServerState, Steps
 
 
 def test_long_waits_are_told_by_how_many_and_how_long() -> None:
@@ -27,3 +33,60 @@ def test_long_waits_are_told_by_how_many_and_how_long() -> None:
     assert found["data_wait_long_s"] == pytest.approx(0.29)
     assert found["data_wait_long_steps"] == pytest.approx(20.0)
     assert found["data_wait_excess_ratio"] == pytest.approx(20 * 0.29 / 20.0)
+
+
+VLLM: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {
+    "server": "vllm",
+    "max_num_seqs": 32,
+    "concurrency": 1,
+}
+H200 = Device("gpu:0", "H200", peaks=Peaks(memory_bytes_per_s=4.8e12, source="datasheet"))
+"""A model of 16 GB in bf16: reading the weights takes 3.3 ms."""
+
+
+class Unused:
+    async def probe(self, name: str) -> None:
+        raise AssertionError(f"probe {name}")
+
+
+def served(device: Device, gap_s: float, **knobs: int) -> dict[str, Finding]:
+    """What is found for a vLLM that answers one user on this device, with tokens every `gap_s`."""
+    state, emitted = SessionState(), list[AnyEvent]()
+    state.apply(Devices(0.0, [device]))
+    state.apply(RunOpened(0.0, "1", "serve-chat", "inference.serving", {**VLLM, **knobs}, device.id))
+    record = state.record
+    assert record is not None
+    record.run.facts |= {"max_num_seqs": 32.0, "weight_bytes": 16e9, "kv_bytes_per_token": 131072.0}
+    for n in range(20):
+        t = 0.5 * (n + 1)
+        state.apply(Steps(t, [Step(n, t, 0.5, 2, 20, (0.0,) * 10)], 0.0, 0.0, 0.0, 1e6))
+        state.apply(Requests(t, [Request(t, 0.0, 0.05, 0.05 + 63 * gap_s, 64, 64, (gap_s,) * 63, (1.0,) * 63)]))
+        state.apply(ServerState(t, {"requests_running": 1.0, "requests_waiting": 0.0}, {}))
+    record.steady_t = 0.0
+    diagnosing = Diagnosing(state, emitted.append, lambda: None, asyncio.Lock())
+    asyncio.run(diagnosing.look(record, Unused()))  # type: ignore[arg-type]
+    asyncio.run(diagnosing.look(record, Unused()))  # type: ignore[arg-type]
+    found = [event for event in emitted if isinstance(event, Found)][-1]
+    return {finding.rule: finding for finding in found.findings}
+
+
+def test_the_bandwidth_of_the_gpu_decides_whether_vllm_decodes_at_its_bound() -> None:
+    bound = served(H200, 0.005)["serve.decode_bandwidth_bound"]
+    assert (bound.state, bound.suggestions[0].changes) == ("fires", {"quantization": "fp8"})
+    peak = next(item for item in bound.evidence if item.signal == "server.peak_bytes_per_s")
+    assert (peak.value, peak.source) == (4.8e12, "datasheet")
+    assert served(H200, 0.02)["serve.decode_bandwidth_bound"].state == "clear"
+
+
+def test_gpus_that_share_the_weights_read_them_together() -> None:
+    """Two GPUs reach the bound at half of the time per token."""
+    assert served(H200, 0.005, tensor_parallel_size=2)["serve.decode_bandwidth_bound"].state == "clear"
+    both = served(H200, 0.0025, tensor_parallel_size=2)["serve.decode_bandwidth_bound"]
+    peak = next(item for item in both.evidence if item.signal == "server.peak_bytes_per_s")
+    assert (both.state, peak.value, peak.source) == ("fires", 9.6e12, "2 x datasheet")
+
+
+def test_without_a_known_bandwidth_the_rule_names_the_reason() -> None:
+    unknown = served(Device("gpu:0", "a new GPU"), 0.005)["serve.decode_bandwidth_bound"]
+    assert (unknown.state, unknown.missing) == ("cant_tell", ("server.peak_bytes_per_s",))
+    assert "memory bandwidth of this device is not known" in unknown.summary

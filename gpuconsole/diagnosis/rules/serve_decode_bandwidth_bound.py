@@ -15,6 +15,9 @@ BITS = {"int8": 1 / 4, "fp8": 1 / 2}
 MOST_READING = 0.9
 """Largest share of a token's time that is reading. Sampling, HTTP and gaps between kernels take the rest."""
 
+BANDWIDTH = "server.peak_bytes_per_s"
+UNKNOWN = "the memory bandwidth of this device is not known: no datasheet figure, and only the embedded server measures it"
+
 
 class ServeDecodeBandwidthBound(Rule):
     id = "serve.decode_bandwidth_bound"
@@ -32,12 +35,14 @@ share of the bandwidth, if all of the bandwidth is available, up to 90 %, if the
 
     def check(self, case: Case) -> Finding:
         weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)
-        gap, bandwidth = _serving.usual_gap_s(case), case.value("server.peak_bytes_per_s")
+        if not case.has(BANDWIDTH):
+            return self.cant_tell(UNKNOWN, (BANDWIDTH,))
+        gap, bandwidth = _serving.usual_gap_s(case), case.value(BANDWIDTH)
         reached = (weights + kv) / gap / bandwidth
         evidence: tuple[Evidence, ...] = (
             case.evidence("server.weight_bytes"),
             case.evidence("client.chunk_gap_p50_s"),
-            case.evidence("server.peak_bytes_per_s"),
+            case.evidence(BANDWIDTH),
             case.evidence("server.requests_running"),
         )
         if weights < DOMINATE.value * kv or reached < REACHED.value or case.knobs["quantization"] != "none":

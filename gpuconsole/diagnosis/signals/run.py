@@ -7,17 +7,24 @@ import statistics
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
+from gpuconsole.session.figures.peak import Peak
 from gpuconsole.session.run import RunRecord
 
 DATA_WAIT = PHASES.index("data_wait")
 
 
 def run_signals(
-    record: RunRecord, summary: Summary, cores: int, memory: tuple[float, float] | None, window_s: float | None = None
+    record: RunRecord,
+    summary: Summary,
+    cores: int,
+    memory: tuple[float, float] | None,
+    window_s: float | None = None,
+    bandwidth: Peak | None = None,
 ) -> dict[str, Signal]:
     """The signals that rules read, over the steady steps of the last `window_s` (None: all). Before the run is steady there are few.
 
     `summary`: of the same run. `cores`: CPU cores that this console may use. `memory`: bytes in use and in all on the device of the run.
+    `bandwidth`: bytes/s of the memory of one device of the run.
     """
     run, steps = record.run, record.steady_steps(since_s=window_s)
     found = record.compiled.signals()
@@ -33,7 +40,8 @@ def run_signals(
         ):
             if ratio is not None:
                 found[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
-        return found | record.serving.signals(steps[0].t - steps[0].wall_s, run.knobs, record.facts) | record.probe_signals
+        served = record.serving.signals(steps[0].t - steps[0].wall_s, run.knobs, record.facts)
+        return found | _server_bandwidth(record, bandwidth) | served | record.probe_signals
     n = len(steps)
     on_cpu = run.device == "cpu"
     # on a GPU the account is the stream's timeline, in which the host's run-queue delay is mostly hidden
@@ -70,6 +78,15 @@ def run_signals(
         if on_cpu:
             found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
     return found | record.work.signals(steps[0].t, record.steady_t) | record.ranks.signals() | record.probe_signals
+
+
+def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Signal]:
+    """Bytes/s at which a server that was started here can read its weights: all its GPUs read their parts at once."""
+    if bandwidth is None or "max_num_seqs" not in record.facts:
+        return {}
+    count = int(record.run.knobs.get("tensor_parallel_size", 1))
+    source = f"{count} x {bandwidth[1]}" if count > 1 else bandwidth[1]
+    return {"server.peak_bytes_per_s": Signal(bandwidth[0] * count, "B/s", source)}
 
 
 def _waits(steps: list[Step]) -> dict[str, Signal]:
