@@ -5,22 +5,23 @@ from __future__ import annotations
 from gpuconsole.model.machine.device import Device, Peaks
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import units
-from gpuconsole.report.cells import Row, Segment, line
+from gpuconsole.report.cells import Row, Segment
 from gpuconsole.report.machine.processes import age
 from gpuconsole.report.names import plain, spans
 from gpuconsole.report.page import labelled, paragraph
+from gpuconsole.report.parts import Column, Table
 from gpuconsole.session.api import View
 
 MOST_LINKS = 36
 MOST_CORES = 1024
 LABEL = 22
 _LINK_COLUMNS = (
-    ("up", "gpu.link_up", 4),
-    ("in", "gpu.link_rx_bytes_per_s", 10),
-    ("out", "gpu.link_tx_bytes_per_s", 10),
-    ("replays", "gpu.link_replays", 9),
-    ("recoveries", "gpu.link_recoveries", 12),
-    ("CRC errors", "gpu.link_crc_errors", 12),
+    ("up", "gpu.link_up"),
+    ("in", "gpu.link_rx_bytes_per_s"),
+    ("out", "gpu.link_tx_bytes_per_s"),
+    ("replays", "gpu.link_replays"),
+    ("recoveries", "gpu.link_recoveries"),
+    ("CRC errors", "gpu.link_crc_errors"),
 )
 
 
@@ -40,48 +41,42 @@ def trouble(view: View, place: str, width: int) -> list[Row]:
     return rows
 
 
-def links(view: View, gpu: str, width: int) -> list[Row]:
-    """One line for each NVLink. Nothing for a GPU without NVLinks."""
-    rows: list[Row] = []
+def links(view: View, gpu: str) -> list[Table]:
+    """One row for each NVLink. Nothing for a GPU without NVLinks."""
+    rows = []
     for n in range(MOST_LINKS):
-        keys = [series_key(metric, f"{gpu}/link:{n}") for _, metric, _ in _LINK_COLUMNS]
+        keys = [series_key(metric, f"{gpu}/link:{n}") for _, metric in _LINK_COLUMNS]
         if any(key in view.latest or key in view.unavailable for key in keys):
-            rows.append(_link(view, n, keys, width))
-    if not rows:
-        return []
-    head = f"  {'NVLink':<8}" + "".join(f"{title:>{room}}" for title, _, room in _LINK_COLUMNS)
-    return [line(width, (head, "dim")), *rows]
+            cells = [_link_cell(metric, view.latest.get(key)) for (_, metric), key in zip(_LINK_COLUMNS, keys, strict=True)]
+            rows.append([(f"link:{n}", ""), *cells])
+    columns = [Column("NVLink"), *(Column(title, ">") for title, _ in _LINK_COLUMNS)]
+    return [Table(columns, rows, indent=2)] if rows else []
 
 
-def _link(view: View, n: int, keys: list[str], width: int) -> Row:
-    row: list[Segment] = [(f"  {n:<8}", "")]
-    for (_, metric, room), key in zip(_LINK_COLUMNS, keys, strict=True):
-        value = view.latest.get(key)
-        if value is None:
-            row.append((f"{units.NA:>{room}}", "dim"))
-        elif metric == "gpu.link_up":
-            row.append((f"{'yes' if value else 'no':>{room}}", "" if value else "alert"))
-        elif metric.endswith("_per_s"):
-            row.append((f"{units.si(value, 'B/s'):>{room}}", "accent"))
-        else:
-            row.append((f"{units.grouped(value):>{room}}", ""))
-    return line(width, *row)
+def _link_cell(metric: str, value: float | None) -> Segment:
+    if value is None:
+        return units.NA, "dim"
+    if metric == "gpu.link_up":
+        return ("yes", "") if value else ("no", "alert")
+    if metric.endswith("_per_s"):
+        return units.si(value, "B/s").strip(), "accent"
+    return units.grouped(value), ""
 
 
-def cores(view: View, width: int) -> list[Row]:
-    """The busy share of every core in percent: 8, 16 or 32 cores in a line."""
-    keys = [series_key("host.core_busy_ratio", f"cpu:{n}") for n in range(min(MOST_CORES, view.environment.cores or 0))]
+def cores(view: View, width: int) -> list[Table]:
+    """The busy share of every core in percent: 32, 16, 8 or 4 cores in a row of at most `width` cells."""
+    count = sum(1 for n in range(MOST_CORES) if series_key("host.core_busy_ratio", f"cpu:{n}") in view.latest)
+    keys = [series_key("host.core_busy_ratio", f"cpu:{n}") for n in range(max(count, min(MOST_CORES, view.environment.cores or 0)))]
     values = [view.latest.get(key) for key in keys]
-    if not any(value is not None for value in values):
+    if not count:
         return []
-    each = next((n for n in (32, 16, 8) if 18 + 4 * n <= width), 4)
-    rows = [line(width, ("  busy share of each core, %", "dim"))]
+    each = next((n for n in (32, 16, 8) if 18 + 5 * n <= width), 4)
+    rows = []
     for start in range(0, len(values), each):
-        some = values[start : start + each]
-        label = f"  cores {start}-{start + len(some) - 1}"
-        figures = "".join(f"{units.NA if value is None else f'{value * 100:.0f}':>4}" for value in some)
-        rows.append(line(width, (f"{label:<18}", "dim"), figures))
-    return rows
+        some = [units.NA if value is None else f"{value * 100:.0f}" for value in values[start : start + each]]
+        label = f"cores {start}-{start + len(some) - 1}"
+        rows.append([(label, "dim"), *((text, "") for text in some), *((("", ""),) * (each - len(some)))])
+    return [Table([Column("busy share, %"), *(Column("", ">") for _ in range(each))], rows, indent=2)]
 
 
 def about(device: Device, width: int) -> list[Row]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuconsole.model.machine.device import Device
+from gpuconsole.model.machine.process import Process
 from gpuconsole.model.metrics import gpu as gpu_metrics
 from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
 from gpuconsole.model.metrics.metric import Metric
@@ -16,6 +17,7 @@ from gpuconsole.report.machine.processes import age
 from gpuconsole.report.machine.tiles import History
 from gpuconsole.report.names import plain
 from gpuconsole.report.page import heading
+from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, labelled, lay_out, text
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
@@ -121,9 +123,9 @@ def _groups(device: Device | None) -> Iterator[tuple[str, tuple[Metric, ...], bo
 def _tables(view: View, title: str, place: str, needle: str, width: int) -> list[Item]:
     rows: list[Row] = []
     if title == "links" and any(matches(one, needle) for one in gpu_metrics.ONE_NVLINK):
-        rows = links(view, place, width)
+        rows = lay_out(links(view, place), width)
     elif title == "host" and matches(CATALOGUE["host.core_busy_ratio"], needle):
-        rows = cores(view, width)
+        rows = lay_out(cores(view, width), width)
     return [Item(f"{title} table {n}", row) for n, row in enumerate(rows)]
 
 
@@ -194,6 +196,47 @@ def _figure(value: float, metric: Metric) -> tuple[str, str]:
 
 def seconds_old(view: View, metric: Metric, place: str) -> float:
     return view.now - view.sampled.get(series_key(metric.name, place), view.now)
+
+
+def devices_report(view: View) -> Report:
+    """Every device with its metrics, links and processes: for the terminal."""
+    found: Report = [text(f"driver {plain(view.environment.driver)}"), BLANK] if view.environment.driver else []
+    if view.no_gpu_reason:
+        found += [text(f"no GPU: {plain(view.no_gpu_reason)}"), BLANK]
+    for device in view.devices:
+        found += [*_device_report(view, device), BLANK]
+    return found[:-1]
+
+
+def _device_report(view: View, device: Device) -> Report:
+    memory = units.quantity(device.memory_bytes, "bytes") if device.memory_bytes else ""
+    facts = (memory, plain(device.pcie), f"NVLink {plain(device.nvlink)}" if device.nvlink else "", plain(device.uuid))
+    found: Report = [Line([("  ".join(filter(None, (device.id, plain(device.name), *facts))), "heading")])]
+    if device.id in view.lost:
+        return [*found, text(f"lost: {plain(view.lost[device.id])}", "alert", indent=2)]
+    known = [metric for _, metrics, _ in _groups(device) for metric in metrics if _is_known(view, metric, device.id, False)]
+    found.append(Table((Column("metric"), Column("value", ">"), Column("source")), [_cells(view, one, device.id) for one in known], 2))
+    if not device.is_gpu:
+        return [*found, *cores(view, 100)]
+    paths = [f"{link.b if link.a == device.id else link.a} {link.path}" for link in view.links if device.id in (link.a, link.b)]
+    found += [*links(view, device.id), *([labelled("paths", ", ".join(paths), indent=2)] if paths else [])]
+    holders = [one for one in view.processes if one.device == device.id]
+    columns = (Column("process"), Column("memory", ">"), Column("kind"), Column("user and name"))
+    return [*found, Table(columns, [_process_cells(one) for one in holders], 2)] if holders else found
+
+
+def _cells(view: View, metric: Metric, place: str) -> list[Segment]:
+    value, reason = _reading(view, metric, place)
+    if value is None:
+        return [(metric.name, ""), (units.NA, "dim"), (plain(reason), "dim")]
+    source = view.substitutes.get(series_key(metric.name, place), metric.source)
+    return [(metric.name, ""), (units.quantity(value, metric.unit), "accent"), (source, "dim")]
+
+
+def _process_cells(process: Process) -> list[Segment]:
+    who = plain(" ".join(filter(None, (process.user, process.name)))) or "not visible for this user"
+    memory = units.quantity(process.memory_bytes, "bytes")
+    return [(f"process {process.pid}", ""), (memory, ""), (process.kind, ""), (who, "")]
 
 
 def paint_metric(view: View, item: Item | None, history: History, width: int, height: int) -> list[Row]:

@@ -10,28 +10,19 @@ import msgspec
 from gpuconsole.cli.options.console import dcgm
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
-from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
-from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
-from gpuconsole.report.units import quantity
+from gpuconsole.report.machine.devices import devices_report
+from gpuconsole.report.parts import printed
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import make_view
 
 EXAMPLES = """examples:
   gpuconsole devices
   gpuconsole devices --json | jq '.devices[0].values'
 """
-NA = "n/a"
-NAME_WIDTH = 36
-LINK_WORDS = {
-    "gpu.link_rx_bytes_per_s": "rx",
-    "gpu.link_tx_bytes_per_s": "tx",
-    "gpu.link_replays": "replays",
-    "gpu.link_recoveries": "recoveries",
-    "gpu.link_crc_errors": "CRC errors",
-}
-CORE_METRIC = "host.core_busy_ratio"
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,69 +88,6 @@ def _without_command(process: Process) -> dict[str, object]:
 
 
 def as_text(state: SessionState) -> str:
-    head = [f"driver {visible(state.driver)}"] if state.driver else []
-    if state.no_gpu_reason:
-        head.append(f"no GPU: {visible(state.no_gpu_reason)}")
-    return "\n\n".join(head + [_device_text(device, state) for device in state.devices])
-
-
-def _device_text(device: Device, state: SessionState) -> str:
-    lines = [_title(device)]
-    if device.id in state.lost:
-        return "\n".join([*lines, f"  lost: {visible(state.lost[device.id])}"])
-    readings = state.readings
-    values, reasons = readings.present(device.id), state.unavailable.get(device.id, {})
-    for name, metric in CATALOGUE.items():
-        if name in values:
-            source = readings.substitutes.get(series_key(name, device.id), metric.source)
-            lines.append(f"  {name:<{NAME_WIDTH}} {quantity(values[name], metric.unit):>12}  {source}")
-        elif name in reasons:
-            lines.append(f"  {name:<{NAME_WIDTH}} {NA:>12}  {visible(reasons[name])}")
-    if device.is_gpu:
-        lines += _links(device, state) + _processes(device, state)
-    if not device.is_gpu:
-        lines += _cores(state)
-    return "\n".join(lines)
-
-
-def _title(device: Device) -> str:
-    facts = [quantity(device.memory_bytes, "bytes")] if device.memory_bytes else []
-    facts += [visible(device.pcie)] if device.pcie else []
-    facts += [f"NVLink {visible(device.nvlink)}"] if device.nvlink else []
-    facts += [visible(device.uuid)] if device.uuid else []
-    return "  ".join([device.id, visible(device.name), *facts])
-
-
-def _links(device: Device, state: SessionState) -> list[str]:
-    """Its NVLinks that are up, a line each, and its paths to the other GPUs."""
-    lines = []
-    for name in state.readings.devices():
-        values = state.readings.present(name) if name.startswith(f"{device.id}/link:") else {}
-        if values.get("gpu.link_up"):
-            parts = [
-                f"{label} {quantity(values[metric], CATALOGUE[metric].unit)}" for metric, label in LINK_WORDS.items() if metric in values
-            ]
-            lines.append(f"  {name.removeprefix(f'{device.id}/'):<{NAME_WIDTH}} {'  '.join(parts)}")
-    paths = [f"{link.b if link.a == device.id else link.a} {link.path}" for link in state.links if device.id in (link.a, link.b)]
-    return lines + ([f"  {'paths':<{NAME_WIDTH}} {', '.join(paths)}"] if paths else [])
-
-
-def _processes(device: Device, state: SessionState) -> list[str]:
-    lines = []
-    for process in state.processes:
-        if process.device == device.id:
-            memory = quantity(process.memory_bytes, "bytes") if process.memory_bytes is not None else NA
-            who = visible(" ".join(filter(None, (process.user, process.name)))) or "not visible from here"
-            lines.append(f"  {f'process {process.pid}':<{NAME_WIDTH}} {memory:>12}  {process.kind}  {who}")
-    return lines
-
-
-def _cores(state: SessionState) -> list[str]:
-    """The busy share of every core, in percent, sixteen to a line."""
-    cores = (state.readings.present(device) for device in state.readings.devices() if device.startswith("cpu:"))
-    busy = [values[CORE_METRIC] for values in cores if CORE_METRIC in values]
-    rows = [busy[start : start + 16] for start in range(0, len(busy), 16)]
-    labels = [f"{CORE_METRIC} (%)"] + [""] * len(rows)
-    return [
-        f"  {label:<{NAME_WIDTH}}  {' '.join(f'{100 * share:3.0f}' for share in row)}" for label, row in zip(labels, rows, strict=False)
-    ]
+    environment = Environment(driver=state.driver)
+    view = make_view(state, now=state.now, environment=environment, device="cpu", probing="", recording=True, recording_to="", ended=False)
+    return printed(devices_report(view))
