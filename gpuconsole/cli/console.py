@@ -62,7 +62,7 @@ def open_console(
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         console = app.ConsoleApp(
-            engine, scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=save,
+            engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=save,
             eco=eco(args), opening=opening,
         )  # fmt: skip
         return int(await app.show(console))

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 from textual.timer import Timer
@@ -24,6 +25,7 @@ from gpuconsole.tui.actions import Actions
 from gpuconsole.tui.driver import driver_class
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.driver.terminal import terminal
+from gpuconsole.tui.keyboard import Keyboard
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.widgets.zone import Zone
@@ -77,6 +79,7 @@ class ConsoleApp(App[int]):
         self.theme = "ansi-dark"
         self.api = api
         self.actions = Actions(self, api)
+        self.keyboard = Keyboard(self)
         self.main_screen = MainScreen(api, self.actions)
         self.closed = False
         self.opened = asyncio.Event()
@@ -206,7 +209,18 @@ class ConsoleApp(App[int]):
         if redraw is not None:
             redraw()
 
-    # --- actions --------------------------------------------------------------------------------------------
+    # --- keys -----------------------------------------------------------------------------------------------
+
+    async def on_event(self, event: events.Event) -> None:
+        if not isinstance(event, events.Key) or event.is_forwarded:
+            await super().on_event(event)
+        elif self.keyboard.take(event):
+            try:
+                await super().on_event(event)
+            finally:
+                self.keyboard.delivered()
+
+    # --- actions -----------------------------------------------------------------------------------------
 
     async def action_do(self, name: str) -> None:
         """An action of `keys.ACTIONS` that works on every screen."""

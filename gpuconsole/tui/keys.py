@@ -56,7 +56,7 @@ class Action(NamedTuple):
 
     `keys` are Textual's names, separated by commas. `label` is the word in the key bar, and the name in the command palette; an action
     without a label is in neither. `screens`: where the key works; empty: everywhere. `makes_sense`: whether the key bar shows the key
-    for this state. `opens_field`: the action gives the focus to a text field. `bar`: how the key bar writes the key.
+    for this state. `bar`: how the key bar writes the key.
     """
 
     id: str
@@ -65,7 +65,6 @@ class Action(NamedTuple):
     help: str
     screens: tuple[str, ...] = ()
     makes_sense: Callable[[View], bool] = _always
-    opens_field: bool = False
     bar: str = ""
 
     @property
@@ -145,14 +144,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("choose_previous", "up", "", "Select the suggestion above.", ("main",)),
     Action("choose_next", "down", "", "Select the suggestion below.", ("main",)),
     Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",), bar="enter"),
-    Action("edit", "enter", "edit", "Edit the value of the selected knob.", ("knobs",), opens_field=True),
+    Action("edit", "enter", "edit", "Edit the value of the selected knob.", ("knobs",)),
     Action("apply", "a", "apply", "Apply the edited values at once, without proof.", ("knobs",)),
     Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
     Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected knob.", ("knobs",), bar="backspace"),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
     Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_running),
-    Action("filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device"),
-           opens_field=True),
+    Action("filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device")),
     Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes",)),
     Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes",), bar="left/right"),
     Action("reverse", "o", "reverse", "Reverse the order.", ("processes",)),
@@ -200,11 +198,6 @@ def app_bindings() -> list[BindingType]:
         for action in everywhere()
         for key in action.keys.split(",")
     ]
-
-
-def field_openers(screen: str) -> dict[str, str]:
-    """By key, the actions of `screen` that give the focus to a text field."""
-    return {key: action.id for action in on(screen) if action.opens_field for key in action.keys.split(",")}
 
 
 def bar(screen: str, view: View) -> list[tuple[str, str]]:

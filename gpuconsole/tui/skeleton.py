@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import sys
 import termios
@@ -53,8 +54,11 @@ def paint(environ: Mapping[str, str] = os.environ) -> None:
     _painted = True
     for number in _DEADLY:
         signal.signal(number, _die)
-    quiet = list(_found)
-    quiet[3] &= ~termios.ECHO  # keys pressed now are for the console
+    # Keys pressed now are for the console: they are not shown, and wait as they are until `typed` reads them.
+    quiet: list[Any] = [list(part) if isinstance(part, list) else part for part in _found]
+    quiet[0] &= ~termios.ICRNL
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
     with contextlib.suppress(termios.error):
         termios.tcsetattr(0, termios.TCSANOW, quiet)
     able = terminal(environ)
@@ -67,6 +71,16 @@ def paint(environ: Mapping[str, str] = os.environ) -> None:
 def painted() -> bool:
     """Whether the alternate screen is on, with the picture."""
     return _painted and not _handed_over
+
+
+def typed() -> bytes:
+    """What was typed since the picture is on the screen."""
+    parts = []
+    while painted() and select.select([0], [], [], 0)[0]:
+        if not (part := os.read(0, 4096)):
+            break
+        parts.append(part)
+    return b"".join(parts)
 
 
 def hand_over() -> list[Any] | None:

@@ -9,7 +9,7 @@ from textual import events
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from gpuconsole.tui import skeleton
+from gpuconsole.tui import keyboard, skeleton
 from gpuconsole.tui.driver.screen import Cost, Screen
 from gpuconsole.tui.driver.terminal import Terminal, terminal
 from gpuconsole.tui.driver.writer import Writer
@@ -49,6 +49,8 @@ class CellDriver(LinuxDriver):
     # --- modes ----------------------------------------------------------------------------------------------
 
     def start_application_mode(self) -> None:
+        for key in keyboard.parse(skeleton.typed()):  # before Textual's parser reads the newer ones
+            self.process_message(key)
         super().start_application_mode()  # type: ignore[no-untyped-call]
         if (found := skeleton.hand_over()) is not None:
             self.attrs_before = found  # not those that the skeleton has set

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual import events
 from textual._styles_cache import StylesCache
 from textual.app import ComposeResult
 from textual.screen import Screen
@@ -43,26 +42,11 @@ class BackScreen(Screen[None]):
         self.api = api
         self.actions = actions
         self._view = api.view()
-        self._field_openers = keys.field_openers(self.NAME)
         self._heading = TitleBar(self.TITLE_TEXT)
         self._key_bar = KeyBar(self.NAME)
 
     def on_mount(self) -> None:
         self.show(self.api.view())
-
-    def on_key(self, event: events.Key) -> None:
-        """Send letters to the text field that has just been opened.
-
-        Over a slow line several keys arrive at once. They were sent to the screen before the field had the focus. A field that has the
-        focus does not pass letters on, so letters that arrive here are for the field.
-        """
-        if isinstance(self.focused, Input):
-            if event.is_printable:
-                event.stop()
-                self.focused.post_message(events.Key(event.key, event.character))
-        elif event.key in self._field_openers:
-            event.stop()
-            getattr(self, f"action_{self._field_openers[event.key]}")()
 
     def on_unmount(self) -> None:
         # Textual 8 caches colours by widget, for up to a thousand widgets. The cache keeps the lines of widgets that were removed.

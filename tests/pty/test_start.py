@@ -1,0 +1,67 @@
+"""Keys that are typed while the console starts: all are kept, in order."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.nvml.build import Script
+from tests.no_torch import without_torch
+from tests.pty.terminal import Terminal
+from tests.waiting import wait_until
+
+GAP_S = 0.02
+"""Between two keys: much longer than between the bytes of one key, much shorter than the start."""
+
+
+def started(tmp_path: Path, env: dict[str, str] | None = None) -> Terminal:
+    """A console whose first picture is on the screen."""
+    terminal = Terminal(cwd=tmp_path, env={**without_torch(tmp_path), **(env or {})})
+    wait_until(lambda: terminal.read(0.0) and b"\x1b[?1049h" in terminal.raw, 20, "the first picture")
+    return terminal
+
+
+def type_slowly(terminal: Terminal, keys: list[str]) -> None:
+    for key in keys:
+        terminal.press(key)
+        time.sleep(GAP_S)  # keys of a person come apart; keys at once are one sequence for any terminal program
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.5])
+def test_escape_during_the_start_closes_the_picker(tmp_path: Path, delay_s: float) -> None:
+    with started(tmp_path) as terminal:
+        time.sleep(delay_s)
+        terminal.press("escape")
+        terminal.wait_for("Diagnosis", "Runs", "cores busy", "Press s to choose a scenario", timeout_s=20)
+        terminal.press("i")  # nothing covers the main screen
+        terminal.wait_for("Devices and metrics", timeout_s=20)
+
+
+@pytest.mark.parametrize("delay_s", [0.2, 1.2])
+def test_escape_closes_the_picker_also_while_the_driver_is_slow(fake_library: Path, tmp_path: Path, delay_s: float) -> None:
+    script = Script(tmp_path / "machine.txt", "gpus 2", "init_delay 3000")
+    with started(tmp_path, script.environment(fake_library)) as terminal:
+        time.sleep(delay_s)
+        terminal.press("escape")
+        terminal.wait_for("2x NVIDIA H200", timeout_s=20)
+        terminal.press("i")
+        terminal.wait_for("Devices and metrics", timeout_s=20)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_keys_during_the_start_arrive_in_order(tmp_path: Path, delay_s: float) -> None:
+    with started(tmp_path) as terminal:
+        time.sleep(delay_s)
+        type_slowly(terminal, ["escape", "s", "/", *"starved", "escape", "escape", "?"])
+        terminal.wait_for("Reading the screen", timeout_s=20)
+        terminal.press("escape")
+        terminal.wait_for("Diagnosis", "Runs", timeout_s=20)
+        assert not terminal.text.startswith("Scenarios")
+
+
+def test_letters_during_the_start_go_to_the_picker(tmp_path: Path) -> None:
+    with started(tmp_path) as terminal:
+        type_slowly(terminal, ["/", *"quantized"])  # q would end the console
+        terminal.wait_for("1 of 1", "> quantized", timeout_s=20)
