@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.options.console import eco, has_screen, record_path
+from gpuconsole.cli.options.console import eco, has_screen, interval, record_path
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs

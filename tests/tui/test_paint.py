@@ -33,7 +33,20 @@ from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
 from gpuconsole.tui.widgets.tile import paint_tiles
 from tests.tui.fake_gpu_box import drawn
 from tests.tui.fake_models import several_view
-from tests.tui.fake_session import H200, KNOBS, SCENARIOS, FakeSession, cpu_view, failed_view, gpu_view, steps, trial_view, tuned_view, view
+from tests.tui.fake_session import (
+    H200,
+    KNOBS,
+    SCENARIOS,
+    STARVED,
+    FakeSession,
+    cpu_view,
+    failed_view,
+    gpu_view,
+    steps,
+    trial_view,
+    tuned_view,
+    view,
+)
 
 HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
 WIDTHS = (*range(40, 201, 7), 200)
@@ -198,3 +211,21 @@ def test_the_figures_of_the_evidence_are_whole_and_aligned() -> None:
     head, first, second = (next(row for row in rows if word in row) for word in ("threshold", "loader_samples", "data_wait_ratio"))
     assert "1 640 samples/s " in first
     assert head.index("source") == first.index("probe P6") == second.index("account")
+
+
+def test_the_panel_begins_with_a_headline_and_shows_that_of_the_selected_finding() -> None:
+    """No tail of a finding stands above the selected one, however far the list is scrolled."""
+    base = gpu_view(trials=())
+    findings = [
+        msgspec.structs.replace(STARVED, rule=f"rule.{n}", title=f"Finding number {n}", summary="why " * 40, recoverable_ratio=0.9 - n / 10)
+        for n in range(1, 6)
+    ]
+    run = msgspec.structs.replace(base.runs[-1], findings=findings)
+    shown = msgspec.structs.replace(base, runs=(run,))
+    for height in range(8, 40):
+        for identity in facts.suggestions(shown):
+            rows = text(paint_diagnosis(shown, identity, 60, height, True)).splitlines()
+            number = identity.partition(":")[0].removeprefix("rule.")
+            assert "Finding number" in rows[1], (height, identity, rows)
+            assert any(f"Finding number {number}" in row for row in rows), (height, identity, rows)
+            assert sum("[Enter]" in row for row in rows) == 1, (height, identity, rows)

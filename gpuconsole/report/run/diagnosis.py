@@ -18,8 +18,8 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
-    rows, title, at = _findings(view, selected, inner, roomy=room >= 10)
-    middle = _window(rows, title, at, room - len(top) - len(foot), inner)
+    rows, headlines, at = _findings(view, selected, inner, roomy=room >= 10)
+    middle = _window(rows, headlines, at, room - len(top) - len(foot), inner)
     gap = room - len(top) - len(middle) - len(foot)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
     return panel("Diagnosis", _status(view), body, width, height, boxed)
@@ -59,19 +59,20 @@ def _foot(view: View, width: int, most: int) -> list[Row]:
     return [line(width, (note, "dim")) for note in view.notes[-most:]]
 
 
-def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], int, int]:
-    """All rows of all findings that fire; the row of the selected suggestion's title, and its own row."""
+def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], list[int], int]:
+    """All rows of all findings that fire, the indices of their headlines, and the index of the selected suggestion."""
     run = view.run
     firing = facts.firing(run)
     rows: list[Row] = []
-    title = at = 0
+    headlines: list[int] = []
+    at = 0
     for number, finding in enumerate(firing, 1):
-        headline = len(rows)
+        headlines.append(len(rows))
         rows.append(_headline(number, finding, width))
         rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy else 1)]
         for suggestion in finding.suggestions:
             chosen = facts.suggestion_id(finding, suggestion) == selected
-            title, at = (headline, len(rows)) if chosen else (title, at)
+            at = len(rows) if chosen else at
             rows.append(_suggestion(suggestion, run.knobs if run else {}, chosen, width))
         if roomy and number < len(firing):
             rows.append(blank(width))
@@ -79,7 +80,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
     if state and (not firing or roomy):
         rows += [blank(width)] if rows else []
         rows += [line(width, (text, "dim")) for text in wrap(state, width, 8 if starting else 4)]
-    return rows, title, at
+    return rows, headlines, at
 
 
 def _headline(number: int, finding: Finding, width: int) -> Row:
@@ -132,17 +133,20 @@ def _state(view: View, fires: bool) -> str:
     return text + "."
 
 
-def _window(rows: list[Row], title: int, at: int, height: int, width: int) -> list[Row]:
-    """`height` rows around the selected one with the title of its finding, and the number of rows below."""
+def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: int) -> list[Row]:
+    """At most `height` rows with row `at` in sight, and the number of rows below. The first row is the headline of a finding."""
     if height <= 0:
         return []
     if len(rows) <= height:
         return rows
-    start = max(0, min(at - height // 2, len(rows) - height))
-    shown = rows[start : start + height]
-    if title < start < at:
-        shown[0] = rows[title]
+    own = max((n for n in headlines if n <= at), default=0)
+    start = next((n for n in headlines if n <= own and at - n < max(1, height - 1)), None)
+    if start is None:  # the finding is taller than the panel
+        shown = [rows[own], *rows[at - height + 3 : at + 2]] if height >= 3 else [rows[own], rows[at]][-height:]
+        start = at + 2 - height
+    else:
+        shown = rows[start : start + height]
     below = len(rows) - start - height
     if below > 0 and height >= 4 and at < start + height - 1:
         shown[-1] = line(width, (f"  … {below + 1} more rows below: down, or d", "dim"))
-    return shown
+    return shown[:height]
