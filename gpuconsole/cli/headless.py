@@ -19,6 +19,7 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.processes.torchrun import MEETING_S
+from gpuconsole.report import facts
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note, SamplerEnded
@@ -198,8 +199,7 @@ class HeadlessRun:
 
 def top_suggestion(view: View) -> Suggestion | None:
     """The first suggestion of the highest-ranked finding that has one."""
-    findings = view.run.findings if view.run else []
-    return next((finding.suggestions[0] for finding in findings if finding.state == "fires" and finding.suggestions), None)
+    return next((finding.suggestions[0] for finding in facts.firing(view.run) if finding.suggestions), None)
 
 
 async def _nothing() -> None:
