@@ -1,4 +1,4 @@
-"""What a rule concluded, and what it suggests."""
+"""Conclusions of the rules: findings with evidence and suggestions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ State = Literal["fires", "clear", "cant_tell"]
 Confidence = Literal["high", "medium", "low"]
 Resource = Literal["time", "memory"]
 STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
-"""What stands behind a finding's share, in words."""
+"""The words after the share of a finding."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """One number that rules work on. `source` names the clock or counter and, where it matters, n."""
+    """One number that rules read. `source` names the clock or counter, and the number of readings where it matters."""
 
     value: float
     unit: str
@@ -25,7 +25,7 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A signal's value beside the threshold it was held against (None: shown for context only)."""
+    """A signal beside the threshold that it was compared with (None: shown for context only)."""
 
     signal: str
     value: float
@@ -44,7 +44,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """One knob change. `predicted_speedup` is throughput after over before; `code` is what a user would write."""
+    """One change of knobs. `predicted_speedup` is the throughput after the change over the throughput before; `code` is what a user would write."""
 
     changes: Knobs
     predicted_speedup: Interval | None
@@ -53,12 +53,13 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A rule's conclusion about one run. `recoverable_ratio` is the share of step time that is at stake.
+    """The conclusion of a rule about one run.
 
-    With `resource` memory it is the share of the memory that may be used which the best suggestion would free; that may cost time.
-
-    `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: the signals without which
-    the rule can't tell, or cannot predict. `level`: the leading signal over its threshold; the engine's hysteresis works on it.
+    `title` names the fault; in the state "clear" it names what is in order. `recoverable_ratio` is the share of step time that a perfect cure
+    would free. With `resource` "memory" it is the share of the memory limit that the best suggestion would free, which may cost time.
+    `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals without which the rule cannot tell, or
+    cannot predict. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
+    Lists of findings are ranked by diagnosis.precedence.rank.
     """
 
     rule: str

@@ -1,6 +1,6 @@
-"""What telemetry says of the run's GPU, as signals for the rules: clocks, power, links, other processes, errors, growth of memory.
+"""Telemetry of the run's GPU as signals for the rules: clocks, power, links, other processes, errors, growth of memory.
 
-Clocks and links count only in readings under load: an idle GPU lowers both to save power. On a CPU there is only `is_gpu`.
+Clocks and links count only in readings under load, because an idle GPU lowers both to save power. A run on a CPU has only `is_gpu`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gpuconsole.session.state import SessionState
 
 WINDOW_S = 30.0
 LOADED = 0.5
-"""Share of time with a kernel running from which a reading is one under load. A GPU keeps its clocks for seconds after its work."""
+"""A reading is under load from this utilization on. A GPU keeps its clocks for seconds after its work."""
 LEAST_READINGS = 3
 REPLAYS_S = 120.0
 LEAST_REPLAYS_S = 30.0
 LEAST_STEPS = 50
 HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121))
-"""Those that point at the hardware (NVIDIA, "XID Errors"); the others are what programs cause, or may be."""
+"""XIDs that indicate hardware (NVIDIA, "XID Errors"). Programs cause the others, or may cause them."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""PCIe, one lane in one direction by generation, the line code taken off (PCI-SIG)."""
+"""PCIe: one lane in one direction by generation, without the line code (PCI-SIG)."""
 HELD = {
     "thermal": (("thermal_time_ratio", ""), ("sw_thermal_time_ratio", "clocks_sw_thermal"), ("hw_thermal_time_ratio", "clocks_hw_thermal")),
     "power_cap": (("power_cap_time_ratio", "clocks_power_cap"),),
@@ -39,10 +39,10 @@ HELD = {
         ("", "clocks_hw_slowdown"),
     ),
 }
-"""What holds clocks down: the driver's counter of time, and the reason that it gives at each reading, which counts where there is no counter."""
+"""Causes of low clocks. Each has the driver's counter of time, and the reason at each reading, which is used where there is no counter."""
 LIST_AGE_S = 5.0
 UNNAMED_BYTES = 500e6
-"""More than a driver holds for itself beside its reserve, and about a bare CUDA context."""
+"""More than the driver uses beside its reserve; about the size of a bare CUDA context."""
 UNDER_LOAD = f"under load (utilization {LOADED:.0%} or more)"
 
 Signals = dict[str, Signal]
@@ -60,7 +60,7 @@ class HardwareWatch:
         if device == "cpu":
             return {"is_gpu": Signal(0.0, "", "device")}
         if record.run.serves and "max_num_seqs" not in record.facts:
-            return {}  # not started here, or not yet: on what it runs is not known
+            return {}  # not started here, or not yet: the device of the server is not known
         since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened_t))
         readings = Readings(state, device, since)
         ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
@@ -75,13 +75,13 @@ class HardwareWatch:
         )
 
     def _error_signals(self, state: SessionState, whole: str) -> Signals:
-        """Of the whole GPU, also where the run has a slice of it."""
+        """Errors of the whole GPU, even if the run has only a slice of the GPU."""
         found = {"hw.lost": Signal(float(whole in state.lost), "", "NVML")}
         latest = {name: state.readings.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
         if latest["xid_errors"] is not None:
             xids = [event.code for event in state.xids if event.device == whole and event.code in HARDWARE_XIDS]
             which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
-            found["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events since watching began, of hardware errors{which}")
+            found["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events of hardware errors since the session began{which}")
         if latest["ecc_uncorrected"] is not None:
             found["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
         for name in ("row_remap_pending", "row_remap_failed"):
@@ -98,7 +98,7 @@ class HardwareWatch:
             if name in ("gpu.link_replays", "gpu.link_recoveries", "gpu.link_crc_errors"):
                 at, value = state.readings.sampled[key], state.readings.latest[key]
                 since, first = self._first.get(key, (at, value))
-                if value < first:  # the driver has begun anew
+                if value < first:  # the driver has restarted its counter
                     since, first = at, value
                 self._first[key] = since, first
                 rises[name] = rises.get(name, 0.0) + value - first
@@ -114,7 +114,7 @@ class HardwareWatch:
 
 
 class Readings:
-    """A device's samples from `since` (session seconds) on, and which of them were taken under load."""
+    """Samples of a device from `since` (session seconds) on, and which of them were taken under load."""
 
     def __init__(self, state: SessionState, device: str, since: float) -> None:
         self._state, self._device, self._since = state, device, since
@@ -124,17 +124,17 @@ class Readings:
         self._loaded = {t for t, value in self._busy if value >= LOADED and not idle.get(t, 0.0)}
 
     def mean(self, name: str) -> tuple[float, int] | None:
-        """Under load, and of how many readings; None for too few."""
+        """The mean under load and the number of readings; None if there are too few."""
         values = [value for t, value in self._points(name) if t in self._loaded]
         return (statistics.fmean(values), len(values)) if len(values) >= LEAST_READINGS else None
 
     def busy(self) -> tuple[float, int] | None:
-        """Utilization in all readings."""
+        """The mean utilization of all readings and their number; None if there are too few."""
         values = [value for _, value in self._busy]
         return (statistics.fmean(values), len(values)) if len(values) >= LEAST_READINGS else None
 
     def fact(self, name: str) -> float | None:
-        """The newest value of what load does not change."""
+        """The newest value of a metric that does not depend on load."""
         return self._state.readings.latest.get(self._key(name))
 
     def newest_loaded(self, name: str) -> float | None:
@@ -142,7 +142,7 @@ class Readings:
         return self.fact(name) if self._state.readings.sampled.get(self._key(name)) in self._loaded else None
 
     def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
-        """How much a counter rose within the last `window_s`, and in how many seconds."""
+        """The increase of a counter within the last `window_s`, and its time span in seconds."""
         series = self._state.readings.series.get(self._key(name))
         times, values = series.since(self.state_now - window_s) if series is not None else ([], [])
         return (values[-1] - values[0], times[-1] - times[0]) if len(times) > 1 else None
@@ -156,7 +156,7 @@ class Readings:
 
 
 def clock_signals(readings: Readings) -> Signals:
-    """`hw.*`: clocks, what holds them down, power and temperature."""
+    """`hw.*`: clocks, causes of low clocks, power and temperature."""
     found: Signals = {}
     busy = readings.busy()
     if busy is not None:
@@ -190,7 +190,7 @@ def clock_signals(readings: Readings) -> Signals:
 
 
 def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | None:
-    """The longest share of time that one of the causes held clocks down."""
+    """The largest share of time in which one of the causes lowered the clocks."""
     known = []
     for counter, reason in causes:
         for name, how in ((counter, "counters of time"), (reason, "reasons at each reading")):
@@ -205,7 +205,7 @@ def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | N
 
 
 def pcie_signals(readings: Readings) -> Signals:
-    """`link.pcie_*`: the link as it is under load, as it could be, and what goes over it."""
+    """`link.pcie_*`: the link under load, the best link that card and slot support, and the traffic."""
     found: Signals = {}
     for name in ("generation", "width"):
         now, most = readings.newest_loaded(f"pcie_link_{name}"), readings.fact(f"pcie_link_{name}_max")
@@ -228,7 +228,7 @@ def pcie_signals(readings: Readings) -> Signals:
 
 
 def nvlink_signals(readings: Readings, state: SessionState, record: RunRecord, ours: list[Process]) -> Signals:
-    """`link.nvlink_*`: whether NVLinks join the run's GPUs, what they could carry and what they do."""
+    """`link.nvlink_*`: whether NVLink connects the GPUs of the run, its peak and its traffic."""
     found: Signals = {}
     used = {process.device for process in ours}
     machines = {one.host for one in record.ranks.joined}
@@ -248,9 +248,9 @@ def nvlink_signals(readings: Readings, state: SessionState, record: RunRecord, o
 
 
 def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
-    """Whether all of the `used` devices are joined by NVLinks, or none (all of the machine's where fewer than two are known).
+    """Whether NVLink connects all pairs of the `used` devices (of all devices, if fewer than two are known), or no pair.
 
-    None where some are and some are not, or a pair is not told.
+    None if some pairs are connected and others not, or the path of a pair is not known.
     """
     paths = {frozenset((link.a, link.b)): link.path for link in links}
     pairs = [frozenset(pair) for pair in itertools.combinations(used, 2)] if len(used) > 1 else list(paths)
@@ -259,7 +259,7 @@ def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
 
 
 def _used_bytes(state: SessionState, device: str) -> float | None:
-    """Least memory in use in the last seconds, since the list of processes is read less often; None where the driver's own reserve would be in it."""
+    """The least memory in use in the last seconds, because the list of processes is read less often. None if the driver's reserve is included."""
     used = state.readings.series.get(series_key("gpu.hbm_used_bytes", device))
     if used is None or series_key("gpu.hbm_reserved_bytes", device) not in state.readings.latest:
         return None
@@ -267,10 +267,10 @@ def _used_bytes(state: SessionState, device: str) -> float | None:
 
 
 def sharing_signals(processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None) -> Signals:
-    """`hw.other_*`: who else computes on `device`.
+    """`hw.other_*`: other processes that compute on `device`.
 
-    Nothing where the list is not to be trusted: it lacks our own processes; or it has no others, and yet much of the `used_bytes` is in
-    nobody's name (in a container the driver hides processes of other ones).
+    Empty if the list is not reliable: it lacks our own processes, or it has no other processes although much of `used_bytes` belongs to no
+    listed process (in a container the driver hides processes of other containers).
     """
     listed = [process for process in processes if process.device == device]
     here = [process for process in listed if process.kind == "compute"]
@@ -285,7 +285,7 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
     memory = [process.memory_bytes for process in others]
     if None not in memory:
         found["hw.other_memory_bytes"] = Signal(float(sum(value or 0 for value in memory)), "B", "NVML's list of processes")
-    if any(process.sm_ratio is not None for process in here):  # who has no share among those that have did nothing
+    if any(process.sm_ratio is not None for process in here):  # a process without a share, among processes with one, did nothing
         found["hw.other_sm_ratio"] = Signal(
             min(1.0, sum(process.sm_ratio or 0.0 for process in others)), "ratio", "NVML, share of the SMs' time in the last seconds"
         )
@@ -293,7 +293,7 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
 
 
 def growth_signals(state: SessionState, record: RunRecord) -> Signals:
-    """`memory.growth_bytes_per_s` and what it has come to since the run became steady. Training on a GPU only."""
+    """`memory.growth_*`, `memory.grown_bytes`: growth of the peak since the run became steady. Training on a GPU only."""
     device = record.run.device
     series = state.readings.series.get(series_key("workload.memory_bytes", device))
     if record.run.serves or record.steady_t is None or series is None or len(record.steps) < LEAST_STEPS:
