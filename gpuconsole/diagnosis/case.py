@@ -34,14 +34,17 @@ class Case:
 
     def has(self, *signals: str) -> bool:
         """Whether all of these signals were measured."""
-        self.read.update(dict.fromkeys(signals))
-        return all(signal in self.signals for signal in signals)
+        for name in signals:
+            self.read[name] = None
+        return all(name in self.signals for name in signals)
 
     def signal(self, name: str) -> Signal:
         """The signal with its unit and source; raises Missing."""
-        if not self.has(name):
+        self.read[name] = None
+        found = self.signals.get(name)
+        if found is None:
             raise Missing(name)
-        return self.signals[name]
+        return found
 
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
@@ -49,7 +52,9 @@ class Case:
 
     def get(self, signal: str, default: float) -> float:
         """The value of a signal that only refines a result, or `default` if it was not measured."""
-        return self.signal(signal).value if self.has(signal) else default
+        self.read[signal] = None
+        found = self.signals.get(signal)
+        return default if found is None else found.value
 
     def evidence(self, signal: str, threshold: float | None = None) -> Evidence:
         """The signal beside the threshold that it was compared with (None: shown for context); raises Missing."""
