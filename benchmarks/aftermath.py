@@ -1,10 +1,10 @@
-"""Is a job slower, or faster, for having been probed?
+"""Does a probe change the speed of a job?
 
     python -m benchmarks.aftermath [--probes NAME ...] [--device cpu] [--rounds 10] [--pairs 14] [--keep]
 
-A round has two workers of the same workload, which run in turn in blocks, as the sides of a trial do. Half of the pairs go by; then the probes
-are run in one worker, three times each, and the other half follows. What counts is by how much its step time, over the other's, has changed. Two
-processes differ by a percent or two from their start on, and drift: so rounds are many, and blocks need not be.
+A round has two workers of the same workload. They alternate in blocks, like the two sides of a trial. After half of the pairs, one worker runs
+the probes, three times each; then the other half of the pairs follows. The result is the change of the ratio of the step times. Two processes
+differ by a percent or two from their start, and they drift. Therefore there are many rounds with few blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def started(knobs: Knobs, device: str) -> WorkerHandle:
 
 
 async def block(worker: WorkerHandle, plan: BlockPlan, contention_free: bool) -> float:
-    """Work per second; where `contention_free`, without what the training thread waited for a core."""
+    """Work per second. If `contention_free`, the time for which the training thread waited for a core is left out."""
     worker.trial_steps.clear()
     worker.resume(ARM)
     while not plan.complete(steps := [step for step in worker.trial_steps if step.kind == 0]):
@@ -53,7 +53,7 @@ async def block(worker: WorkerHandle, plan: BlockPlan, contention_free: bool) ->
 
 
 async def difference(probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan, pairs: int, contention_free: bool) -> float:
-    """Log of the probed one's step time over the other's: the mean of pairs, a fifth left out at either end."""
+    """Log of the probed worker's step time over the other worker's: the mean of the pairs without the lowest and the highest fifth."""
     found = []
     for n in range(pairs):
         rates = {worker: await block(worker, plan, contention_free) for worker in ((probed, other) if n % 2 == 0 else (other, probed))}

@@ -1,10 +1,10 @@
-"""Do our readings agree with the driver's? Both side by side, with the differences.
+"""Do our readings agree with the driver's? Prints both with their differences.
 
     python -m benchmarks.agreement [--fake] [--keep]
 
-With a GPU: beside `nvidia-smi -q -x` and `nvidia-smi dmon --gpm-metrics`, taken in the same second, so what moves (power, clocks, activity)
-may differ by its own change within it. Without one, or with --fake: beside what the fake driver was told, where every figure must agree.
-Exit code 1: a figure that does not move, or any figure of the fake driver, differs by more than 0.5 %.
+With a GPU: compares with `nvidia-smi -q -x` and `nvidia-smi dmon --gpm-metrics`, read in the same second. Values that move (power, clocks, activity) may
+differ by their change within this second. Without a GPU, or with --fake: compares with the script of the fake driver, where every value must agree.
+Exit code 1: a value that does not move, or any value of the fake driver, differs by more than 0.5 %.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOLERANCE = 0.005
 
 
 class Field(NamedTuple):
-    """Where `nvidia-smi -q -x` has a metric, and the factor from its unit to ours. Newer drivers renamed some: any of the paths."""
+    """The path of a metric in `nvidia-smi -q -x`, and the factor from its unit to ours. Newer drivers renamed some metrics: any of the paths may exist."""
 
     metric: str
     paths: tuple[str, ...]
@@ -89,7 +89,7 @@ class Row(NamedTuple):
 
     @property
     def difference(self) -> float | None:
-        """Relative, of the larger; None: we have no value."""
+        """Difference relative to the larger value; None if we have no value."""
         if self.ours is None:
             return None
         size = max(abs(self.theirs), abs(self.ours))
@@ -101,7 +101,7 @@ class Row(NamedTuple):
 
 
 def against_nvidia_smi() -> list[Row]:
-    """Three looks at once: ours, the XML and GPM's own monitor."""
+    """Three readings at the same time: ours, the XML, and GPM's own monitor."""
     with ThreadPoolExecutor(3) as pool:
         ours, xml, gpm = pool.submit(read_devices, 20.0, 1.0), pool.submit(_xml), pool.submit(_gpm)
     seen = ours.result()
@@ -114,7 +114,7 @@ def _xml() -> ElementTree.Element:
 
 
 def _gpm() -> dict[int, dict[int, float]]:
-    """By GPU, by identifier; empty where this nvidia-smi has no GPM."""
+    """Values by GPU and identifier; empty if this nvidia-smi has no GPM."""
     ids = ",".join(map(str, GPM))
     done = subprocess.run(["nvidia-smi", "dmon", "-c", "2", "-d", "1", "--gpm-metrics", ids], capture_output=True, text=True)
     found: dict[int, dict[int, float]] = {}

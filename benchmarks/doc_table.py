@@ -1,4 +1,4 @@
-"""Measured tables inside pages that people write: each between two comments with its name."""
+"""Measured tables inside pages that people write: each table stands between two comments with its name."""
 
 from __future__ import annotations
 

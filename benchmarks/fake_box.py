@@ -1,4 +1,4 @@
-"""A machine with fake GPUs whose values move by themselves, for programs that are to be measured. Needs a C compiler."""
+"""A machine with fake GPUs whose values move, for programs to be measured. Needs a C compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PCIE_MS = 20
 
 
 def build_driver(folder: Path) -> Path:
-    """Compile the moving fake driver into `folder`, which is then to be put on LD_LIBRARY_PATH."""
+    """Compile the moving fake driver into `folder`, for LD_LIBRARY_PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libnvidia-ml.so.1"
     command = ["cc", "-shared", "-fPIC", "-O0", "-finstrument-functions", "-Wall", "-Wextra", "-o", str(library), *_SOURCES, "-lm"]
@@ -27,9 +27,9 @@ def build_driver(folder: Path) -> Path:
 
 
 class FakeBox:
-    """`gpus` GPUs, each with one process on it. Use as a context manager: the processes end with it.
+    """`gpus` GPUs, each with one process on it. A context manager: the processes end with it.
 
-    `hiccups` are milliseconds and a number N: every N-th driver call, on the average, takes so much longer.
+    `hiccups` are milliseconds and a number N: on average every N-th driver call takes this much longer.
     """
 
     def __init__(self, folder: Path, driver: Path, gpus: int, *, pcie_ms: int = PCIE_MS, hiccups: tuple[int, int] | None = None) -> None:
@@ -51,7 +51,7 @@ class FakeBox:
             task.wait()
 
     def environment(self) -> dict[str, str]:
-        """For a program that is to see this machine."""
+        """The environment for a program on this machine."""
         found = self._script.environment(self._driver) | {"NVML_CALLS_FILE": str(self._counter)}
         if self._hiccups is not None:
             found["NVML_HICCUPS"] = f"{self._hiccups[0]} {self._hiccups[1]}"
@@ -59,7 +59,7 @@ class FakeBox:
         return found
 
     def calls(self) -> int:
-        """Driver calls made so far, by all programs."""
+        """Driver calls so far, by all programs."""
         return int(struct.unpack("Q", self._counter.read_bytes())[0])
 
     def _lines(self, pcie_ms: int) -> Sequence[str]:
@@ -73,7 +73,7 @@ class FakeBox:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """What every measured program gets: a terminal of 256 colours and a home of its own."""
+    """The environment of every measured program: a terminal with 256 colours and an own home folder."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
     return kept | {
         "HOME": str(home),

@@ -1,4 +1,4 @@
-"""The real command line, headless, and the session that it measured."""
+"""Runs the real command line, headless, and returns the session that it measured."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ COMMAND_S = 400.0
 
 
 class RunError(RuntimeError):
-    """A run that ended badly; the message is its last line."""
+    """A run that failed; the message is its last line."""
 
 
 def run_command(scenario: str, duration_s: float, *options: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`gpuconsole run SCENARIO --headless --json`, which counts `duration_s` from the first step; whatever its exit code."""
+    """Run `gpuconsole run SCENARIO --headless --json`; `duration_s` counts from the first step. Any exit code is accepted."""
     command = [sys.executable, "-m", "gpuconsole", "run", scenario, "--headless", "--json", "--duration", f"{duration_s:g}", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False, env={**os.environ, **(env or {})})
 
@@ -38,6 +38,6 @@ def options(option: str, values: Knobs) -> list[str]:
 
 
 def last_line(text: str) -> str:
-    """The last thing that the program said, without its name."""
+    """The last line of the program's output, without the program's name."""
     lines = [line.removeprefix("gpuconsole: ").strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "ended without a word"

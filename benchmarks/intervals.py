@@ -1,4 +1,4 @@
-"""Intervals of what was measured in pairs."""
+"""Intervals of paired measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a result must say of where it was made."""
+"""The machine and versions of a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def fingerprint() -> dict[str, object]:
-    """Machine, versions and date. Loads are shared machines' noise: they are told too."""
+    """Machine, versions, date, and the load, because other work on shared machines is noise."""
     names = ("torch", "textual", "nvidia-ml-py", "msgspec", "psutil")
     return {
         "date": datetime.date.today().isoformat(),

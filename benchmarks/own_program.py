@@ -1,4 +1,4 @@
-"""gpuconsole itself as a program that is measured."""
+"""gpuconsole itself as a program to measure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def to_main_screen(program: Program) -> bool:
 
 
 def wait_for_calm_worker(program: Program) -> None:
-    """The worker that is kept ready imports torch first: wait until it does nothing for two seconds."""
+    """The spare worker imports torch first: wait until it does nothing for two seconds."""
     deadline, calm = time.monotonic() + WARM_S, 0
     while calm < 2 and time.monotonic() < deadline and not program.ended:
         before = cpu_s(roles(program.process.pid)["worker"])
@@ -46,7 +46,7 @@ def wait_for_calm_worker(program: Program) -> None:
 
 
 def roles(pid: int) -> dict[str, list[psutil.Process]]:
-    """The console, its sampler, and the warm worker, each with what it started."""
+    """The console, its sampler and the spare worker, each with the processes that it started."""
     found: dict[str, list[psutil.Process]] = {"console": [], "sampler": [], "worker": []}
     by_pid: dict[int, str] = {}
     for process in family(pid):

@@ -1,4 +1,4 @@
-"""A report as a picture, for those who read it outside of a terminal."""
+"""A report as a picture, for readers outside of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program in a pseudo-terminal whose output is timed and counted, never shown; and what it and its children use."""
+"""A program in a pseudo-terminal whose output is timed and counted, never shown; and the resources that it and its children use."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _QUESTIONS = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;22c"}
 
 
 class Program:
-    """`command` at 120x40, with the keyboard that `press` types on. Use as a context manager: it is killed at the end.
+    """`command` at 120x40, with a keyboard that `press` types on. A context manager: the program is killed at the end.
 
-    `take` is the terminal's line: it reads from a file descriptor that has something, or returns b"" when it has to wait.
+    `take` is the terminal's line: it reads from a file descriptor that has data, or returns b"" if it has to wait.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Program:
         os.close(self._master)
 
     def press(self, keys: bytes) -> float:
-        """Type `keys`; returns when."""
+        """Type `keys`; returns the time."""
         now = time.monotonic()
         os.write(self._master, keys)
         return now
 
     def read(self, timeout_s: float) -> bool:
-        """Take what is there, waiting up to `timeout_s`. False: nothing came."""
+        """Read the available data, waiting up to `timeout_s`. False: there was none."""
         if self.ended or not select.select([self._master], [], [], timeout_s)[0]:
             return False
         try:
@@ -101,7 +101,7 @@ class Program:
             self.read(left)
 
     def read_until(self, there: Callable[[], bool], timeout_s: float) -> bool:
-        """Read until `there()`; False when it did not come in time. Looked at after each chunk and every 50 ms."""
+        """Read until `there()`; False if that takes too long. Checked after each chunk and every 50 ms."""
         deadline = time.monotonic() + timeout_s
         while not there():
             if self.ended or time.monotonic() > deadline:
@@ -110,7 +110,7 @@ class Program:
         return True
 
     def read_until_shown(self, pattern: str, timeout_s: float) -> bool:
-        """Read until `pattern` is on the screen. Found at once where it comes in one piece, else within a second."""
+        """Read until `pattern` is on the screen. Found at once if it arrives in one piece, else within a second."""
         deadline, looked, since = time.monotonic() + timeout_s, time.monotonic(), 0
         while not self.ended and time.monotonic() < deadline:
             self.read(0.05)
@@ -134,7 +134,7 @@ class Program:
         return None
 
     def wait_end(self, timeout_s: float) -> float | None:
-        """Read until the program has ended; how long that took, None if it did not."""
+        """Read until the program has ended; returns the seconds, None if it did not end."""
         begun = time.monotonic()
         while self.process.poll() is None:
             if time.monotonic() - begun > timeout_s:
@@ -143,7 +143,7 @@ class Program:
         return time.monotonic() - begun
 
     def picture(self) -> str:
-        """What is on the screen now."""
+        """The present screen."""
         replay = Replay()
         for _, chunk in self.chunks:
             replay.feed(chunk)
@@ -151,7 +151,7 @@ class Program:
 
 
 class Replay:
-    """A terminal emulator that is fed what a program wrote."""
+    """A terminal emulator for the output of a program."""
 
     def __init__(self) -> None:
         self._screen = pyte.Screen(COLUMNS, ROWS)
@@ -173,7 +173,7 @@ class Replay:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process and all its descendants that live."""
+    """The process and all its living descendants."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -182,7 +182,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """CPU time of `processes`, with that of children they have outlived."""
+    """CPU time of `processes`, including children that have ended."""
     total = 0.0
     for process in processes:
         try:

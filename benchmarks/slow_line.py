@@ -1,4 +1,4 @@
-"""A terminal's line of so many bytes per second, as the reader of a pty."""
+"""A terminal line with a limited number of bytes per second, as the reader of a pty."""
 
 from __future__ import annotations
 

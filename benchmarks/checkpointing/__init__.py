@@ -1,1 +1,1 @@
-"""What gradient checkpointing saves and costs, measured and by the models."""
+"""Memory and time of gradient checkpointing, measured and predicted."""

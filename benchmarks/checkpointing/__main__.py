@@ -1,9 +1,9 @@
-"""What gradient checkpointing saves and costs, measured and by the models: a table in docs/models.md.
+"""Memory and time of gradient checkpointing, measured and predicted: a table in docs/models.md.
 
     python -m benchmarks.checkpointing [--duration 12] [--batch-tokens 2048] [--set KNOB=VALUE]... [--keep]
 
-The same number of tokens a step in sequences of 256 to 2048. Memory: bytes that a forward pass keeps for its backward pass (saved
-tensors), beside the activation model. Time: a trial in ABBA blocks, beside the FLOPs with and without recomputation, both not causal.
+Each step has the same number of tokens, in sequences of 256 to 2048. Memory: the bytes that a forward pass keeps for its backward pass (saved
+tensors), compared with the activation model. Time: a trial in ABBA blocks, compared with the FLOPs with and without recomputation (not causal).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pair(msgspec.Struct):
 
 
 class Shape(msgspec.Struct):
-    """One shape without and with checkpointing. `step_time_ratio` is with / without, its interval `low` to `high`."""
+    """One shape with and without checkpointing. `step_time_ratio` is with / without; its interval is `low` to `high`."""
 
     batch_size: int
     seq_len: int
@@ -53,7 +53,7 @@ class Shape(msgspec.Struct):
 
 
 def measure(knobs: Knobs, duration_s: float) -> Shape:
-    """A trial, then a run with checkpointing for its memory and its models. Raises RunError."""
+    """A trial, then a run with checkpointing that measures its memory and models. Raises RunError."""
     tried = session(SCENARIO, duration_s, *options("--set", knobs), *options("--try", CHANGE))
     changed = session(SCENARIO, duration_s, *options("--set", {**knobs, **CHANGE})).runs[0]
     speedup = _speedup(tried.trials)

@@ -1,10 +1,10 @@
-"""Is the communication that probe P7 calls exposed what gradient accumulation then saves?
+"""Does probe P7's exposed communication equal the time that gradient accumulation then saves?
 
     python -m benchmarks.communication [--runs 8] [--duration 12] [--keep]
 
-`ddp-small-batch` with a trial of `gradient_accumulation_steps` 1 -> 4, run after run. Accumulation exchanges and updates once in four
-passes, so a pass saves 3/4 of (exposed communication + update); the update's time is the account's. Both sides are on contention-free
-time. Exit code 1: the median ratio of P7's figure over the realised one lies beyond 10 % with its whole interval.
+Each run is `ddp-small-batch` with a trial of `gradient_accumulation_steps` 1 -> 4. Accumulation exchanges and updates once in four passes, so a pass
+saves 3/4 of (exposed communication + update); the time of the update comes from the time account. Both sides use contention-free time. Exit code 1: the
+interval of the median ratio (P7 over the trial) lies completely beyond 10 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WITHIN = 0.10
 
 
 def compare(snapshot: Snapshot) -> dict[str, float]:
-    """P7's exposed seconds an exchange, and those that the trial realised. Raises RunError without either."""
+    """Exposed seconds per exchange by P7, and by the trial. Raises RunError if one of them is missing."""
     signals = {name: signal.value for name, signal in snapshot.runs[0].signals.items()}
     speedup = snapshot.trials[0].speedup if snapshot.trials else None
     if speedup is None or "comm.exposed_s" not in signals:

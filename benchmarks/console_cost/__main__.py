@@ -1,12 +1,12 @@
-"""What gpuconsole costs beside other GPU monitors: all on one fake driver with moving values, 1 s refresh, 120x40, in a pty.
+"""CPU, memory and output of gpuconsole compared with other GPU monitors: one fake driver with moving values, 1 s refresh, 120x40, in a pty.
 
     python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--only NAME...] [--keep]
     python -m benchmarks.console_cost --install FOLDER [--only NAME...]
 
-Every program once a round, so that drift hits all. Of each: CPU share of one core (all its processes), bytes per second to the
-terminal, seconds to the first frame with a GPU on it, memory, driver calls per second, seconds to quit on `q` (gpustat: Ctrl-C). gpuconsole is
-started plainly and watches only; the worker that it keeps ready for a first run is told apart. The fake driver's own time is
-counted with whoever calls it. Peers that are not installed are left out.
+Every round runs each program once, so that drift affects all programs. Measured for each program: CPU share of one core (all its processes), bytes per second
+to the terminal, seconds to the first frame with a GPU, memory, driver calls per second, seconds to quit on `q` (gpustat: Ctrl-C). gpuconsole only
+watches; its spare worker for a first run is reported separately. The time of the fake driver counts for the program that calls it. Programs
+that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def install(folder: Path, names: Sequence[str]) -> None:
 
 
 def jobs(names: Sequence[str], folder: Path, driver: Path) -> list[Job]:
-    """What is there to be measured; says what is not."""
+    """The programs to measure. Prints the programs that are missing."""
     found = [Job(OWN, own_command())] if OWN in names else []
     for peer in PEERS:
         command = peer.command(folder, driver) if peer.name in names else None

@@ -1,7 +1,7 @@
-"""Installs the peers into a folder: Python ones into a virtual environment each, nvtop and btop from Debian's packages.
+"""Installs the other monitors into a folder: Python programs into a virtual environment each, nvtop and btop from Debian's packages.
 
-nvtop and btop of an older Debian are too old, so the packages of its unstable release are unpacked with the libraries they
-need, and started through their own loader; nothing of the system is changed.
+The nvtop and btop of an older Debian are too old. Therefore the packages of Debian unstable are unpacked with their libraries and started
+through their own loader. Nothing on the system changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def install_debian(folder: Path, packages: list[str]) -> None:
 
 
 def debian_command(folder: Path, program: str, driver: Path) -> list[str]:
-    """How to start what `install_debian` unpacked, over the NVML library in `driver`."""
+    """The command that starts a program of `install_debian` with the NVML library in `driver`."""
     libraries = next((folder / DEBIAN / "usr/lib").glob("*-linux-gnu"))
     loader = next(libraries.glob("ld-linux-*"))
     return [str(loader), "--library-path", f"{driver}:{libraries}", str(folder / DEBIAN / "usr/bin" / program)]

@@ -1,4 +1,4 @@
-"""One start of one program: its first frame, a steady window, its end."""
+"""One start of one program: first frame, steady window, end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Row = dict[str, float]
 
 
 class Died(Exception):
-    """The program ended, or showed no GPU: what is known of it, in one line."""
+    """The program ended or showed no GPU; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is started, `shows` being on its screen once a GPU is."""
+    """A program to start. Its screen contains `shows` as soon as it shows a GPU."""
 
     name: str
     command: list[str]
@@ -59,7 +59,7 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path 
 
 
 def _window(program: Program, box: FakeBox, seconds: float) -> Row:
-    """What the program uses in `seconds`. gpuconsole's warm worker runs no workload yet, so it is told apart and not counted."""
+    """Resources that the program uses in `seconds`. gpuconsole's spare worker runs no workload yet; it is reported separately and not counted."""
     parts = _parts(program.process.pid)
     cpu, calls, sent, begun = {name: cpu_s(found) for name, found in parts.items()}, box.calls(), program.bytes, time.monotonic()
     program.read_for(seconds)

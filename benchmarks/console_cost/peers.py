@@ -1,4 +1,4 @@
-"""The programs that are measured: how each is started, and how it is installed."""
+"""The programs to measure: how each is started and installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWN = "gpuconsole"
 
 @dataclass(frozen=True)
 class Peer:
-    """`shows` is on its screen once a GPU is; `package` is what pip or apt-get installs."""
+    """`shows`: text on its screen as soon as it shows a GPU. `package`: the name for pip or apt-get."""
 
     name: str
     package: str
@@ -28,11 +28,11 @@ class Peer:
 
     @property
     def how(self) -> str:
-        """The command that installs it."""
+        """The command that installs the program."""
         return f"pip install {self.package}" if self.by_pip else f"apt-get install {self.package}  (Debian 13 or newer)"
 
     def command(self, folder: Path, driver: Path) -> list[str] | None:
-        """How to start it: from `folder` if it is there, else from PATH; None where it is not installed."""
+        """The command that starts the program: from `folder` if it is there, else from PATH; None if it is not installed."""
         program = self.program or self.name
         if self.by_pip:
             own = folder / self.name / "bin" / program
@@ -62,7 +62,7 @@ NAMES = (OWN, *(peer.name for peer in PEERS))
 
 
 def write_settings(home: Path) -> None:
-    """What has no option: btop's refresh of one second."""
+    """Settings that have no command-line option: btop's refresh of one second."""
     folder = home / ".config" / "btop"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "btop.conf").write_text("update_ms = 1000\n")

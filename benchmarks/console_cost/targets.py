@@ -1,4 +1,4 @@
-"""What gpuconsole's cost is held against."""
+"""The targets for gpuconsole's cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def median(results: Results, name: str, gpus: int, column: str) -> float | None:
 
 
 def judge(results: Results) -> list[str]:
-    """One line a target: met, missed, or not measured, with the figures."""
+    """One line per target: met, missed or not measured, with the figures."""
 
     def against(what: str, column: str, most: float, unit: str) -> str:
         return _line(what, median(results, OWN, 8, column), median(results, REFERENCE, 8, column), most, unit)

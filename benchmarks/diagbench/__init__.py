@@ -1,1 +1,1 @@
-"""The labelled benchmark of the diagnosis: real workloads with one known cause each, healthy ones and decoys among them."""
+"""The labelled benchmark of the diagnosis: real workloads with one known cause each, healthy workloads and decoys."""

@@ -1,11 +1,10 @@
-"""Is the diagnosis right? Labelled workloads, really run, diagnosed by what a user's console sees.
+"""Is the diagnosis right? Runs labelled workloads and compares what a user's console shows with the label.
 
     python -m benchmarks.diagbench [--half reporting] [--seeds 5] [--neighbours 1] [--only C07 V02 ...] [--oracle-seeds 1] [--rows FILE]
 
-Each case runs with sizes drawn anew for each seed; its diagnosis is compared with the cause that was put in, its first suggestion is
-tried (for the first --trial-seeds seeds), a change without effect is (--null-trials times), and, for the first --oracle-seeds seeds, every
-knob is, so that labels are checked too. Rows are kept in FILE as they come: the same
-command goes on where it was broken off. With --keep the report goes to benchmarks/results.
+Each case runs with new sizes for each seed. The benchmark compares the diagnosis with the known cause. It tries the first suggestion (in the first --trial-seeds
+seeds), changes without effect (--null-trials times), and every knob (in the first --oracle-seeds seeds), which checks the labels, too. FILE keeps each row as
+soon as it exists: the same command continues after an interruption. --keep writes the report to benchmarks/results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our figures beside the peers', on the cases that those ran."""
+"""Our figures next to those of other tools, on the cases that these tools ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def peers(half: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def beside(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> str:
-    """A table, a line per tool; empty where no peer has been run. A tool that has no word for a cause is not asked for it."""
+    """A table with one line per tool; empty if no other tool was run. A tool is not scored on causes that it has no word for."""
     if not found:
         return ""
     theirs = [{(row["case"], row["seed"]) for row in result["rows"]} for result in found]

@@ -1,8 +1,7 @@
-"""The training cases: what runs, with sizes drawn from ranges that differ between the halves, and the cause that was put in.
+"""The training cases: the workload with sizes from ranges that differ between the halves, and the known cause.
 
-Thresholds may be tuned on the tuning half only. The reporting half has other sizes, and where a cause can sit in more than one model another
-model: that is so of C18, C19, C20a, C21, C22, C25 and of most decoys. Sizes are drawn so finely that hardly any two seeds are alike: what a
-rule was mended on does not come again.
+Thresholds may be tuned on the tuning half only. The reporting half has other sizes and, if a cause can occur in more than one model, another
+model: C18, C19, C20a, C21, C22, C25 and most decoys. Almost no two seeds have the same sizes, so a run that a rule was corrected on does not occur again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Made = tuple[str, Knobs]
 
 @dataclass(frozen=True)
 class Case:
-    """`truth`: the rules that name its cause; none where nothing is wrong. `fix`: the knobs that cure it, where one does."""
+    """`truth`: the rules that name its cause; empty for a healthy case. `fix`: the knobs that remove the cause, if there are such knobs."""
 
     id: str
     name: str
@@ -47,7 +46,7 @@ class Case:
 
 
 def width(chance: random.Random, low: int, high: int) -> int:
-    """A `d_model` that splits into heads of some 64."""
+    """A `d_model` that divides into heads of about 64."""
     drawn = chance.randint(low, high)
     return drawn - drawn % max(1, drawn // 64)
 
@@ -71,7 +70,7 @@ NHWC: Knobs = {"channels_last": True}
 
 
 def vision(chance: random.Random, half: Half, **knobs: object) -> Made:
-    """A ResNet that its loader feeds well, in the layout that the device wants: a knob that gains is a cause, and one was put in at most."""
+    """A ResNet that its loader feeds fast enough, in the best layout for the device. So a knob that gains is a cause, and there is at most one cause."""
     sizes: Knobs = (
         {"width": chance.randint(26, 33), "image_size": 64, "batch_size": chance.randint(16, 20)}
         if half == "tuning"
@@ -83,7 +82,7 @@ def vision(chance: random.Random, half: Half, **knobs: object) -> Made:
 def either(
     tuned_on: Callable[..., Made], reported_on: Callable[..., Made], **draw: Callable[[random.Random], object]
 ) -> Callable[..., Made]:
-    """The same cause in one model for the tuning half and in another for the reporting half. `draw`: its strength."""
+    """The same cause in one model for the tuning half and in another model for the reporting half. `draw`: its strength."""
 
     def make(chance: random.Random, half: Half) -> Made:
         base = tuned_on if half == "tuning" else reported_on
@@ -111,9 +110,9 @@ def epochs(chance: random.Random, half: Half) -> Made:
 
 
 def tail(chance: random.Random, half: Half) -> Made:
-    """A loader that is fast enough on average, and one batch in eight that holds a sample which takes 0.4 s.
+    """A loader that is fast enough on average. One batch in eight contains a sample that takes 0.4 s.
 
-    A workload shuffles alike in every run: with epochs of one size the same batches would be late in all of them.
+    A workload has the same order in every run: with epochs of one size, the same batches would always be late.
     """
     sizes: Knobs = {"width": 64 if half == "tuning" else chance.randint(60, 72), "batch_size": 16, "image_size": 64}
     latency_ms = round(chance.uniform(3.5, 4.5), 2)
@@ -129,13 +128,13 @@ def tail(chance: random.Random, half: Half) -> Made:
 
 
 def checkpointed(chance: random.Random, half: Half, **knobs: object) -> Made:
-    """Many parameters for the tokens of a step, so that a checkpoint weighs."""
+    """Many parameters compared with the tokens of a step, so that a checkpoint takes long."""
     sizes: Knobs = {"d_model": 320 if half == "tuning" else width(chance, 368, 464), "n_layer": 4}
     return "train-gpt", {**sizes, "batch_size": chance.randint(7, 9), "seq_len": chance.randint(56, 72), **knobs}  # type: ignore[dict-item]
 
 
 def chatty(chance: random.Random, half: Half) -> Made:
-    """Histograms of every gradient, each step, of a model that has little to do in one."""
+    """Histograms of every gradient in each step of a model with short steps."""
     sizes: Knobs = (
         {"d_model": 192, "n_layer": 4} if half == "tuning" else {"d_model": width(chance, 256, 336), "n_layer": chance.choice((5, 6))}
     )
@@ -144,13 +143,13 @@ def chatty(chance: random.Random, half: Half) -> Made:
 
 
 def many_lengths(chance: random.Random, half: Half) -> Made:
-    """Batches as long as their longest verse, of all that there are: cut off shorter they would soon be all alike."""
+    """Batches as long as their longest verse, over the whole text: a shorter maximum would make most lengths equal."""
     wide = 128 if half == "tuning" else width(chance, 96, 168)
     return "dynamic-shapes", {"d_model": wide, "batch_size": chance.randint(128, 256)}
 
 
 def saturated(chance: random.Random, half: Half) -> Made:
-    """A model that is done long before its one core of loading is."""
+    """A model that finishes long before its single core of loading."""
     sizes: Knobs = (
         {"width": 16, "batch_size": 32} if half == "tuning" else {"width": chance.randint(12, 20), "batch_size": chance.randint(20, 28)}
     )
@@ -158,13 +157,13 @@ def saturated(chance: random.Random, half: Half) -> Made:
 
 
 def unpacked(chance: random.Random, half: Half) -> Made:
-    """Samples of many tensors, each of which travels to the training process by itself."""
+    """Samples of many tensors. Each tensor travels to the training process alone."""
     scenario, knobs = vision(chance, half)
     return scenario, {**knobs, "collate_fn": "list", "tensors_per_sample": chance.randint(6, 12), "num_workers": chance.choice((1, 2))}
 
 
 def products(chance: random.Random, half: Half) -> Made:
-    """Hardly anything but large matrix products, on all cores."""
+    """Large matrix products on all cores, almost nothing else."""
     wide = width(chance, 320, 448) if half == "tuning" else width(chance, 512, 640)
     return "train-gpt", {"d_model": wide, "n_layer": 3, "seq_len": 128, "batch_size": chance.randint(6, 10), "num_threads": 2}
 
@@ -194,7 +193,7 @@ def replicas(chance: random.Random, half: Half, **knobs: object) -> Made:
 
 
 def well_matched(chance: random.Random, half: Half, **knobs: object) -> Made:
-    """Two processes with little to exchange and much to compute."""
+    """Two processes with a small exchange and much computation."""
     sizes: Knobs = {"d_model": 128 if half == "tuning" else width(chance, 88, 104), "n_layer": 4}
     return "ddp-small-batch", {**sizes, "batch_size": chance.randint(14, 18), "seq_len": chance.randint(112, 136), **knobs}  # type: ignore[dict-item]
 

@@ -1,4 +1,4 @@
-"""The report's charts: accuracy by family with Wilson's interval, and what was promised against what came of it."""
+"""The charts of the report: accuracy by family with Wilson's interval, and predicted against measured gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH, HEIGHT, SCALE = 100, 24, 40
 
 
 def families(rows: Sequence[Row]) -> str:
-    """A line per family: how many runs were right, on a scale from 0 to 1, with the interval."""
+    """One line per family: the share of runs that were right (0 to 1), with the interval."""
     found: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         family = "offer" if row.offer else row.truth[0].partition(".")[0] if row.truth else "healthy"
@@ -31,7 +31,7 @@ def families(rows: Sequence[Row]) -> str:
 
 
 def gains(rows: Sequence[Row]) -> str:
-    """Each first suggestion as a point: the middle of its prediction across, what was measured upwards; on the diagonal both are equal."""
+    """One point per first suggestion: middle of the predicted interval on the x axis, measured gain on the y axis. On the diagonal both are equal."""
     tops = [row.top for row in rows if row.top and row.top.predicted and row.top.speedup]
     if len(tops) < 2:
         return ""

@@ -1,7 +1,7 @@
-"""The GPU cases, for a machine that has one: at GPU scale, with the same rules and the same scoring.
+"""The GPU cases: at GPU scale, with the same rules and the same scoring.
 
-Not built: those whose cause has no knob here (G13 has no rule yet, G03 is G06, G09 needs a branch in every layer, G18 needs rights over
-clocks), and those that need two GPUs (G20).
+Missing: cases without a knob here (G13 has no rule yet, G03 is G06, G09 needs a branch in every layer, G18 needs permission for
+clocks), and G20, which needs two GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pictures(chance: random.Random, half: Half, **knobs: object) -> Made:
 
 
 def convolutions(chance: random.Random, half: Half, **knobs: object) -> Made:
-    """So many channels that the loader keeps up."""
+    """So many channels that the loader is fast enough."""
     sizes: Knobs = {"width": 192 if half == "tuning" else chance.choice((224, 256)), "image_size": 128, "batch_size": 128, "num_workers": 8}
     return "vision-healthy", {**sizes, "precision": "bf16", **knobs}  # type: ignore[dict-item]
 

@@ -1,4 +1,4 @@
-"""Every knob that the oracle turns: one factor at a time, to the values that a user would try."""
+"""Every knob that the oracle changes: one knob at a time, to values that a user would try."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LOAD = ("request_rate", "concurrency", "prompt_tokens", "output_tokens")
 
 
 def changes_to_try(knobs: Knobs, fix: tuple[str, ...] = ()) -> list[Knobs]:
-    """Every knob that can be changed in a running process; a model server's and those that need a new process are left out.
+    """Every knob that can change in a running process. Knobs of a model server and knobs that need a new process are left out.
 
-    Where a `fix` is known, what changes training is left out too unless it is that: a larger batch makes up for whatever a step costs once.
+    If a `fix` is known, other changes of what is learnt are left out, too: a larger batch compensates every cost per step.
     """
     found: list[Knobs] = []
     for name, value in knobs.items():

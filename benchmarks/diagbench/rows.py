@@ -1,4 +1,4 @@
-"""What is kept of a run: one JSON line each."""
+"""The data of a run: one JSON line each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNDOES = {*FAULTS, "transform_cost"}
 
 
 class Realised(msgspec.Struct, omit_defaults=True):
-    """What a change did, and what was said it would do."""
+    """The measured effect of a change, and the prediction."""
 
     changes: Knobs
     rule: str = ""
@@ -78,32 +78,32 @@ class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 def relative_error(realised: Realised) -> float | None:
-    """|ln(predicted / realised)|, the middle of the predicted interval against the estimate."""
+    """|ln(predicted / realised)|: the middle of the predicted interval against the estimate."""
     if realised.predicted is None or realised.speedup is None:
         return None
     return abs(math.log(realised.predicted.middle / realised.speedup.estimate))
 
 
 def untold(one: Realised) -> bool:
-    """Whether the trial came to nothing: undecided, and its interval's ends further apart than UNTOLD."""
+    """Whether the trial has no usable result: undecided, with interval ends further apart than UNTOLD."""
     assert one.speedup is not None
     return one.verdict == "undecided" and one.speedup.high / one.speedup.low > UNTOLD
 
 
 def covered(one: Realised) -> bool:
-    """Whether what was measured lies in the predicted interval."""
+    """Whether the measured gain lies in the predicted interval."""
     assert one.predicted is not None and one.speedup is not None
     return one.predicted.low <= one.speedup.estimate <= one.predicted.high
 
 
 def meets(one: Realised) -> bool:
-    """Whether the predicted interval and the measured one have anything in common: what was measured is not certain either."""
+    """Whether the predicted and the measured interval overlap: the measured value is uncertain, too."""
     assert one.predicted is not None and one.speedup is not None
     return one.predicted.low <= one.speedup.high and one.speedup.low <= one.predicted.high
 
 
 def best(row: Row) -> Realised | None:
-    """The knob that the oracle found to gain most: surely, and at least 5 %. The first suggestion's own change is known from its longer trial."""
+    """The knob with the largest gain in the oracle: a certain gain of at least 5 %. The longer trial of the first suggestion gives that change's own gain."""
     others = [one for one in row.oracle if row.top is None or one.changes != row.top.changes]
     sure = [
         one

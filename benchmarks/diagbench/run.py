@@ -1,4 +1,4 @@
-"""One case, run and diagnosed as a user's console does it; then what its first suggestion is worth, and, asked for, every other knob."""
+"""One case, run and diagnosed as in a user's console; then the gain of its first suggestion and, if asked for, of every other knob."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NULLS = ("non_blocking", "pin_memory", "pytorch_alloc_conf")
 
 
 class Trials(msgspec.Struct, frozen=True):
-    """What is put on trial once a run is diagnosed."""
+    """The changes to try after the diagnosis of a run."""
 
     top: Container[int]
     """For these seeds the first suggestion."""
@@ -50,7 +50,7 @@ class Trials(msgspec.Struct, frozen=True):
 
 
 async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours: int, trials: Trials) -> Row:
-    """The row. What goes wrong in it is told in `error`."""
+    """Run the case and return its row. A failure is in `error`."""
     scenario, sets = case.drawn(half, seed)
     row = Row(case.id, case.name, half, seed, neighbours, scenario, sets, case.truth, case.fix, offer=case.offer, commit=commit())
     begun = time.monotonic()
@@ -71,7 +71,7 @@ async def run_case(engine: Engine, case: Case, half: Half, seed: int, neighbours
 
 
 async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
-    """What is said of the run once the diagnosis stands, `watch_s` after it became steady at the earliest."""
+    """The findings when the diagnosis is complete, at least `watch_s` after the run became steady."""
     run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
     while row.steady_from_s is not None and run.duration_s - row.steady_from_s < watch_s:
         run = await until_diagnosed(engine, lambda: False, lambda view: _watch(row, view))
@@ -85,12 +85,12 @@ async def _diagnose(engine: Engine, row: Row, watch_s: float) -> None:
 
 
 def _fired(run: Run, knobs: Knobs) -> set[str]:
-    """The rules that fire on the run's stored signals, under `knobs`."""
+    """The rules that fire on the stored signals of the run with `knobs`."""
     return {one.rule for one in evaluate(RuleCase(knobs, run.signals, run.serves)) if one.state == "fires"}
 
 
 def _unanswered(run: Run, finding: Finding) -> bool:
-    """Whether a probe has not answered yet; that it cannot be made here is an answer."""
+    """Whether a probe has not answered yet. A probe that cannot run here has answered."""
     return any(f"probe.{PROBE_OF[name]}" not in run.unavailable for name in finding.missing if name in PROBE_OF)
 
 
@@ -99,7 +99,7 @@ def _promised(suggestion: Suggestion) -> float:
 
 
 def told(run: Run, offer: bool = False) -> list[Finding]:
-    """What a user would take for something wrong, best first; where the case is about an `offer`, what is offered after it."""
+    """The findings that a user would take for a problem, best first; if the case is about an `offer`, the offers after them."""
     faults = [one for one in run.findings if one.state == "fires" and not one.note and not one.rule.endswith("_healthy")]
     return faults + (_offers(run) if offer else [])
 
@@ -111,7 +111,7 @@ def _offers(run: Run) -> list[Finding]:
 
 
 def _watch(row: Row, view: View) -> None:
-    """What is accused, when it was known to be steady, and when the right finding was first on top."""
+    """The accused rules, the time when the run was known to be steady, and the time when the right finding was first on top."""
     run = view.run
     if run is None:
         return
@@ -149,7 +149,7 @@ async def _realise(engine: Engine, row: Row, trials: Trials) -> None:
 
 
 async def confirm(engine: Engine, row: Row) -> None:
-    """Tries the oracle's best anew, for as long as a first suggestion, until the best is one that was: the largest of many is also the luckiest."""
+    """Try the best change of the oracle again, as long as a first suggestion, until the best change has had such a trial: the largest of many estimates is too large."""
     confirmed: list[Realised] = []
     while (found := best(row)) is not None and found is not row.top and not any(found is one for one in confirmed):
         confirmed.append(msgspec.structs.replace(await _try(engine, found.changes, TOP), short=found.speedup))
@@ -157,12 +157,12 @@ async def confirm(engine: Engine, row: Row) -> None:
 
 
 def _nothing(name: str, knobs: Knobs) -> Knobs:
-    """The other value of a knob that has no effect here."""
+    """The other value of a knob without effect."""
     return {name: next(value for value in (*CATALOGUE[name].examples, CATALOGUE[name].default) if value != knobs[name])}
 
 
 def _costly(changes: Knobs, seed: int) -> bool:
-    """A second model server takes a minute: for every fifth seed only; and the load is the users', not the server's."""
+    """A second model server takes a minute, so only every fifth seed has one. The load belongs to the users, not to the server."""
     of_load = {knob.name for knob in GROUPS["load"]}
     return bool(of_load & changes.keys()) or (any(CATALOGUE[name].serving for name in changes) and seed % 5 != 0)
 
@@ -200,9 +200,9 @@ while time.monotonic() < until:
 
 @contextlib.contextmanager
 def burning(count: int, program: str = BURN) -> Iterator[None]:
-    """So many busy processes beside the block, and no children of this one: to the console they are other people's.
+    """Busy processes next to the block. They are not children of this process, so the console counts them as processes of other users.
 
-    Raises SessionError where one of them did not last as long as the block.
+    Raises SessionError if one of them ended before the block.
     """
     burners: list[psutil.Process] = []
     try:

@@ -1,4 +1,4 @@
-"""From rows to figures: accuracy with Wilson's interval, false positives, and how true the predictions were."""
+"""From rows to figures: accuracy with Wilson's interval, false positives, and the accuracy of predictions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures of `rows`. A run that came to nothing counts as a miss.
+    """The figures of `rows`. A faulty run without a result counts as missed.
 
-    `offers_right`: of the runs in which nothing is wrong and yet a knob gains; they count neither as faulty nor as healthy.
+    `offers_right`: runs without a fault in which a knob gains. They count neither as faulty nor as healthy.
     """
     disputed = disputed_cases(rows)
     kept = [row for row in rows if row.case not in disputed]
@@ -53,9 +53,9 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _accuracy(faulty: Sequence[Row]) -> dict[str, Any]:
-    """Of runs; and of cases, each right if it is with every seed: two runs of one case are no independent trials.
+    """Accuracy by runs, and by cases: a case is right if all its seeds are right, because two runs of one case are not independent.
 
-    `extra`: the share in which something else fires too, below what is right or above it.
+    `extra`: the share of runs in which another rule fires too, below or above the right one.
     """
     hits, right_cases = sum(map(is_hit, faulty)), _right_cases(faulty)
     family = sum(bool(row.fired) and row.fired[0].partition(".")[0] in {one.partition(".")[0] for one in row.truth} for row in faulty)
@@ -74,9 +74,9 @@ def _accuracy(faulty: Sequence[Row]) -> dict[str, Any]:
 
 
 def _accusations(healthy: Sequence[Row]) -> dict[str, Any]:
-    """`ever_accused`: also where it was withdrawn later. `offered`: not accused, but told by a note of something that promises 5 %.
+    """`ever_accused`: includes accusations that were withdrawn later. `offered`: runs without an accusation, but with a note that promises 5 %.
 
-    `healthy_undecided`: a probe's answer was still lacking, so that clear may mean unknown.
+    `healthy_undecided`: runs in which a probe's answer was missing, so that clear may mean unknown.
     """
     wrong, right_cases = sum(not is_clean(row) for row in healthy), _right_cases(healthy)
     return {
@@ -98,9 +98,9 @@ def _by_rule(healthy: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _gains(tried: Sequence[Row]) -> dict[str, Any]:
-    """Of first suggestions that turn a knob a user has. `undoing`: those that turn off what was put in are left out, and counted.
+    """Gains of first suggestions that change a knob which a user has. `undoing`: suggestions that turn off the injected fault; left out, and counted.
 
-    `untold`: trials that came to nothing are held against no prediction; `gain_covered_untold_too` counts them nevertheless.
+    `untold`: trials without a usable result are not compared with a prediction; `gain_covered_untold_too` includes them.
     """
     tops = [row.top for row in tried if row.top]
     undoing = [one for one in tops if not UNDOES.isdisjoint(one.changes)]
@@ -126,11 +126,11 @@ def _gains(tried: Sequence[Row]) -> dict[str, Any]:
 
 
 def _times(faulty: Sequence[Row]) -> dict[str, Any]:
-    """Seconds; a run in which the right finding never came to stay counts as endless.
+    """Times in seconds; a run without a lasting right finding counts as infinite.
 
-    `time_to_finding_s`: from the moment a run is known to be steady to the finding that came to stay. `_p90_s`: its ninth decile.
+    `time_to_finding_s`: from the moment when the run is known to be steady to the finding that lasted. `_p90_s`: its ninth decile.
     `time_from_first_steady_step_s`: the same from the first steady step, which is known some seconds later. `time_stood_s`: from there to
-    the moment that the benchmark waits for, at which nothing is in doubt any more.
+    the moment that the benchmark waits for, when no rule is in doubt.
     """
     found = [_since(row.steady_known_s, row.found_s) if is_hit(row) else math.inf for row in faulty]
     first = [_since(row.steady_from_s, row.found_s) if is_hit(row) else math.inf for row in faulty]
@@ -144,7 +144,7 @@ def _times(faulty: Sequence[Row]) -> dict[str, Any]:
 
 
 def _nulls(nulls: Sequence[Realised]) -> dict[str, Any]:
-    """`null_by_knob`: false wins and trials; the knob tells how it was tried (see `run.NULLS`)."""
+    """`null_by_knob`: false wins and trials. The knob decides how it was tried (see `run.NULLS`)."""
     wins = sum(one.verdict == "win" for one in nulls)
     by_knob: dict[str, tuple[int, int]] = {}
     for one in nulls:
@@ -165,7 +165,7 @@ def _since(begun: float | None, ended: float | None) -> float:
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """None where there is none, or where it is endless."""
+    """None if there is no value, or if it is infinite."""
     if not values:
         return None
     found = sorted(values)[min(len(values) - 1, int(share * len(values)))]
@@ -173,13 +173,13 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def _right_cases(rows: Sequence[Row]) -> tuple[int, int]:
-    """How many cases are right with every seed, and how many there are."""
+    """The number of cases that are right with every seed, and the number of cases."""
     cases = {row.case for row in rows}
     return len(cases - {row.case for row in rows if not is_right(row)}), len(cases)
 
 
 def is_faulty(row: Row) -> bool:
-    """Something is wrong, which is more than that a knob gains."""
+    """Whether the run has a fault, which is more than a knob that gains."""
     return bool(row.truth) and not row.offer
 
 
@@ -188,7 +188,7 @@ def is_hit(row: Row) -> bool:
 
 
 def is_clean(row: Row) -> bool:
-    """A healthy run that was looked at, and nothing was said of it: one that failed, or never became steady, proves nothing."""
+    """A healthy run that was evaluated and has no finding. A run that failed or never became steady does not count."""
     return not row.fired and not row.error and row.steady_from_s is not None
 
 
@@ -197,10 +197,10 @@ def is_right(row: Row) -> bool:
 
 
 def _against_oracle(swept: Sequence[Row]) -> dict[str, Any]:
-    """Of the faulty runs with an oracle and a cure that a user has.
+    """Of the faulty runs with an oracle and a fix that a user has.
 
-    `top_realises`: the share in which the first suggestion has 90 % of the best knob's gain, of those `top_realises_runs` in which some knob
-    surely gains. `rivals_excluded`: the share of all of them in which every other knob's interval, from so short a look, ends below the first suggestion's estimate.
+    `top_realises`: the share in which the first suggestion has 90 % of the best knob's gain, among the `top_realises_runs` runs in which some knob
+    certainly gains. `rivals_excluded`: the share of all of them in which the interval of every other knob ends below the first suggestion's estimate.
     """
     looked = [(row, found) for row in swept if (found := best(row))]
     return {
@@ -223,7 +223,7 @@ def _no_rival(row: Row) -> bool:
 
 
 def disputed_cases(rows: Sequence[Row]) -> dict[str, str]:
-    """Cases whose label the oracle does not bear out, in most of its sweeps: each with what it found."""
+    """Cases whose label disagrees with the oracle in most of its sweeps, each with the oracle's result."""
     words: dict[str, list[str]] = defaultdict(list)
     sweeps: dict[str, int] = defaultdict(int)
     for row in rows:

@@ -11,7 +11,7 @@ from benchmarks.diagbench.score import is_right
 
 
 def one_line(row: Row) -> str:
-    """How one run went."""
+    """One run in one line."""
     right = is_right(row)
     found = f"{row.found_s - row.steady_known_s:4.1f} s" if row.found_s is not None and row.steady_known_s is not None else "     -"
     words = row.error or ",".join(row.fired) or "nothing"
@@ -24,7 +24,7 @@ def one_line(row: Row) -> str:
 
 
 def gained(one: Realised) -> str:
-    """What was promised and what came of it."""
+    """The predicted and the measured gain."""
     what = ",".join(f"{name}={value}" for name, value in one.changes.items())
     promised = f" promised {one.predicted.low:.2f}-{one.predicted.high:.2f}x" if one.predicted else ""
     got = f" got {one.speedup.estimate:.2f} [{one.speedup.low:.2f} {one.speedup.high:.2f}]" if one.speedup else f" {one.error}"
@@ -32,7 +32,7 @@ def gained(one: Realised) -> str:
 
 
 def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
-    """A table of the cases, and the figures under it."""
+    """A table of the cases, and the figures below it."""
     by_case: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_case[f"{row.case:<4} {row.name}"].append(row)

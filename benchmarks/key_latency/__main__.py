@@ -1,10 +1,10 @@
-"""How long a key waits for its screen, and how long a start takes.
+"""How long does a key wait for its screen, and how long does a start take?
 
     python -m benchmarks.key_latency [--gpus 64] [--interval 0.1] [--line-kb-s 20] [--presses 100] [--keep]
 
 The real program at 120x40 in a pty over the fake driver: at rest (1 GPU, 1 Hz) and busy (--gpus, --interval), each on a line that
-is never full and on one of --line-kb-s; and busy with a slow driver (20 ms a PCIe call, and now and then 200 ms on any call).
-The conditions take turns, so that drift hits all.
+is never full and on a line of --line-kb-s; and busy with a slow driver (20 ms for a PCIe call, sometimes 200 ms for any call).
+The conditions alternate, so that drift affects all of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def print_starts(rows: Sequence[Row]) -> None:
 
 
 def judge(known: dict[str, Latencies], starts: Sequence[Row]) -> list[str]:
-    """One line a target."""
+    """One line per target."""
 
     def line(what: str, own_s: float, limit_s: float) -> str:
         return f"{'met' if own_s <= limit_s else 'MISSED':<8} {what}: {1000 * own_s:.0f} ms, limit {1000 * limit_s:.0f} ms"

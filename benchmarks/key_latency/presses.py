@@ -1,8 +1,8 @@
-"""One session on the main screen: keys pressed at random moments, and when the screen had changed.
+"""One session on the main screen: keys pressed at random moments, and the time until the screen changed.
 
-`?` opens the help, Escape closes it. Escape is told apart: a terminal sends the same byte at the head of every special key, so
-Textual waits 100 ms whether more follows. All output is kept with the time of its coming and replayed into a terminal emulator
-afterwards: a press shows when the first row of the screen is the other screen's, and it is done when the last row is too.
+`?` opens the help, Escape closes it. Escape is measured separately: a terminal sends the same byte at the start of every special key, so
+Textual waits 100 ms for further bytes. All output is kept with its time and replayed into a terminal emulator
+afterwards: a press is visible when the first row belongs to the other screen, and it is complete when the last row does, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAD = 8
 
 @dataclass(frozen=True)
 class Condition:
-    """`line` makes the terminal's line, None being one that is never full. `hiccups` are the driver's, see FakeBox."""
+    """`line` makes the terminal's line; None is a line that is never full. `hiccups` are those of the driver, see FakeBox."""
 
     name: str
     gpus: int
@@ -36,7 +36,7 @@ class Condition:
 
 @dataclass
 class Latencies:
-    """Seconds from key to screen, of presses that were answered: until it shows, and until all is there."""
+    """Seconds from key to screen, for presses with an answer: until it is visible, and until it is complete."""
 
     shows_s: list[float] = field(default_factory=list)
     help_s: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ def press_keys(condition: Condition, folder: Path, driver: Path, presses: int, i
 
 
 def _learn(program: Program) -> tuple[Rows, Rows]:
-    """How the main screen and the help are told: the head of the first row and the whole last row."""
+    """How to recognise the main screen and the help: the start of the first row and the whole last row."""
     found = []
     for key in (HELP, ESCAPE):
         program.press(key)
@@ -104,7 +104,7 @@ def _rows(replay: Replay) -> Rows:
 
 
 def _press(program: Program, key: bytes, wanted: Rows, pressed: list[tuple[float, bytes]]) -> None:
-    """Press, and read until the wanted screen seems to be there: what counts is the replay afterwards."""
+    """Press a key, and read until the screen seems to be there. The replay afterwards gives the result."""
     first = len(program.chunks)
     word = max(wanted[1].split(), key=len).encode()
     pressed.append((program.press(key), key))
@@ -115,7 +115,7 @@ Answer = tuple[float | None, float | None]
 
 
 def _answers(chunks: list[tuple[float, bytes]], pressed: list[tuple[float, bytes]], wanted: dict[bytes, Rows]) -> list[Answer]:
-    """Of each press, how long until its screen showed and until it was whole; None where the next key was pressed before."""
+    """For each press, the time until its screen was visible and complete; None if the next key was pressed before."""
     replay, number = Replay(), 0
     answers: list[Answer] = []
     for index, (when, key) in enumerate(pressed):

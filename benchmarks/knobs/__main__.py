@@ -1,9 +1,9 @@
-"""What every knob does, measured on the scenarios: docs/knobs.md.
+"""The effect of every knob, measured on the scenarios: docs/knobs.md.
 
     python -m benchmarks.knobs [--only SCENARIO ...] [--again] [--budget 1500] [--render]
 
-Each row of rows.py is a trial through the real command line, most important first. What is measured is kept at once in
-benchmarks/results/knobs-SCENARIO.json, so that a run that was stopped goes on where it was; --again measures rows anew. The page is
+Each row of rows.py is a trial through the real command line, most important first. Results are kept at once in
+benchmarks/results/knobs-SCENARIO.json, so that an interrupted benchmark continues; --again measures rows again. The page is
 written after every row from all results.
 """
 
@@ -46,7 +46,7 @@ def kept(scenario: str) -> Kept | None:
 
 
 def keep(made: Measured, machine: dict[str, object]) -> None:
-    """In place of what was there of the same row; rows of another machine go."""
+    """Keep the row in place of an earlier one; rows of another machine are deleted."""
     before = kept(made.scenario)
     same = before.rows if before is not None and before.machine["cpu"] == machine["cpu"] else []
     found = Kept(machine, [*(one for one in same if one.key != made.key), made])
@@ -54,7 +54,7 @@ def keep(made: Measured, machine: dict[str, object]) -> None:
 
 
 def render(plan: Sequence[Row]) -> str:
-    """The page, from every results file: scenarios and rows in the order of the plan. Rows that are not planned any more are left out."""
+    """Write the page from every results file, scenarios and rows in the order of the plan. Rows that are no longer planned are left out."""
     files = {name: found for name in dict.fromkeys(row.scenario for row in plan) if (found := kept(name))}
     by_key = {one.key: one for found in files.values() for one in found.rows}
     made = {name: [by_key[row.key] for row in plan if row.scenario == name and row.key in by_key] for name in files}

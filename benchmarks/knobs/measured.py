@@ -27,9 +27,9 @@ BAD_USAGE = 2
 
 
 class Measured(msgspec.Struct, omit_defaults=True):
-    """What came of a row. `words`: the product's own reason for each knob that does nothing here, or why the change cannot be had.
+    """The result of a row. `words`: the product's own reason for each knob without effect here, or for a change that is not possible.
 
-    `memory` holds bytes by part, before and after. `load`: of the machine, when it began.
+    `memory`: bytes by part, before and after. `load`: load of the machine at the start.
     """
 
     scenario: str
@@ -87,7 +87,7 @@ def _note_trial(made: Measured, trial: Trial, run: Run) -> None:
 
 
 def _memory(row: Row, snapshot: Snapshot) -> dict[str, tuple[float, float]]:
-    """Of the run before, and of one with the change: a short one of its own where the trial did not keep it."""
+    """Memory of the run before, and of a run with the change: a short separate run if the trial did not keep the change."""
     before, after = _parts(snapshot.runs[0]), _parts(snapshot.runs[-1]) if len(snapshot.runs) > 1 else {}
     if not after:
         done = run_command(row.scenario, MEMORY_S, *options("--set", {**row.sets, **row.changes}))
@@ -100,7 +100,7 @@ def _parts(run: Run) -> dict[str, float]:
 
 
 def _words(row: Row) -> dict[str, str]:
-    """What the product says of `row.changes`: from the worker's own announcement, or the refusal."""
+    """The product's reasons about `row.changes`: from the worker's announcement, or from the refusal."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording.jsonl"
         done = run_command(row.scenario, row.duration_s, *options("--set", {**row.sets, **row.changes}), "--record", str(path))

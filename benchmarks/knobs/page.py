@@ -1,4 +1,4 @@
-"""docs/knobs.md from what was measured."""
+"""docs/knobs.md from the measurements."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ LARGER_MODEL = "the model is larger"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A change to put on trial. `sets` are values of both sides that differ from the scenario's.
+    """A change to try. `sets`: values of both sides that differ from the scenario's.
 
-    `kind`: `memory` measures the memory by part of both sides too; `no effect` asks the product why the values of `changes` do
-    nothing on this device, `refused` why they cannot be had. `duration_s` counts from the first step; the trial comes on top.
+    `kind`: `memory` also measures the memory by part of both sides; `no effect` asks the product why the values of `changes` have no effect
+    on this device, `refused` why they are not possible. `duration_s` counts from the first step; the trial takes additional time.
     """
 
     scenario: str
@@ -29,7 +29,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it another row."""
+        """The identity of the row."""
         return self.scenario, msgspec.json.encode((self.changes, self.sets), order="sorted").decode()
 
 
@@ -157,7 +157,7 @@ OTHERS = (
 
 
 def rows() -> list[Row]:
-    """The fix that each scenario teaches, then the others; a few fixes before all else."""
+    """The fix that each scenario teaches, then the others; a few fixes come first."""
     taught = {name: one.teaches.fix for name, one in scenarios()[0].items() if one.teaches.fix}
     names = [*(name for name in FIRST if name in taught), *(name for name in taught if name not in FIRST)]
     fixes = [

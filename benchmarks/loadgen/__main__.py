@@ -1,12 +1,12 @@
-"""Does the load generator measure right, and at what cost?
+"""Does the load generator measure correctly, and how much CPU does it use?
 
     python -m benchmarks.loadgen [--duration 10] [--vllm-python PYTHON --tokenizer FOLDER] [--aiperf PROGRAM] [--keep]
     python -m benchmarks.loadgen --server URL --model NAME --tokenizer FOLDER [--vllm-python PYTHON] [--aiperf PROGRAM] [--keep]
 
-The server is the tests' scripted one, in a process of its own: first token after 200 ms, then one every 20 ms, sent one by one or four at a
-time. Errors are our percentiles less the script's, and less what the server says it was late itself (1 to 2 ms: event loops wake late). Then many streams at once: CPU time of each client
-per 1 000 streamed tokens. With `--server` other clients of the field put the same load on a real server, in turn with ours. Exit code 1: a median is off by more than
-2 ms of the script.
+The server is the scripted server of the tests, in a separate process: first token after 200 ms, then a token every 20 ms, sent one by one or in groups of
+four. Errors are our percentiles minus the script's, and minus the server's own delay (1 to 2 ms: event loops wake late). Then come many streams at once:
+CPU time of each client per 1 000 streamed tokens. With `--server`, other clients put the same load on a real server, alternating with ours. Exit
+code 1: a median differs from the script by more than 2 ms.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ours(url: str, duration_s: float, concurrency: int) -> Run:
 
 
 def errors(run: Run, url: str) -> dict[str, dict[str, float]]:
-    """Our p50 and p99 less the script's, in seconds. By what the server itself was late, which it tells, they are not ours."""
+    """Our p50 and p99 minus the script's, in seconds, without the delay that the server reports about itself."""
     with urllib.request.urlopen(f"{url}/lateness", timeout=10) as answer:
         late = json.load(answer)
     late_by = {"ttft_s": late["first"], "e2e_s": late["last"]}
@@ -84,7 +84,7 @@ def by_us(load: Load, duration_s: float) -> Told:
 
 
 def write_prompts(folder: str, count: int) -> str:
-    """The same prompts for every client, each under the names by which they look for it; returns the file."""
+    """Write the same prompts for every client, each under the names that the client expects; returns the file."""
     prompts = Prompts(1, characters_per_token=1)
     knobs: Knobs = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "length_spread": 0.0, "shared_prefix_ratio": 0.0}
     path = Path(folder) / "prompts.jsonl"
@@ -94,7 +94,7 @@ def write_prompts(folder: str, count: int) -> str:
 
 
 def server_means(url: str) -> Callable[[], dict[str, float]]:
-    """From now on: the server's own mean TTFT, ITL and E2E, as its counters have them when the result is called."""
+    """The server's own mean TTFT, ITL and E2E from now until the result is called, from its counters."""
 
     def totals() -> dict[str, float]:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
@@ -112,8 +112,8 @@ def server_means(url: str) -> Callable[[], dict[str, float]]:
 
 
 def cross_check(load: Load, clients: dict[str, Callable[[], Told]], rounds: int) -> dict[str, object]:
-    """Everyone in turn, round after round; medians over the rounds. Beside each what the server itself says of that client's requests:
-    where that differs between clients, they put different loads on it.
+    """All clients in turn, round after round; medians over the rounds, next to the server's own figures for the requests of that client.
+    If the server's figures differ between clients, the clients sent different loads.
     """
     told: dict[str, list[Told]] = {name: [] for name in clients}
     own: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
@@ -129,7 +129,7 @@ def cross_check(load: Load, clients: dict[str, Callable[[], Told]], rounds: int)
 
 
 def _medians(results: list[Told], own: list[dict[str, float]]) -> dict[str, float]:
-    """Of a client's rounds; printed too."""
+    """Medians over a client's rounds; printed too."""
     found = {"tokens_per_s": statistics.median(one.tokens_per_s or 0.0 for one in results)}
     for latency, figures in results[0].latencies.items():
         found |= {f"{latency} {figure}": statistics.median(one.latencies[latency][figure] for one in results) for figure in figures}
@@ -149,7 +149,7 @@ def _medians(results: list[Told], own: list[dict[str, float]]) -> dict[str, floa
 
 
 def _ratios(ours: list[Told], theirs: list[Told]) -> dict[str, list[float]]:
-    """Our figure over theirs in the same round, since the machine's mood changes: median, least and most; printed too."""
+    """Our figure over theirs in the same round, because the machine's speed changes: median, lowest and highest; printed too."""
     found: dict[str, list[float]] = {}
     pairs = list(zip(ours, theirs, strict=True))
     values = {"tokens_per_s": [(one.tokens_per_s or 0.0) / (other.tokens_per_s or 1.0) for one, other in pairs]}
@@ -168,7 +168,7 @@ def _ratios(ours: list[Told], theirs: list[Told]) -> dict[str, list[float]]:
 
 
 def against_script(url: str, duration_s: float, report: dict[str, object]) -> bool:
-    """Whether a median is off by more than it may be."""
+    """Whether a median differs by more than the limit."""
     wrong = False
     for behaviour, words in (("steady", "one token a chunk"), ("four", "four tokens a chunk")):
         run = ours(f"{url}/{behaviour}", duration_s, FEW)
@@ -183,7 +183,7 @@ def against_script(url: str, duration_s: float, report: dict[str, object]) -> bo
 
 
 def costs(url: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """CPU seconds per 1 000 streamed tokens of every client, in turn, round after round: median, least and most."""
+    """CPU seconds per 1 000 streamed tokens of every client, in turn, round after round: median, lowest and highest."""
     with tempfile.TemporaryDirectory() as folder:
         load = Load(f"{url}/steady", "scripted", args.tokenizer or "", STREAMS, MANY, write_prompts(folder, MANY), OUTPUT)
         mine = [sys.executable, "-m", "gpuconsole", "run", "serve-chat", "--headless", "--duration", "60", "--url", load.url]

@@ -1,4 +1,4 @@
-"""What a client costs while it streams: CPU time of its processes over the tokens that the scripted server sends meanwhile."""
+"""CPU time of a client's processes over the tokens that the scripted server sends at the same time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ START_S = 120.0
 
 
 def streaming_cost(command: list[str], env: dict[str, str], url: str, only: str = "") -> float:
-    """CPU seconds per 1 000 tokens of `command` and its children, start and end left out; of those whose command line has `only`.
+    """CPU seconds per 1 000 tokens of `command` and its children, without start and end; only of processes whose command line has `only`.
 
-    Raises RuntimeError when it does not come to stream.
+    Raises RuntimeError if the client does not stream.
     """
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=words, stderr=words, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Other clients of the field, run as their users run them; figures in seconds under our names."""
+"""Other load clients, run as their users run them; figures in seconds under our names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIGURES = ("mean", "p50", "p99")
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The same load for everyone. `prompts`: a file with one in each line, under the names by which each client looks for it."""
+    """The same load for every client. `prompts`: a file with one prompt per line, under the names that each client expects."""
 
     url: str
     model: str
@@ -36,7 +36,7 @@ class Told(msgspec.Struct):
 
 
 def run(command: list[str], env: dict[str, str]) -> float:
-    """CPU seconds of `command` and its children. Raises CalledProcessError with what it said."""
+    """CPU seconds of `command` and its children. Raises CalledProcessError with the output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **env})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,1 +1,1 @@
-"""The analytical models beside their measurement, over several scenarios."""
+"""The analytical models compared with measurement, over several scenarios."""

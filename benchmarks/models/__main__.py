@@ -1,8 +1,8 @@
-"""Every analytical model beside its measurement over several scenarios: a table in docs/models.md.
+"""Every analytical model compared with its measurement over several scenarios: a table in docs/models.md.
 
     python -m benchmarks.models [--duration 12] [--only SCENARIO ...] [--keep]
 
-Calibrates first, into a folder of its own, then runs each scenario through the real command line and reads the figures of its snapshot.
+Calibrates first, into a folder of its own. Then it runs each scenario through the real command line and reads the figures of its snapshot.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ BOUNDS = ("flops.step_s", "bandwidth.optimizer_s", "bandwidth.step_s", "roofline
 
 
 def measured(figures: Sequence[Figure]) -> list[Figure]:
-    """Those with both sides."""
+    """Figures with a prediction and a measurement."""
     return [figure for figure in figures if figure.error_ratio is not None]
 
 
 def markdown(found: Mapping[str, Sequence[Figure]]) -> str:
-    """By figure, then by scenario; bounds in a table of their own."""
+    """Rows by figure, then by scenario; limits have a separate table."""
     machine = fingerprint()
     where = f"({machine['cores']} cores of {machine['cpu']}, {machine['date']}; `python -m benchmarks.models`)"
     predictions = table(("figure", "scenario", "model", "measured", "error"), _rows(found, bounds=False))

@@ -1,17 +1,17 @@
-"""What measuring costs the workload: the same training loop bare and under the console, in one process, in ABBA blocks.
+"""How much does measuring slow the workload down? The same training loop bare and under the console, in one process, in ABBA blocks.
 
     python -m benchmarks.overhead [--pairs 150] [--block-steps 80] [--new] [--keep]
 
-Bare: the loop with an account that does nothing and nothing sent. Under the console: the real step account, the real flush
+Bare: the loop with an account that does nothing, and nothing is sent. Under the console: the real step account, the real flush
 over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
-(quiet against noisy neighbours) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
+(less sensitive to other processes) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
 
-A run that is left alone sends a message each 0.5 s; `--new` measures one that has begun or was changed in the last 20 s, which sends twice as
-many and reads run-queue time twice as often (use blocks of 40 steps).
+A run without changes sends a message every 0.5 s. `--new` measures a run in its first 20 s, or in the 20 s after a change, which sends twice as
+many messages and reads run-queue time twice as often (use blocks of 40 steps).
 
-Blocks of one and the same loop differ by some percent on a shared machine. So the console's own work is also timed where it happens: the
-account's calls and the flush between real steps, with nothing of theirs in a cache, less what the same clock reads around calls that do
-nothing. What that does to the steps themselves (cache lines that they lose) only the blocks show.
+Blocks of the same loop differ by some percent on a shared machine. So the console's own work is also timed directly: the
+account's calls and the flush between real steps, with cold caches, minus what the same clock reads around calls that do
+nothing. The effect on the steps themselves (lost cache lines) is visible only in the blocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OWN_BLOCKS = 40
 
 
 class NoAccount(StepAccount):
-    """Keeps the step counter that the loop needs, and nothing else."""
+    """Keeps only the step counter that the loop needs."""
 
     def mark(self, phase: int, at: Moment | None = None) -> None:
         pass
@@ -59,9 +59,9 @@ class NoAccount(StepAccount):
 
 
 def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float, float]:
-    """CPU seconds per step and steps per second of one block, its first step not counted.
+    """CPU seconds per step and steps per second of one block, without its first step.
 
-    Under the console a block ends with a flush; 80 steps of 6 ms take the 0.5 s after which the worker of a run left alone sends.
+    Under the console a block ends with a flush; 80 steps of 6 ms take the 0.5 s after which the worker of a run without changes sends.
     """
     loop.step()
     cpu, start = time.thread_time(), time.perf_counter()
@@ -75,7 +75,7 @@ def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float,
 
 
 class Timed(StepAccount):
-    """Passes each call on to another account, and adds up how long that takes."""
+    """Passes each call on to another account and adds up the time that it takes."""
 
     def __init__(self, inner: StepAccount) -> None:
         self._inner = inner
@@ -97,7 +97,7 @@ class Timed(StepAccount):
 
 
 def own_us(loop: TrainingLoop, worker: Worker, account: StepAccount, nothing: StepAccount, steps: int) -> tuple[float, float, float]:
-    """Microseconds a step of the console's own work between real steps: the account's share, the flush's, and a whole bare step."""
+    """Microseconds per step of the console's own work between real steps: the account, the flush, and a whole bare step."""
     shares: dict[bool, list[float]] = {False: [], True: []}
     flushes, bare = [], []
     for number in range(2 * OWN_BLOCKS):

@@ -1,8 +1,8 @@
-"""Does each scenario's default finding come out on top, every time, also beside a busy neighbour?
+"""Is each scenario's default finding on top in every run, also next to a busy process?
 
     python -m benchmarks.scenarios [--runs 5] [--duration 30] [--neighbours 1] [--only NAME ...] [--keep --name NAME]
 
-Runs the real command line, headless, and compares the top finding with the one that the scenario teaches.
+Runs the real command line, headless, and compares the top finding with the rule that the scenario teaches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def burn() -> None:
 
 
 def one_run(scenario: str, duration: float) -> tuple[list[str], float]:
-    """The rules that fire, best first, and how long the whole command took."""
+    """The rules that fire, best first, and the duration of the whole command."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s.json"
         begun = time.monotonic()

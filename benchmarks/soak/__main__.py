@@ -2,10 +2,10 @@
 
     python -m benchmarks.soak [--minutes 30] [--accelerate] [--keep]
 
-Memory of console and sampler is read every few seconds; a line is laid through the means of 30 s, its slope told with its 95 %
-interval. The time in which histories fill is left out, at most half of all. Samples expected are those of the beat between the
-first and the last in a recording made by the same session; what is missing must have been told by the program.
---accelerate: 20 Hz, and a walk through all screens all the time.
+Reads the memory of console and sampler every few seconds and fits a line through means of 30 s; prints its slope with the 95 %
+interval. The time in which histories fill is left out, at most half of the total. The expected samples are those between the
+first and the last sample in a recording of the same session; the program must have reported the missing ones.
+--accelerate: 20 Hz, and a walk through all screens.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def say_memory(looks: list[Look], warm_s: float) -> dict[str, Slope | None]:
 
 
 def say_samples(account: Account, interval_s: float) -> list[str]:
-    """Print what came of what was due; returns verdicts."""
+    """Print how many of the expected samples arrived; returns verdicts."""
     expected = {gpu: rounds.expected(interval_s) for gpu, rounds in account.gpus.items()}
     lost = {gpu: expected[gpu] - rounds.received for gpu, rounds in account.gpus.items()}
     worst = max(lost.values(), default=0)

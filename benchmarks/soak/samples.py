@@ -1,4 +1,4 @@
-"""Whether a recording has all the samples that it should have, and what the program said of those that it has not."""
+"""Whether a recording has all expected samples, and what the program reported about missing ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Rounds:
-    """Samples of one GPU: how many came, when the first and the last."""
+    """Samples of one GPU: number, time of the first, time of the last."""
 
     received: int = 0
     first_t: float = 0.0
@@ -22,7 +22,7 @@ class Rounds:
 
 @dataclass
 class Account:
-    """`told_missed`: rounds that the NVML source said it skipped. `notes`: what else the program told its user."""
+    """`told_missed`: rounds that the NVML source reported as skipped. `notes`: other notes of the program to its user."""
 
     gpus: dict[str, Rounds] = field(default_factory=dict)
     told_missed: int = 0

@@ -1,4 +1,4 @@
-"""How fast something grows: a line through block means, with its 95 % interval."""
+"""The growth rate of a value: a line through block means, with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slope(NamedTuple):
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Least squares. Readings seconds apart are alike, so blocks are averaged first; None where fewer than four are left."""
+    """Least squares. Readings that are seconds apart are correlated, so blocks are averaged first; None if fewer than four blocks are left."""
     blocks: dict[int, list[tuple[float, float]]] = {}
     for t, value in zip(times, values, strict=True):
         blocks.setdefault(int(t / BLOCK_S), []).append((t, value))

@@ -1,17 +1,17 @@
-"""Our training loop against plain references of the same model: how many tokens per second of theirs do we reach?
+"""How many tokens per second does our training loop reach, compared with plain references of the same model?
 
     python -m benchmarks.training --hf-python /tmp/hf/bin/python [--rounds 12] [--block 4] [--set KNOB=VALUE]... [--keep]
 
 Three contestants train the same GPT on the same batches from the same seed, at the same knobs: the product's own worker, measured from
-outside by what it sends while a console watches (account, flushes and all); a bare torch loop (bare.py); transformers' Trainer at the
+outside by the messages that it sends to a console (account and flushes included); a bare torch loop (bare.py); and transformers' Trainer with the
 flags that make it fastest (hf_trainer.py), in an environment of its own:
 
     python -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.13.0 transformers accelerate msgspec
 
-They take turns in blocks, in an order that rotates, each standing still while another runs. Compared are the steps of a round's blocks
-by wall clock, by time on a core (run-queue delay of the training thread taken off) and by CPU time of the whole process, as medians
-with 95 % intervals; once for each precision. Nobody evaluates, logs or saves. Knobs that a reference does not know (malloc_*) are ours
-alone. Exit code 1: below 1.0 beyond the interval.
+They alternate in blocks, in an order that rotates; each contestant pauses while another runs. Compared are the steps of a round's blocks
+by wall clock, by time on a core (without the run-queue delay of the training thread) and by CPU time of the whole process, as medians
+with 95 % intervals, once for each precision. No contestant evaluates, logs or saves. Knobs that a reference does not have (malloc_*) apply only to
+our loop. Exit code 1: our ratio is below 1.0 beyond the interval.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def contestants(knobs: Knobs, workload: str, hf_python: Path | None) -> dict[str
 
 
 async def contest(field: dict[str, Contestant], rounds: int, seconds: float) -> dict[str, list[Block]]:
-    """Every contestant's blocks, one a round. A first round does not count."""
+    """Blocks of every contestant, one per round. The first round does not count."""
     blocks: dict[str, list[Block]] = {name: [] for name in field}
     orders = itertools.cycle(itertools.permutations(field))
     try:
@@ -90,7 +90,7 @@ def compare(blocks: dict[str, list[Block]], tokens_per_step: int) -> dict[str, A
 
 
 def report(result: dict[str, Any], title: str) -> bool:
-    """Whether nobody is faster than we beyond the interval, and all did the same work."""
+    """Whether no contestant is faster than ours beyond the interval, and all did the same work."""
     ours = result[OURS]
     print(title)
     fine = True

@@ -1,4 +1,4 @@
-"""The reference in plain torch, in the manner of nanoGPT's train.py: nothing but data, forward, backward and optimizer."""
+"""The reference in plain torch, like nanoGPT's train.py: data, forward, backward and optimizer only."""
 
 from __future__ import annotations
 

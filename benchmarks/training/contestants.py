@@ -1,4 +1,4 @@
-"""The contestants as the contest sees them: processes that train for a block and then stand still."""
+"""The contestants: processes that train for a block and then pause."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ START_S = 120.0
 
 
 class Block(NamedTuple):
-    """What a contestant did in a block. Times are of its training thread; `loss` is that of step LOSS_AT, once it was run.
+    """The work of a contestant in a block. Times are those of its training thread; `loss` is the loss of step LOSS_AT, once that step has run.
 
-    `cpu_s` and `faults` (pages that the kernel had to find) are of the whole process, its first step and standing still included.
+    `cpu_s` and `faults` (minor page faults) are those of the whole process, first step and pauses included.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Contestant(Protocol):
     def pid(self) -> int: ...
 
     async def start(self) -> None:
-        """Import, build and train the first steps, then stand still."""
+        """Import, build and train the first steps, then pause."""
         ...
 
     async def block(self, seconds: float) -> Block: ...
@@ -58,7 +58,7 @@ class Contestant(Protocol):
 
 
 async def measured_block(one: Contestant, seconds: float) -> Block:
-    """A block with what the process as a whole used."""
+    """A block with the resources of the whole process."""
     process = psutil.Process(one.pid)
     before, faults = process.cpu_times(), _faults(one.pid)
     block = await one.block(seconds)
@@ -113,7 +113,7 @@ class Reference:
 
 
 class Ours:
-    """The product's worker as it always runs, measured by the Steps that it sends anyway."""
+    """The product's worker as it always runs, measured by the Steps messages that it sends anyway."""
 
     def __init__(self, workload: str, knobs: Knobs) -> None:
         self._workload = workload

@@ -1,4 +1,4 @@
-"""The reference with transformers' Trainer at the flags that make it fastest; runs in an environment of its own."""
+"""The reference with transformers' Trainer, with the flags that make it fastest; runs in an environment of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuconsole.workloads.training.gpt import GPT, VOCABULARY, TextStream
 
 
 class LanguageModel(torch.nn.Module):
-    """The same GPT with its loss inside, as Trainer wants it."""
+    """The same GPT with its loss inside, as Trainer expects it."""
 
     def __init__(self, gpt: GPT) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class LanguageModel(torch.nn.Module):
 
 
 class Text(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
-    """Whole batches, made by our own stream, so that nothing is left to collate."""
+    """Whole batches from our own stream, so that no collation is needed."""
 
     def __init__(self, course: Course) -> None:
         self._stream = TextStream(course.text, course.stream_knobs, course.seed)

@@ -1,1 +1,1 @@
-"""The tuner against exhaustive search, random search and Optuna's TPE on the same knobs."""
+"""The tuner compared with exhaustive search, random search and Optuna's TPE on the same knobs."""

@@ -1,15 +1,15 @@
-"""How soon does `gpuconsole tune` have what exhaustive search finds?
+"""How soon does `gpuconsole tune` reach what an exhaustive search finds?
 
     python -m benchmarks.tuning [--only SCENARIO ...] [--sessions 5] [--repeats 10] [--budget 120] [--grids FILE] [--rows FILE] [--keep]
 
-For each scenario: every point of a grid is measured in turn, in so many blocks as --repeats says: ten, as `gpuconsole sweep` does and as an
-experiment needs that is to tell 5 % on a machine whose blocks differ by 10 to 20; random search and Optuna's TPE (pip install optuna) are replayed
-on those figures; the tuner runs live, may turn the grid's knobs and no others, and diagnoses within its time. An evaluation costs what its blocks
-took. What the searches would cost that trust the first QUICK blocks of each point is told too: the cheapest price that there is. The tuner's time is
-the median of --sessions live ones, the scenarios in turn; the searches' the median of SEEDS replays, none of which knows when it has what it looks for.
-Nobody is held against the luckiest of many looks. For the tuner the grid's FINALISTS best points run in turn again, and its end runs against the best
-of them by all its blocks, in blocks of their own, FINAL_BLOCKS each in turn, after each session: the median of the pairs. For the searches see
-`searches.best_rate`.
+For each scenario every point of a grid is measured in turn, with --repeats blocks: ten, as in `gpuconsole sweep`, and as needed to detect 5 % on a machine
+whose blocks differ by 10 to 20 %. Random search and Optuna's TPE (pip install optuna) are replayed on these figures. The tuner runs live, may change only the grid's
+knobs, and its diagnosis counts as time. An evaluation takes the time of its blocks. The report also has the time of searches that use only the first QUICK blocks of each
+point, the lowest possible cost. The tuner's time is the median of --sessions live sessions, with the scenarios in turn; that of the searches is the median of SEEDS replays. No search
+knows when it has reached the target.
+
+The largest of many estimates is too large. So the FINALISTS best points of the grid run again in turn, and the tuner's result is compared with the best of them by all its
+blocks, in FINAL_BLOCKS blocks each in turn, after each session: the median of the pairs. For the searches see `searches.best_rate`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HOST = Device("cpu", "host")
 
 
 class Grid(msgspec.Struct):
-    """What exhaustive search measured, and what one block took."""
+    """The measurements of the exhaustive search, and the time of one block."""
 
     scenario: str
     repeats: int
@@ -59,7 +59,7 @@ class Grid(msgspec.Struct):
 
 
 async def measured(scenario: str, found: list[Knobs], repeats: int) -> tuple[Sweep, float]:
-    """The points, each `repeats` times, and what one block took, change and settling included."""
+    """The points, each `repeats` times, and the time of one block, change and settling included."""
     chosen = find_scenario(scenario)
     sweeper = Sweeper(chosen, chosen.knobs_for("cpu"), HOST, ServingChoice())
     begun: list[float] = []
@@ -84,7 +84,7 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
 
 
 def spent(trial: Trial) -> tuple[float, list[float] | None]:
-    """How long it took, and the speed-up with its interval."""
+    """The duration, and the speed-up with its interval."""
     found = trial.speedup
     return round(trial.elapsed_s, 1), found and [round(value, 3) for value in (found.estimate, found.low, found.high)]
 
@@ -106,7 +106,7 @@ async def best_point(found: Grid) -> int:
 
 
 async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None) -> dict[str, Any]:
-    """One session, as it was measured. Times in seconds, without the start of the workload. `best`: the grid's, where a session has found it out."""
+    """One measured session. Times in seconds, without the start of the workload. `best`: the best point of the grid, if a session has determined it."""
     scenario, grid = found.scenario, [point.knobs for point in found.points]
     certificate = await tuned(scenario, space, budget_s)
     best = best or grid[await best_point(found)]
@@ -137,7 +137,7 @@ ALIKE = ("scenario", "repeats", "budget_s", "points", "block_s", "grid_best", "r
 
 
 def told(rows: list[dict[str, Any]], space: Space) -> dict[str, Any]:
-    """One scenario's sessions, with what the searches would have made of its grid."""
+    """One scenario's sessions, with the results of the searches on its grid."""
     grid = {name: rows[0][name] for name in ALIKE}
     curves, quick = replayed(grid, space, grid["repeats"]), replayed(grid, space, QUICK)
     own = [[(float(t), float(share)) for t, share in row["tune_curve"]] for row in rows]
@@ -170,7 +170,7 @@ Curve = list[tuple[float, float]]
 
 
 def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]:
-    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs. What it holds is scored by the other blocks, if any."""
+    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs. The other blocks, if any, score the point that it holds."""
     grid = [knobs for knobs, _ in row["rates"]]
     seen = [statistics.fmean(rates[:blocks]) for _, rates in row["rates"]]
     others = [rates[blocks:] or rates for _, rates in row["rates"]]
@@ -186,18 +186,18 @@ def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]
 
 
 def median_of_sessions(curves: list[Curve]) -> Curve:
-    """The share that half of the sessions hold by then."""
+    """The share that half of the sessions have reached by then."""
     times = sorted({t for curve in curves for t, _ in curve})
     return [(t, round(statistics.median(max(at for at in curve if at[0] <= t)[1] for curve in curves), 4)) for t in times]
 
 
 def good_at(curve: Curve) -> float | None:
-    """When it held GOOD of the best; None if it never did."""
+    """The time when it reached GOOD of the best; None if it never did."""
     return next((t for t, share in curve if share >= GOOD), None)
 
 
 def tuner_curve(certificate: Certificate, reached: float) -> Curve:
-    """At the start and after each change that was kept: back from what it ended with."""
+    """The share at the start and after each kept change, computed back from the end."""
     if certificate.proof is not None and certificate.proof.kept:  # all together it was slower than the start, which stands again
         return [(0.0, round(reached, 4))]
     kept = [one for one in certificate.attempts if one.trial.kept and one.trial.speedup]
@@ -210,7 +210,7 @@ def tuner_curve(certificate: Certificate, reached: float) -> Curve:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Seconds until each search holds GOOD of the grid's best, the tuner also by session; what it ended with, as a share of it with its interval."""
+    """Seconds until each search holds GOOD of the grid's best, for the tuner also by session, and the tuner's result as a share of it with its interval."""
     headings = (
         "scenario",
         "grid",
@@ -240,7 +240,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, list[dict[str, Any]]]:
-    """The sessions that are done with so many repeats and that budget, by scenario."""
+    """The finished sessions with these repeats and this budget, by scenario."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in path.read_text().splitlines() if path is not None and path.exists() else ():
         row = json.loads(line)
@@ -250,7 +250,7 @@ def read(path: Path | None, repeats: int, budget_s: float) -> dict[str, list[dic
 
 
 def read_grids(path: Path | None, repeats: int) -> dict[str, Grid]:
-    """The grids that are measured with so many repeats, by scenario; not those of another space."""
+    """The grids with these repeats, by scenario; grids of another space are left out."""
     if path is None or not path.exists():
         return {}
     grids = [msgspec.json.decode(line, type=Grid) for line in path.read_bytes().splitlines()]

@@ -1,4 +1,4 @@
-"""How far each search had come, and when."""
+"""The progress of each search over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARKS = {"tune": "●", "grid": "·", "random": "r", "tpe": "t"}
 
 
 def curve(name: str, found: dict[str, Any]) -> str:
-    """The best that was held (upwards, as a share of the grid's best) by seconds (across, each mark twice the one before)."""
+    """The best value so far (y axis, as a share of the grid's best) by seconds (x axis, each mark twice the last)."""
     figure = empty_figure(WIDTH, HEIGHT)
     latest = max(t for points in found["curves"].values() for t, _ in points)
     highest = max(1.0, *(share for points in found["curves"].values() for _, share in points))

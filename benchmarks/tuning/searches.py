@@ -1,6 +1,6 @@
-"""Random search and Optuna's TPE over a grid that has been measured: when does each hold something as good as 95 % of the best?
+"""Random search and Optuna's TPE over a measured grid: when does each hold a point as good as 95 % of the best?
 
-They are replayed on the grid's own figures, each evaluation at the cost that the grid's had: so they see no other noise, and no other machine.
+They are replayed on the grid's own figures, each evaluation with the time that it took in the grid. So they see the same noise and the same machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ GOOD = 0.95
 
 
 def best_rate(rates: Sequence[Sequence[float]]) -> float:
-    """What the best point does, by its blocks of one half where the other half chose it: the largest of many means is larger than it should be.
+    """The rate of the best point, by the blocks of one half if the other half chose it: the largest of many means is too large.
 
-    `rates`: for each point its blocks, two at least.
+    `rates`: for each point its blocks, at least two.
     """
     found = []
     for chosen_by in (0, 1):
@@ -29,23 +29,23 @@ def best_rate(rates: Sequence[Sequence[float]]) -> float:
 
 
 def held(order: Sequence[int], seen: Sequence[float], scored: Sequence[float]) -> list[float]:
-    """After each evaluation what the point does that was best by what was `seen`; `scored` may be other blocks, which know nothing of that luck."""
+    """After each evaluation, the rate of the point that was best by `seen`. `scored` may be other blocks, which are independent of that choice."""
     best = itertools.accumulate(order, lambda one, other: other if seen[other] > seen[one] else one)
     return [scored[number] for number in best]
 
 
 def median_curve(curves: Sequence[Sequence[float]], best: float) -> list[float]:
-    """As a share of `best`, after each evaluation: the median of the curves, as far as all go."""
+    """The median of the curves as a share of `best`, after each evaluation, as far as all curves go."""
     return [statistics.median(rates) / best for rates in zip(*curves, strict=False)]
 
 
 def random_order(count: int, seed: int) -> list[int]:
-    """Points by number, as a random search without repetition takes them."""
+    """Point numbers in the order of a random search without repetition."""
     return random.Random(seed).sample(range(count), count)
 
 
 def tpe_order(points: Sequence[Knobs], rates: Sequence[float], space: Space, seed: int) -> list[int]:
-    """Points by number, as Optuna's TPE asks for them; one asked for again costs nothing, since its figure is known."""
+    """Point numbers in the order of Optuna's TPE. A repeated point costs nothing, because its figure is known."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -1,4 +1,4 @@
-"""The knobs that each search may turn, by scenario: what a user who does not know the cause would put into a grid."""
+"""The knobs that each search may change, by scenario: the knobs that a user who does not know the cause would put into a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small Llama with random weights and a tokenizer of single characters: `python make_model.py FOLDER`. Runs where transformers is."""
+"""A small Llama with random weights and a tokenizer of single characters: `python make_model.py FOLDER`. Needs an environment with transformers."""
 
 from __future__ import annotations
 

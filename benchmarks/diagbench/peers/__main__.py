@@ -1,10 +1,10 @@
-"""What other diagnosis tools say of the benchmark's training cases.
+"""What do other diagnosis tools report for the training cases of the benchmark?
 
     python -m benchmarks.diagbench.peers --python PYTHON --tool traceml [--half reporting] [--seeds 5] [--only C07 ...] [--rows FILE] [--keep]
 
-PYTHON is an interpreter that has the tool, torch, numpy, pillow and msgspec. Each case runs as a plain script under the tool, on the CPU; its
-words are mapped to our families and causes by the tool's file here. Rows are kept in FILE as they come: the same command goes on where it
-was broken off, and --show applies a changed mapping to them. With --keep the report goes to benchmarks/results.
+PYTHON is an interpreter that has the tool, torch, numpy, pillow and msgspec. Each case runs as a plain script under the tool, on the CPU. The tool's file in this
+folder maps its words to our families and causes. FILE keeps each row as soon as it exists: the same command continues after an interruption, and --show
+applies a changed mapping to the rows. --keep writes the report to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def run(peer: Peer, args: argparse.Namespace, wanted: list[tuple[Case, int]], rows: list[PeerRow]) -> None:
-    """Run what `rows` lacks, one after the other, and add it to them."""
+    """Run the cases that `rows` lacks, one after the other, and add them."""
     python = str(Path(args.python).absolute())  # not resolved: a virtual environment's is a link, and known by its place
     version = installed_version(python, peer.package)
     if version != peer.tested:

@@ -1,6 +1,6 @@
-"""gpuprof: `with gpuprof.profile()` around the loop of a script; insights of its SQLite file by `gpuprof insights --json`.
+"""gpuprof: `with gpuprof.profile()` around the loop of a script; `gpuprof insights --json` prints the insights of its SQLite file.
 
-An insight has a title and no key, so that it is told by words of its title.
+An insight has a title and no key, so words of the title identify it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read(folder: Path) -> list[Said]:
 
 
 def findings(report: dict[str, Any]) -> list[Said]:
-    """By severity: its list is in the order of its rules."""
+    """Findings by severity, because gpuprof lists them in the order of its rules."""
     if not report["summary"]["n_steps"]:
         raise ValueError("it saw no steps")
     ranked = sorted(report["insights"], key=lambda one: SEVERITIES.index(one["severity"]))
@@ -87,7 +87,7 @@ def findings(report: dict[str, Any]) -> list[Said]:
 
 
 def rule_of(title: str) -> str:
-    """The rule behind a title; where no one knows it, the title's beginning."""
+    """The rule behind a title; the beginning of the title if the rule is unknown."""
     return next((rule for words, rule in TITLES if words in title), title[:40])
 
 

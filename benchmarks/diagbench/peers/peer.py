@@ -1,4 +1,4 @@
-"""What an adapter provides, and what it is given."""
+"""The interface of an adapter for another tool, and its inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a case under a tool. `folder` is empty, and the working directory of every command."""
+    """One run of a case under a tool. `folder` is empty at the start; every command runs in it."""
 
     python: str
     folder: Path
@@ -43,8 +43,9 @@ class Job:
     """After so long all is ended."""
 
     def script(self, hook: str = "none", seconds: float | None = None, steps: int = 0) -> str:
-        """Write the case as a script and return its path. It lies outside of this package: beside the adapters it would import them
-        instead of the tools whose names they have."""
+        """Write the case as a script outside of this package and return its path. Inside, the script would import the adapters
+        instead of the tools with the same names.
+        """
         arguments = ["--case", self.case, "--half", self.half, "--seed", str(self.seed), "--hook", hook]
         arguments += ["--seconds", str(self.seconds if seconds is None else seconds), "--steps", str(steps)]
         path = self.folder / "train.py"
@@ -54,10 +55,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool: how it is called, where it leaves its verdict, and what its words mean.
+    """A tool: its commands, the place of its verdict, and the meaning of its words.
 
-    `commands` are run one after the other; the last one's output is in `output.txt`. `read` gets the job's folder and gives the findings,
-    the tool's first one first; it raises OSError, ValueError or KeyError where there is no verdict.
+    `commands` run one after the other; `output.txt` has the output of the last command. `read` gets the job's folder and returns the findings, the tool's
+    first finding first; it raises OSError, ValueError or KeyError if there is no verdict.
     """
 
     name: str
@@ -71,11 +72,11 @@ class Peer:
     read: Callable[[Path], list[Said]]
 
     def families(self) -> frozenset[str]:
-        """The families that it has words for on a CPU."""
+        """The families that the tool has words for on a CPU."""
         return frozenset(family for one in self._on_a_cpu() for family in one.families) - {HEALTHY}
 
     def causes(self) -> frozenset[str]:
-        """The causes that it has words for on a CPU."""
+        """The causes that the tool has words for on a CPU."""
         return frozenset(cause for one in self._on_a_cpu() for cause in one.causes)
 
     def _on_a_cpu(self) -> list[Meaning]:

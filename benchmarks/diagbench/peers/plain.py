@@ -1,9 +1,9 @@
-"""A case of the benchmark as an ordinary training script: a DataLoader, a model whose forward pass gives its loss, an optimizer.
+"""A case of the benchmark as an ordinary training script: a DataLoader, a model whose forward pass returns its loss, an optimizer.
 
     python -m benchmarks.diagbench.peers.plain --case C07 --half reporting --seed 0 --seconds 12
 
-Models, data, optimizers and side work are those of our own loop with the same knobs; the loop is what anyone would write, without a phase
-account or probes. On one CPU process only. `--hook` adds the lines that a tool asks for in a script.
+Model, data, optimizer and side work are those of our own loop with the same knobs. The loop itself is a usual one, without a phase
+account or probes, in one CPU process. `--hook` adds the lines that a tool needs in a script.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AroundStep = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
 class WithLoss(nn.Module):
-    """A model whose forward pass ends in its loss, as many have it: tools that time `forward` then see all of it."""
+    """A model whose forward pass ends with its loss, so that tools which time `forward` see all of it."""
 
     def __init__(self, task: Task, precision: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Endless(IterableDataset[Batch]):
 
 
 class SideWork:
-    """What the script does after an optimizer step, as often as its knobs say."""
+    """The work after an optimizer step, as often as the knobs say."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, knobs: Knobs, scratch: Path) -> None:
         self._net, self._model, self._optimizer = task.model, model, optimizer
@@ -113,7 +113,7 @@ class SideWork:
 
 
 def make_loader(task: Task, knobs: Knobs, seed: int) -> DataLoader[Any]:
-    """Photographs are loaded sample by sample as the loader's knobs say; text comes in whole batches, which costs next to nothing."""
+    """A loader with the knobs of the case for photographs, sample by sample. Text comes in whole batches and costs almost nothing."""
     if not isinstance(task, VisionTask):
         return DataLoader(Endless(task.open_stream(knobs)), batch_size=None)
     workers = int(knobs["num_workers"])
@@ -134,7 +134,7 @@ def make_loader(task: Task, knobs: Knobs, seed: int) -> DataLoader[Any]:
 
 
 def in_tensors(task: Task, knobs: Knobs, batch: Any) -> Batch:
-    """What the loader of photographs hands out, made a batch in the script where its processes did not."""
+    """A batch of tensors from the loader's output, stacked here if the loader's processes did not stack it."""
     if not isinstance(task, VisionTask):
         return tuple(batch)
     return in_one_piece(default_collate(batch) if knobs["collate_fn"] == "list" else batch)
@@ -178,7 +178,7 @@ def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: in
 
 @contextlib.contextmanager
 def hooked(hook: str) -> Iterator[AroundStep]:
-    """What a tool wants around the whole training; yields what it wants around each pass. Imported by name: no tool is a dependency."""
+    """A context for the whole training that yields a context for each pass, as the tool needs them. The tool is imported by name, because no tool is a dependency."""
     if hook == "traceml":
         traceml = importlib.import_module("traceml_ai")
         traceml.init(mode="auto")
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def drawn(case: str, half: Half, seed: int) -> tuple[str, Knobs]:
-    """The workload of a case and all of its knobs, the same for every tool and for ours."""
+    """The workload of a case and all of its knobs, the same for every tool and for gpuconsole."""
     scenario, sets = next(one for one in CASES if one.id == case).drawn(half, seed)
     chosen = find_scenario(scenario)
     return chosen.workload.name, {**chosen.knobs_for("cpu"), **sets}

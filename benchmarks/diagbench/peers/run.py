@@ -22,7 +22,7 @@ BEYOND_WATCHING_S = 2.0
 
 
 class PeerRow(msgspec.Struct, omit_defaults=True):
-    """One run. The tool's words are kept as they were, so that a mapping that is mended can be applied again without a new run."""
+    """One run. It keeps the tool's own words, so that a corrected mapping can be applied without a new run."""
 
     tool: str
     version: str
@@ -47,7 +47,7 @@ class PeerRow(msgspec.Struct, omit_defaults=True):
 
 
 def diagnose(peer: Peer, version: str, python: str, case: Case, half: Half, seed: int, seconds: float, limit_s: float) -> PeerRow:
-    """The row. What goes wrong in it is told in `error`."""
+    """Run the case and return its row. A failure is in `error`."""
     row = PeerRow(peer.name, version, case.id, case.name, half, seed, case.truth)
     begun = time.monotonic()
     with burning(case.neighbours), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -64,7 +64,7 @@ def diagnose(peer: Peer, version: str, python: str, case: Case, half: Half, seed
 
 
 def execute(command: list[str], folder: Path, env: dict[str, str], limit_s: float) -> None:
-    """Run one command to its end; its standard output goes to `output.txt`. Raises SubprocessError where it fails or takes too long."""
+    """Run one command to its end; its standard output goes to `output.txt`. Raises SubprocessError if it fails or takes too long."""
     with (folder / "output.txt").open("wb") as output, (folder / "errors.txt").open("wb") as errors:
         process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
         try:
@@ -83,7 +83,7 @@ def last_words(folder: Path) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End what runs on of a process that was given up, with the processes that it started: some start them in sessions of their own."""
+    """End a process that was given up, with all processes that it started: some start processes in sessions of their own."""
     if process.poll() is not None:
         return
     parent = psutil.Process(process.pid)
@@ -96,7 +96,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment(python: str) -> dict[str, str]:
-    """Ours, with the benchmark importable, the tool's programs found first, and no GPU."""
+    """Our environment, with the benchmark importable, the tool's programs first on the PATH, and no GPU."""
     programs = str(Path(python).parent)
     return {
         **os.environ,
@@ -107,6 +107,6 @@ def environment(python: str) -> dict[str, str]:
 
 
 def installed_version(python: str, package: str) -> str:
-    """The package's version in that environment; raises OSError or CalledProcessError where there is none."""
+    """The version of the package in that environment; raises OSError or CalledProcessError if it is missing."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout.strip()

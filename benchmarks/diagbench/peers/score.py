@@ -1,4 +1,4 @@
-"""From rows to figures. A tool that has no word for a cause is not wrong about it: such runs are counted apart."""
+"""From rows to figures. A tool without a word for a cause is not wrong about it: such runs are counted separately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def verdict_of(row: PeerRow, peer: Peer) -> Verdict:
 
 
 def cause_outcome(row: PeerRow, peer: Peer) -> Outcome:
-    """Of a faulty run: was the cause named?"""
+    """Whether the tool named the cause of a faulty run."""
     if not set(row.truth) & peer.causes():
         return "not applicable"
     verdict = verdict_of(row, peer)
@@ -31,7 +31,7 @@ def cause_outcome(row: PeerRow, peer: Peer) -> Outcome:
 
 
 def family_outcome(row: PeerRow, peer: Peer) -> Outcome:
-    """Of a faulty run: was the right part of the step blamed?"""
+    """Whether the tool blamed the right part of the step in a faulty run."""
     if row.family not in peer.families():
         return "not applicable"
     verdict = verdict_of(row, peer)
@@ -41,7 +41,7 @@ def family_outcome(row: PeerRow, peer: Peer) -> Outcome:
 
 
 def report(rows: Sequence[PeerRow], peer: Peer) -> dict[str, Any]:
-    """The figures of one tool's rows. A run without a verdict counts as a miss of a fault, and for nothing where all is well."""
+    """The figures of one tool's rows. A faulty run without a verdict counts as missed; a healthy run without a verdict does not count."""
     faulty = [row for row in rows if row.truth]
     healthy = [row for row in rows if not row.truth and not row.error]
     causes = Counter(cause_outcome(row, peer) for row in faulty)
@@ -67,13 +67,13 @@ def report(rows: Sequence[PeerRow], peer: Peer) -> dict[str, Any]:
 
 
 def _misled(row: PeerRow, peer: Peer) -> bool:
-    """Whether it blamed another part of the step, with or without a word for the right one."""
+    """Whether the tool blamed another part of the step."""
     verdict = verdict_of(row, peer)
     return verdict.blames and row.family not in verdict.families
 
 
 def _accuracy(level: str, outcomes: Counter[Outcome]) -> dict[str, Any]:
-    """The share of right ones among the runs that the tool has a word for, with Wilson's interval; and among all."""
+    """The share of right verdicts among the runs that the tool has a word for, with Wilson's interval, and among all runs."""
     right, everything = outcomes["right"], outcomes.total()
     could = everything - outcomes["not applicable"]
     low, high = wilson(right, could)
@@ -95,7 +95,7 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def one_line(row: PeerRow, peer: Peer) -> str:
-    """How one run went."""
+    """One run in one line."""
     if row.truth:
         mark = f"cause {cause_outcome(row, peer)}, family {family_outcome(row, peer)}"
     else:
@@ -105,7 +105,7 @@ def one_line(row: PeerRow, peer: Peer) -> str:
 
 
 def page(rows: Sequence[PeerRow], peer: Peer, figures: dict[str, Any]) -> str:
-    """A table of the cases, and the figures under it."""
+    """A table of the cases, and the figures below it."""
     by_case: dict[str, list[PeerRow]] = defaultdict(list)
     for row in rows:
         by_case[f"{row.case:<4} {row.name}"].append(row)

@@ -1,6 +1,6 @@
 """slowai: `slowai diagnose FILE --json` imports a script and calls its `main()` twice, the second time under torch.profiler.
 
-Few steps: what the profiler records of twelve seconds takes it minutes to add up. It leaves no file; the JSON is on its output.
+The script runs few steps, because slowai needs minutes for the profile of twelve seconds. The JSON is on its standard output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read(folder: Path) -> list[Said]:
 
 
 def findings(output: str) -> list[Said]:
-    """The JSON object that the output ends with: what the script and the profiler print comes first."""
+    """The JSON object at the end of the output, after the output of the script and the profiler."""
     start = 0 if output.startswith("{") else output.index("\n{") + 1
     diagnosis = json.loads(output[start:])
     return [Said(diagnosis["regime"], f"{diagnosis['confidence']:.2f}")]

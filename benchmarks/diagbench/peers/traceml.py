@@ -1,6 +1,6 @@
-"""TraceML (`traceml-ai`): `traceml run`, and in the script its `trace_step` around each step; verdict in `final_summary.json`.
+"""TraceML (`traceml-ai`): `traceml run`, and `trace_step` around each step in the script; the verdict is in `final_summary.json`.
 
-The whole body of the loop is in `trace_step`, logging and saving included: what is outside of it TraceML does not see.
+The whole body of the loop is in `trace_step`, logging and saving included, because TraceML sees nothing outside of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read(folder: Path) -> list[Said]:
 
 
 def findings(summary: dict[str, Any]) -> list[Said]:
-    """The run's diagnosis, then those of its sections: TraceML ranks none of these above it."""
+    """The diagnosis of the run, then those of its sections. TraceML ranks the diagnosis of the run first."""
     primary = summary["primary_diagnosis"]
     said = [Said(primary["kind"], str(primary.get("severity", "")))]
     for section in ("step_memory", "process", "system"):
@@ -72,7 +72,7 @@ def findings(summary: dict[str, Any]) -> list[Said]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now: two runs on one machine must not share an aggregator."""
+    """A free TCP port: two runs on one machine must not share an aggregator."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,6 +1,6 @@
 """train-doctor: `train-doctor profile -- COMMAND` on an unchanged script; ranked findings in `findings.json`.
 
-Its window is as long as the other tools watch; it ends the script itself.
+Its window is as long as that of the other tools. It ends the script itself.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def commands(job: Job) -> list[list[str]]:
 
 
 def read(folder: Path) -> list[Said]:
-    """Findings of the one run there. Without steps there are no findings either, and that is no verdict."""
+    """Findings of the only run in the folder. A run without steps has no findings and no verdict."""
     (run,) = (folder / "runs").iterdir()
     evidence = json.loads((run / "evidence.json").read_text(encoding="utf-8"))
     return findings(json.loads((run / "findings.json").read_text(encoding="utf-8")), evidence)
 
 
 def findings(found: list[dict[str, Any]], evidence: dict[str, Any]) -> list[Said]:
-    """In its own order, which is by score."""
+    """Findings in the tool's own order, by score."""
     if evidence.get("source") != "hook":
         raise ValueError("it saw no optimizer steps")
     return [Said(one["id"], f"{one['score']:.3f}") for one in found]

@@ -1,4 +1,4 @@
-"""What a tool said, and what that means in the words of our rules."""
+"""The words of a tool, and their meaning in the words of our rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEALTHY = "healthy"
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding, in the tool's own key for it; `detail` is its severity or score as the tool gives it."""
+    """One finding, with the tool's own key; `detail` is the severity or score of the tool."""
 
     word: str
     detail: str = ""
@@ -19,10 +19,10 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one word of a tool stands for.
+    """The meaning of one word of a tool.
 
-    `families`: of our rules; `healthy` where the word says that all is well, none where it blames nobody. `causes`: ids of our rules, where the
-    word says as much as they do. `gpu_only`: never said of a run on a CPU. `abstains`: the tool says that it cannot tell.
+    `families`: families of our rules; `healthy` if the word means that nothing is wrong, empty if the word blames nothing. `causes`: ids of our rules, if the
+    word is as specific as they are. `gpu_only`: the tool never uses the word for a CPU. `abstains`: the tool reports that it cannot decide.
     """
 
     families: tuple[str, ...] = ()
@@ -42,18 +42,18 @@ CANNOT_TELL = Meaning(abstains=True)
 
 
 def names(*causes: str, gpu_only: bool = False) -> Meaning:
-    """A word that names causes: any of them, where it makes no difference between them."""
+    """A word that names causes; any of them if the tool does not distinguish them."""
     return Meaning(tuple(dict.fromkeys(cause.partition(".")[0] for cause in causes)), causes, gpu_only)
 
 
 def points_to(*families: str, gpu_only: bool = False) -> Meaning:
-    """A word that tells where the time goes, but not why."""
+    """A word that names the part of the step, but no cause."""
     return Meaning(families, gpu_only=gpu_only)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`families`: `healthy` where nothing is blamed, empty where the tool abstained. `unknown`: words without a meaning yet."""
+    """`families`: `healthy` if the tool blames nothing, empty if the tool abstained. `unknown`: words without a meaning yet."""
 
     families: tuple[str, ...]
     causes: tuple[str, ...] = ()
@@ -65,10 +65,10 @@ class Verdict:
 
 
 def judge(said: Sequence[Said], meanings: Mapping[str, Meaning]) -> Verdict:
-    """The first finding that blames something is the verdict, as the first one of ours is.
+    """The verdict is the first finding that blames something, as for our own findings.
 
-    One that names no cause may be made precise by a later one of the same family. A tool that blames nothing calls the run healthy,
-    unless it says that it cannot tell.
+    A later finding of the same family may add a cause to a finding without one. If a tool blames nothing, its verdict is healthy,
+    unless the tool reports that it cannot decide.
     """
     unknown = tuple(one.word for one in said if one.word not in meanings)
     known = [meanings[one.word] for one in said if one.word in meanings]
