@@ -99,6 +99,7 @@ class Tuner:
             self._engine.probe_only_for(())
 
     async def _search(self, tunable: Collection[str]) -> Certificate:
+        widened = False
         while True:
             run = await until_diagnosed(self._engine, lambda: self._enough(tunable), tunable=tunable)
             if not self.certificate.end.keys() <= run.knobs.keys():
@@ -106,6 +107,12 @@ class Tuner:
             found = self._candidates(run)
             if not found and self._left_s() > LIVE_S:
                 if run.steady_from_s is not None and run.duration_s - run.steady_from_s < SEEN_S:
+                    continue
+                if (more := self._training_knobs(run) - set(tunable)) and not widened:
+                    widened = True
+                    self._engine.probe_only_for({*tunable, *more})
+                    await until_diagnosed(self._engine, lambda: self._left_s() <= LIVE_S, tunable=more)
+                    self._engine.probe_only_for(tunable)
                     continue
                 known = run.steady_from_s is not None and any(one.state != "cant_tell" for one in run.findings)
                 return await self._end(self._nothing_left(run) if known else "the run never became steady: no diagnosis was possible")
@@ -116,6 +123,12 @@ class Tuner:
 
     def _candidates(self, run: Run) -> list[Candidate]:
         return candidates(run, self._tried(), self._allow, self.certificate.only)
+
+    def _training_knobs(self, run: Run) -> set[str]:
+        """The knobs that are left out only because they alter training, and that a rule may still suggest after its probe."""
+        knobs = tunable_knobs(self.certificate.start, True, self.certificate.only)
+        knobs -= tunable_knobs(self.certificate.start, False, self.certificate.only)
+        return knobs if knobs and in_doubt(run, knobs) else set()
 
     def _nothing_left(self, run: Run) -> str:
         """Why the search ends; names the best change that is left out only because it alters training."""

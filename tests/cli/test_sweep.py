@@ -20,6 +20,8 @@ def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
         "d_model=64",
         "--set",
         "batch_size=4",
+        "--set",
+        "num_threads=1",
         *vary,
         "--repeat",
         "2",

@@ -103,7 +103,7 @@ def test_only_probes_that_can_lead_to_a_change_are_waited_for(
     asyncio.run(Tuner(engine, "data-starved", 60.0, allow_training_changes=allow, only=only).run())
     assert engine.answered_before_trial == [waited]
     every = {"num_workers", "optim", *(["batch_size"] if allow else [])}
-    assert engine.probed_for == [set(only) or every, set()]
+    assert engine.probed_for[0] == (set(only) or every) and engine.probed_for[-1] == set()
 
 
 class RareFinding(Engine):
@@ -138,3 +138,24 @@ def test_the_end_names_the_change_that_is_left_out_because_it_changes_training(q
     assert not engine.answered_before_trial
     assert "batch_size 8 -> 64 (predicted 1.80-2.70x)" in certificate.stopped
     assert "--allow-training-changes" in certificate.stopped
+
+
+class LateFinding(Engine):
+    """A finding about the batch size that needs its probe, and the probe runs only where it is allowed."""
+
+    def view(self) -> View:
+        probed = any("batch_size" in knobs for knobs in self.probed_for)
+        suggestion = Suggestion({"batch_size": 64}, Interval(1.8, 2.7), "", "")
+        fires = Finding("gpu.small_batch", "fires", "", 0.5, suggestions=(suggestion,))
+        self._found = [fires if probed else LACKING["gpu.small_batch"], Finding("input.jitter", "clear", "")]
+        state = super().view()
+        assert state.run is not None
+        state.run.findings = self._found
+        return state
+
+
+def test_the_end_of_a_session_runs_the_probes_for_changes_of_training_too(quick: None) -> None:
+    """Otherwise the session could not name the change that it leaves out."""
+    engine = LateFinding(Interval(1.5, 2.5))
+    certificate = asyncio.run(asyncio.wait_for(Tuner(engine, "tiny-batch", 60.0).run(), 20.0))
+    assert "batch_size 8 -> 64 (predicted 1.80-2.70x)" in certificate.stopped and not certificate.attempts
