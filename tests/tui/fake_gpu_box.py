@@ -15,6 +15,7 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.metrics.gpu import GPU_METRICS, LINK_METRICS
 from gpuconsole.model.metrics.metric import Metric
 from gpuconsole.report.cells import Row, cell_width, to_ascii
+from gpuconsole.report.machine.devices import device_items, paint_item
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import View
 from gpuconsole.tui.actions import Actions
@@ -177,6 +178,11 @@ def on_box(shown: View, screen: Callable[[BoxFront, Actions], BackScreen], body:
 
     asyncio.run(run())
     return api
+
+
+def paint_devices(view: View, width: int, place: str = "", needle: str = "") -> list[Row]:
+    """One device in full, by default the device of the run."""
+    return [paint_item(view, item, width, False) for item in device_items(view, place or view.device, needle, width)]
 
 
 def text(rows: list[Row]) -> str:

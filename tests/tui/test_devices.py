@@ -11,19 +11,16 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.metrics.gpu import GPU_METRICS
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.devices import (
-    by_device,
     device_items,
-    paint_devices,
     paint_item,
     paint_metric,
     paint_places,
     places,
-    split_key,
 )
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
-from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, text
+from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, paint_devices, text
 from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
@@ -172,15 +169,8 @@ def test_only_the_chosen_device_is_looked_at() -> None:
 
     shown = msgspec.structs.replace(box(64), latest=Watched(box(64).latest))
     paint_devices(shown, 120, "gpu:7")
-    others = {split_key(key)[1] for key in Watched.asked} - {"console", "sampler"}
+    others = {key.partition("{device=")[2].removesuffix("}") for key in Watched.asked} - {"console", "sampler"}
     assert {device.partition("/")[0] for device in others} == {"gpu:7"}
-
-
-def test_every_series_of_every_device_apart() -> None:
-    table = by_device(BOX)
-    assert table["gpu:0"]["gpu.power_limit_w"] == (700.0, "")
-    assert table["gpu:0"]["gpu.fan_ratio"] == (None, "this GPU has no fan")
-    assert split_key("gpu.power_w{device=gpu:0/mig:1}") == ("gpu.power_w", "gpu:0/mig:1")
 
 
 def test_names_that_mean_harm() -> None:

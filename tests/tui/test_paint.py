@@ -13,7 +13,6 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.report import charts, facts
 from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
 from gpuconsole.report.experiments.tuning import paint_tuning
-from gpuconsole.report.machine.devices import paint_devices
 from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.report.run.account import columns_of, paint_phases
 from gpuconsole.report.run.diagnosis import paint_diagnosis
@@ -31,7 +30,7 @@ from gpuconsole.tui.widgets.knobs import KnobState, knob_lines
 from gpuconsole.tui.widgets.layout import plan
 from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
 from gpuconsole.tui.widgets.tile import paint_tiles
-from tests.tui.fake_gpu_box import drawn
+from tests.tui.fake_gpu_box import drawn, paint_devices
 from tests.tui.fake_models import several_view
 from tests.tui.fake_session import (
     H200,

@@ -261,26 +261,3 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
         trace = spark(history(key, width - len(label)), 1, 1.0 if metric.unit in ("ratio", "0/1") else None)[0]
         rows = [*fill(rows, width, height - 1), line(width, (label, "dim"), (trace, "trace"))]
     return fill(rows, width, height)
-
-
-def paint_devices(view: View, width: int, place: str = "", needle: str = "") -> list[Row]:
-    """One device in full, by default the device of the run."""
-    return [paint_item(view, item, width, False) for item in device_items(view, place or view.device, needle, width)]
-
-
-def by_device(view: View) -> dict[str, dict[str, tuple[float | None, str]]]:
-    """For every device: metric to (value, ""), or to (None, reason)."""
-    table: dict[str, dict[str, tuple[float | None, str]]] = {}
-    for key, why in view.unavailable.items():
-        metric, device = split_key(key)
-        table.setdefault(device, {})[metric] = (None, why)
-    for key, value in view.latest.items():
-        metric, device = split_key(key)
-        table.setdefault(device, {})[metric] = (value, "")
-    return table
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """The metric and the device of `gpu.power_w{device=gpu:0}`."""
-    metric, _, rest = key.partition("{device=")
-    return metric, rest.removesuffix("}")
