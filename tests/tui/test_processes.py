@@ -151,9 +151,9 @@ def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
         Process(2, "gpu:1"),
     )
     assert pids(some, Choice()) == [1, 3, 2]
-    assert pids(some, Choice(turned=True)) == [3, 1, 2]
+    assert pids(some, Choice(reverse=True)) == [3, 1, 2]
     assert [pids(some, Choice(sort=sort)) for sort in ORDERS] == [[1, 3, 2], [1, 3, 2], [3, 1, 2], [1, 2, 3], [1, 3, 2]]
-    assert pids(some, Choice(sort="pid", turned=True)) == [3, 2, 1]
+    assert pids(some, Choice(sort="pid", reverse=True)) == [3, 2, 1]
 
 
 @pytest.mark.parametrize("needle", ["TRAIN.PY --config", "ada", "3f9c1ab", "enginecore", "gpu:1", "52011"])

@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     """Order, tree and filter of the table."""
 
     sort: str = "memory"
-    turned: bool = False
+    reverse: bool = False
     tree: bool = False
     needle: str = ""
 
@@ -60,7 +60,7 @@ def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
     order = ORDERS[choice.sort]
     found.sort(key=lambda one: (one.pid, one.device))
     known = [one for one in found if order.key(one) is not None]
-    known.sort(key=order.key, reverse=order.down != choice.turned)  # type: ignore[arg-type]
+    known.sort(key=order.key, reverse=order.down != choice.reverse)  # type: ignore[arg-type]
     found = known + [one for one in found if order.key(one) is None]
     return _tree(found) if choice.tree else [Entry(one, pid=one.pid) for one in found]
 
@@ -154,7 +154,7 @@ def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, 
 
 def order_in_words(choice: Choice) -> str:
     """`by memory, largest first`."""
-    down = ORDERS[choice.sort].down != choice.turned
+    down = ORDERS[choice.sort].down != choice.reverse
     name = {"sm": "SM", "cpu": "CPU"}.get(choice.sort, choice.sort)
     ends = ("z to a", "a to z") if choice.sort == "name" else ("largest first", "smallest first")
     return f"by {name}, {ends[0] if down else ends[1]}"

@@ -83,7 +83,7 @@ class ProcessesScreen(ListScreen):
 
     def _sort(self, step: int) -> None:
         columns = list(ORDERS)
-        self._choose(sort=columns[(columns.index(self._choice.sort) + step) % len(columns)], turned=False)
+        self._choose(sort=columns[(columns.index(self._choice.sort) + step) % len(columns)], reverse=False)
 
     def action_sort_previous(self) -> None:
         self._sort(-1)
@@ -92,7 +92,7 @@ class ProcessesScreen(ListScreen):
         self._sort(1)
 
     def action_reverse(self) -> None:
-        self._choose(turned=not self._choice.turned)
+        self._choose(reverse=not self._choice.reverse)
 
     def action_group(self) -> None:
         self._choose(tree=not self._choice.tree)
