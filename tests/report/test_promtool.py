@@ -94,7 +94,7 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
         return {"eval_time": at, "alertname": alert, "exp_alerts": [told]}
 
     of_gpu = {"device": "gpu:0", "model": "H200"}
-    too_slow = " gpu:0: 100 tokens/s, less than 80 % of its own last day"
+    too_slow = " gpu:0: 100 tokens/s, less than 80 % of the rate of its last day"
     test = {
         "rule_files": [str(DOCS / "alerts.yml")],
         "evaluation_interval": "1m",
@@ -129,12 +129,12 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                     silent("GpuMissing", "12m"),
                     fires("GpuMissing", "25m", " shows 1 GPUs, fewer than within the last day", severity="critical"),
                     silent("GpuHeldIdle", "15m"),
-                    fires("GpuHeldIdle", "22m", " gpu:0: 50% of its memory is held and nothing runs", severity="warning", **of_gpu),
+                    fires("GpuHeldIdle", "22m", " gpu:0: 50% of its memory is allocated and no kernel runs", severity="warning", **of_gpu),
                     silent("GpuEccUncorrected", "5m"),
                     fires(
                         "GpuEccUncorrected",
                         "8m",
-                        " gpu:0: uncorrected memory errors; results of this hour are in doubt",
+                        " gpu:0: uncorrected memory errors; results of this hour may be wrong",
                         severity="critical",
                         **of_gpu,
                     ),
@@ -142,7 +142,7 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                     fires(
                         "GpuRowRemapFailed",
                         "1m",
-                        " gpu:0: a memory row could not be replaced; the GPU wants service",
+                        " gpu:0: a memory row could not be replaced; the GPU needs service",
                         severity="critical",
                         **of_gpu,
                     ),
@@ -150,7 +150,7 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                     fires(
                         "GpuconsoleSamplerStuck",
                         "5m",
-                        ": nvml has not answered for 3m 40s; its GPUs are not being watched",
+                        ": nvml has not answered for 3m 40s; no process watches its GPUs",
                         severity="warning",
                         source="nvml",
                     ),
