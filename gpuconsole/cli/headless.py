@@ -19,6 +19,7 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.processes.torchrun import MEETING_S
+from gpuconsole.processes.worker import SERVER_START_S, START_S
 from gpuconsole.report import facts
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import SessionError, View
@@ -27,9 +28,6 @@ from gpuconsole.wire.events import AnyEvent, Note, SamplerEnded
 DEFAULT_DURATION_S = 60.0
 TICK_S = 0.25
 AFTER_TRIAL_S = 5.0
-START_S = 300.0
-SERVER_START_S = 1260.0
-"""A large model takes minutes to load and compile. The serving worker itself stops waiting after 20 minutes."""
 TRIAL_LATEST = 0.75
 """A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the duration."""
 
@@ -61,7 +59,7 @@ class HeadlessRun:
             print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
         engine.listeners.append(self._on_event)
         on_interrupt(self._interrupted.set)
-        warming = asyncio.create_task(_nothing() if self._serves else engine.warm())
+        warming = asyncio.create_task(_nothing() if self._serves else engine.keep_warm(True))
         try:
             await engine.open()
             await warming
@@ -171,9 +169,9 @@ class HeadlessRun:
         else:
             print(session_text(snapshot))
             self._print_nsys_line(engine)
-        for line in (*engine.comparing.kept, *engine.comparing.failed):
+        for line in (*engine.baselines.kept, *engine.baselines.failed):
             print(f"gpuconsole: {line}", file=sys.stderr)
-        failed = failed or bool(self._args.save_baseline and engine.comparing.failed)
+        failed = failed or bool(self._args.save_baseline and engine.baselines.failed)
         if self._args.fail_on_regression:
             failed = self._regressed(snapshot) or failed
         for run in snapshot.runs:

@@ -1,4 +1,4 @@
-"""Tasks beside the one that asks for them; one that fails is told of, never lost."""
+"""Background tasks. The failure of a task is reported, never lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from gpuconsole.wire.events import AnyEvent, Note
 
 
-class Background:
-    """Holds tasks until they are done."""
+class BackgroundTasks:
+    """Holds tasks until they are done, and emits a Note for a task that fails."""
 
     def __init__(self, emit: Callable[[AnyEvent], None]) -> None:
         self._emit = emit
@@ -24,13 +24,13 @@ class Background:
         task.add_done_callback(self._done)
 
     def cancel(self) -> None:
-        """End them all; what fails from here on is of no interest."""
+        """Cancel all tasks. Later failures are not reported."""
         self._cancelled = True
         for task in list(self._tasks):
             task.cancel()
 
     async def settled(self) -> None:
-        """Return once those under way are done."""
+        """Return once all tasks are done."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -38,15 +38,3 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._cancelled:
             self._emit(Note(time.monotonic(), f"internal error: {task.exception()!r}", "error"))
-
-
-async def wait_out(task: asyncio.Task[None]) -> bool:
-    """Until `task` is done, however often the caller is cancelled meanwhile; returns whether it was. What the task raises is raised."""
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            cancelled = True
-    task.result()
-    return cancelled

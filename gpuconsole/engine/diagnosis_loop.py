@@ -1,70 +1,73 @@
-"""Looks at the running workload once a second: rules on fresh signals, and the probes that they ask for."""
+"""Evaluates the rules on the running workload about once a second, and runs the probes that the rules ask for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+import traceback
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
 from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
+from gpuconsole.engine.run_control import RunLock
 from gpuconsole.machine.environment import cores
 from gpuconsole.machine.own_processes import OwnProcesses
 from gpuconsole.model.finding import Finding
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
+from gpuconsole.session.api import Busy
 from gpuconsole.session.figures.summary import peaks_of
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import AnyEvent, Found
+from gpuconsole.wire.events import AnyEvent, Found, Note
 
 EVERY_S = 1.0
 SOON_S = 0.5
-"""Where a finding only waits for its second look, or the run has yet to be steady; and where something is shown for the first time, so that who
-acts on it (a tuner looks every 0.25 s) finds the workload free."""
+"""Seconds to the next evaluation while a finding waits for its second evaluation, while the run is not steady yet, and after a finding was
+shown for the first time: a tuner, which reads the state every 0.25 s, then finds the workload free."""
 BETWEEN_PROBES_S = 0.25
-"""Ordinary steps, as many as are told at a time."""
+"""Seconds between two probes: as many ordinary steps as one report holds."""
 WINDOW_S = 30.0
+"""The signals are computed over the steps of so many seconds."""
 
 
-class Diagnosing:
-    """Drives diagnosis for the engine. `busy` is held by whoever intervenes in the workload.
+class DiagnosisLoop:
+    """Evaluates the rules and runs probes, as long as a run is active. It holds `lock` during a probe.
 
-    `tunable`: where somebody waits to turn some knobs and no others, no probes are made but those that may lead to that.
+    `tunable`: the knobs that a tuner may change. Only probes that can lead to such a change are run then; empty: all probes.
     """
 
     def __init__(
-        self, state: SessionState, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], busy: asyncio.Lock
+        self, state: SessionState, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], lock: RunLock
     ) -> None:
-        self.probing = ""
+        """`worker` returns the worker of the current run."""
         self.tunable: Collection[str] = ()
-        self._state = state
-        self._emit = emit
-        self._worker = worker
-        self._busy = busy
+        self._state, self._emit, self._worker, self._lock = state, emit, worker, lock
         self._hardware = HardwareWatch(OwnProcesses().has)
+        self._record: RunRecord | None = None
         self._steadied = Steadied()
         self._probed: set[str] = set()
+        self._failures: set[str] = set()
         self._more_due = False
 
-    def begin(self) -> None:
-        """A new run: what was found and probed before no longer holds."""
-        self._steadied = Steadied()
-        self._probed.clear()
-
-    async def forever(self) -> None:
+    async def run(self) -> None:
+        """Evaluate until cancelled. An exception is reported as a note, once for each run, and the loop goes on."""
         while True:
             await asyncio.sleep(self._pause_s())
-            if self._busy.locked():
+            if self._lock.locked():
                 continue
             record, worker = self._state.record, self._worker()
             if record is None or worker is None or record.closed_t is not None:
                 continue
-            await self.look(record, worker)
+            try:
+                await self.evaluate(record, worker)
+            except Exception as error:  # a bug in a rule or a signal must not end the diagnosis of the session
+                self._report_failure(error)
 
     def _pause_s(self) -> float:
         if self._steadied.waiting or self._to_act_on:
@@ -74,36 +77,42 @@ class Diagnosing:
         record = self._state.record
         return SOON_S if record is not None and record.steady_t is None else EVERY_S
 
-    async def look(self, record: RunRecord, worker: WorkerHandle) -> None:
-        """One window: evaluate, then run the first of the probes that are asked for and evaluate again.
+    async def evaluate(self, record: RunRecord, worker: WorkerHandle) -> None:
+        """Evaluate the rules, run the first of the probes that are due, and evaluate again.
 
-        A finding that waits for its second look is not kept waiting by a probe, nor is who wants to act on one that was just shown.
+        No probe is run while a finding waits for its second evaluation, or right after a finding was shown for the first time: the user
+        or a tuner may act on it.
         """
-        findings = self._judge(record)  # what fires needs no probe to be shown, only to be predicted
+        if record is not self._record:  # findings and probes of the run before do not count
+            self._record, self._steadied, self._more_due = record, Steadied(), False
+            self._probed.clear()
+            self._failures.clear()
+        findings = self._find(record)  # a rule that fires is shown without its probe; the probe is for the predicted gain
         if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
-            first = [one for one in due if one in ALWAYS]
+            first = [probe for probe in due if probe in ALWAYS]
             for probe in first if due[:1] == first[:1] else due[:1]:
                 await self._run_probe(probe, worker)
                 if self._state.record is not record:
                     return
             if due:
-                findings = self._judge(record)
+                findings = self._find(record)
         self._more_due = bool(self._due(findings)) and record.steady_t is not None
 
     @property
     def _to_act_on(self) -> bool:
-        """Whether something was just shown that somebody may want to act on."""
+        """Whether a finding with a suggestion was shown for the first time in the last evaluation."""
         return any(finding.suggestions for finding in about(self._steadied.opened, self.tunable))
 
-    def _judge(self, record: RunRecord) -> list[Finding]:
-        """What the rules say now. Those findings that stand are shown, with the very signals that they were made from."""
+    def _find(self, record: RunRecord) -> list[Finding]:
+        """Evaluate all rules; emit the findings that have been confirmed, with the signals that they were made from."""
         case = self._case(record)
         findings = evaluate(case)
         self._emit(Found(time.monotonic(), record.run.id, self._steadied.update(findings), case.signals))
         return findings
 
     def _due(self, findings: list[Finding]) -> list[str]:
+        """The probes to run, in order."""
         record = self._state.record
         first = () if record is None or record.run.serves or self.tunable else ALWAYS
         wanted = wanted_probes(about(findings, self.tunable))
@@ -117,18 +126,16 @@ class Diagnosing:
         signals = run_signals(record, summary, cores(), memory, WINDOW_S, bandwidth) | self._hardware.signals(self._state, record)
         return Case(record.run.knobs, signals, record.run.serves)
 
-    @contextlib.contextmanager
-    def showing(self, what: str) -> Iterator[None]:
-        """Tell the screen what is being measured meanwhile."""
-        self.probing = what
-        try:
-            yield
-        finally:
-            self.probing = ""
-
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
         self._probed.add(probe)
-        with contextlib.suppress(WorkerGone):  # the run has failed, and that is told elsewhere
-            async with self._busy:
-                with self.showing(probe):
-                    await worker.probe(probe)
+        with contextlib.suppress(WorkerGone, Busy):  # the run has ended, and its end is reported elsewhere
+            async with self._lock.probe(probe):
+                await worker.probe(probe)
+
+    def _report_failure(self, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next((frame for frame in reversed(frames) if "/diagnosis/" in frame.filename), frames[-1])
+        text = f"diagnosis failed in {Path(place.filename).name}, line {place.lineno}: {error!r}; it goes on"
+        if text not in self._failures:
+            self._failures.add(text)
+            self._emit(Note(time.monotonic(), text, "error"))

@@ -1,9 +1,10 @@
-"""A recorded session behind the same `SessionApi`: its events fed to a state at the pace at which they happened."""
+"""A recorded session behind the same `SessionApi`: its events are applied to the state at the pace of the recording."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuconsole.engine.reader import StateReader, write_snapshot
@@ -13,8 +14,9 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.session.api import SessionError, View
+from gpuconsole.session.api import SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import read_recording
@@ -22,8 +24,11 @@ from gpuconsole.wire.recording import read_recording
 A_RECORDING = "this is a recording: nothing runs that could be changed"
 
 
-class Replay(StateReader):
-    """Plays a recording's events; `speed` 0 plays them all at once. Reading the file raises RecordingError, OSError."""
+class Replay(StateReader, SessionApi):
+    """Plays the events of a recording, `speed` times as fast as they happened; 0: all at once.
+
+    The constructor reads the file and raises RecordingError, OSError. Every action raises SessionError: nothing runs.
+    """
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
         super().__init__()
@@ -38,9 +43,6 @@ class Replay(StateReader):
             self._play_until(float("inf"))
         else:
             self._task = asyncio.create_task(self._play())
-
-    async def warm(self) -> None:
-        """Nothing starts in a recording."""
 
     async def close(self) -> None:
         if self._task is not None:
@@ -74,6 +76,15 @@ class Replay(StateReader):
         return []
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
+        raise SessionError(A_RECORDING)
+
+    async def keep_warm(self, wanted: bool) -> None:
+        """Nothing to do: a recording starts no run."""
+
+    def probe_only_for(self, knobs: Collection[str]) -> None:
+        raise SessionError(A_RECORDING)
+
+    async def end_run(self, state: RunState, error: str | None = None) -> None:
         raise SessionError(A_RECORDING)
 
     async def stop(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from gpuconsole import __version__
-from gpuconsole.engine.background import Background
+from gpuconsole.engine.background import BackgroundTasks
 from gpuconsole.experiments.against_baseline import compare, nearest_baseline, unlike
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, keep_run, read_all
 from gpuconsole.experiments.blocks import block_rates
@@ -67,7 +67,7 @@ def look_up(key: BaselineKey, knobs: Knobs) -> Lookup:
     return Lookup(instead=unlike(key, other, parts)) if parts else Lookup(other)
 
 
-class Comparing:
+class BaselineWatch:
     """Compares for the engine. `kept` and `failed` are lines about the runs that were, or were not, kept as baselines."""
 
     def __init__(self, state: SessionState, emit: Callable[[AnyEvent], None], keeps: Keeps) -> None:
@@ -82,7 +82,7 @@ class Comparing:
         self._reported = ""
         self._wanted: set[str] = set()
         self._done: set[str] = set()
-        self._background = Background(emit)
+        self._background = BackgroundTasks(emit)
 
     def begin(self, scenario: Scenario, device: Device) -> None:
         """A run begins: read its baseline in the background."""
@@ -103,7 +103,7 @@ class Comparing:
         if found.instead is not None:
             self._emit(Compared(time.monotonic(), run.id, found.instead))
 
-    async def forever(self) -> None:
+    async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             record = self._state.record

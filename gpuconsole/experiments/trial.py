@@ -1,11 +1,14 @@
-"""Runs a trial: switches between the two sides in paired blocks until the interval says enough."""
+"""Runs a trial: measures a change in paired blocks until the interval decides, and leaves the better side running."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -13,18 +16,17 @@ import msgspec
 from gpuconsole.experiments.blocks import BASELINE, CHANGED, BlockPlan, order, plans, rate
 from gpuconsole.experiments.statistics import BETWEEN, MIN_PAIRS, exhausted, resolution, speedup, verdict
 from gpuconsole.model.experiments.trial import HeldOutLoss, Method, Perplexity, Trial
-from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes
 from gpuconsole.model.run import Run, Step
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 
 MAX_PAIRS = 60
-START_S = 180.0
 AGE_S = 15.0
-"""Probes that a trial's second process has not come to by then are left out."""
+"""Seconds for the probes of a trial's second process; the remaining probes are left out."""
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
-    """When a trial that has not been decided ends, in seconds: of a change in place, of one through the loader, of one of a model server."""
+    """Seconds after which an undecided trial ends: of a live change, of a change of the dataloader, of a change of a model server."""
 
     cap_s: float = 20.0
     loader_cap_s: float = 30.0
@@ -40,18 +42,18 @@ class Sides(Protocol):
     method: Method
 
     async def switch_to(self, arm: int) -> None:
-        """Let `arm` run, and it alone. Raises TrialFailed, WorkerGone."""
+        """Let only `arm` run. Raises TrialFailed, WorkerGone."""
         ...
 
     def worker(self, arm: int) -> WorkerHandle: ...
 
 
 class TrialFailed(RuntimeError):
-    """The change could not be put in force; the message is one line."""
+    """The change could not be applied; the message is one line."""
 
 
 class OneWorker:
-    """Both sides in one process: hot knobs switched between two steps."""
+    """Both sides in one process: live knobs are switched between two steps."""
 
     method: Method = "live ABBA"
 
@@ -69,7 +71,7 @@ class OneWorker:
 
 
 class TwoWorkers:
-    """Each side in a process of its own, one paused while the other runs: for knobs that need a restart."""
+    """Each side in its own process, one paused while the other runs: for knobs that need a restart."""
 
     method: Method = "two workers ABBA"
 
@@ -85,8 +87,9 @@ class TwoWorkers:
         return self._workers[arm]
 
     async def age_alike(self) -> None:
-        """Put the changed side through the probes that the baseline has had: a process is some 2 % slower from then on, which would look like
-        a merit of the other. What they find, and whether they apply with these knobs, is not asked. Raises WorkerGone.
+        """Run the probes of the baseline on the changed side too; their results are not used. Raises WorkerGone.
+
+        A process is about 2 % slower after its probes. Without this, the changed side would have that advantage.
         """
         baseline, changed = self._workers[BASELINE], self._workers[CHANGED]
         changed.resume(0)
@@ -97,11 +100,133 @@ class TwoWorkers:
         await changed.pause()
 
 
-async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
-    """`trial` of a change to `run`, brought to a verdict (state done), or failed with its reason. The sides are left as they were last.
+@dataclass(frozen=True)
+class TrialRun:
+    """The run that a trial works on, and what the owner of the run does for the trial."""
 
-    Run-queue delay is taken off on a CPU only, and not where the change is about that very delay (`num_threads`) or about
-    other processes than the training thread (the loader, a model server).
+    run: Run
+    worker: WorkerHandle
+    start_second: Callable[[Knobs], Awaitable[WorkerHandle]]
+    """Starts a second worker on the same workload with other knobs."""
+    hand_over: Callable[[WorkerHandle], None]
+    """Makes the second worker the worker of the run. The first worker is stopped after that."""
+    report: Callable[[Trial], None]
+    """Receives every state of the trial."""
+    showing: Callable[[str], AbstractContextManager[None]]
+    """Shows an activity on the screen while it lasts."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended, and the worker that goes on, under the changed knobs where `trial.kept`.
+
+    `lost`: why the worker has knobs that the run does not have; empty if all is well.
+    """
+
+    trial: Trial
+    worker: WorkerHandle
+    lost: str = ""
+
+
+class LiveTrial:
+    """One trial on a running workload. `run` measures and settles; `break_off` ends the measurement early."""
+
+    def __init__(self, trial: Trial, on: TrialRun, *, keep: bool, limits: TrialLimits) -> None:
+        """`keep`: whether a win stays in force."""
+        self.challenger: WorkerHandle | None = None
+        self._trial, self._on, self._keep, self._limits = trial, on, keep, limits
+        self._cold = not on.run.applies_live(trial.changes)
+        self._before: Knobs = {name: on.run.knobs[name] for name in trial.changes}
+        self._measuring: asyncio.Task[Trial] | None = None
+
+    async def run(self) -> Outcome:
+        """Measure, then leave the better side running. A trial that cannot be measured ends as failed; nothing is raised for it."""
+        self._on.report(self._trial)
+        self._measuring = asyncio.create_task(self._measure())
+        await asyncio.wait([self._measuring])
+        if self._measuring.cancelled():
+            trial = msgspec.structs.replace(self._trial, state="failed", verdict="undecided", error="broken off")
+        else:
+            trial = self._measuring.result()
+        outcome = await (self._settle_two(trial) if self._cold else self._settle_one(trial))
+        self._on.report(outcome.trial)
+        return outcome
+
+    def break_off(self) -> None:
+        """End the measurement; the baseline goes on. A second call changes nothing."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+
+    async def _measure(self) -> Trial:
+        """The trial with its verdict. A cold change gets a second worker; the first worker pauses while the second starts."""
+        trial, run = self._trial, self._on.run
+        try:
+            sides: Sides = OneWorker(self._on.worker, run.knobs, trial.changes)
+            if self._cold:
+                trial = msgspec.structs.replace(trial, method=TwoWorkers.method)
+                self._on.report(trial)
+                sides = workers = TwoWorkers(self._on.worker, await self._start_challenger())
+                if not run.serves:
+                    with self._on.showing("in the second process too"):
+                        await workers.age_alike()
+            trial = await run_trial(trial, run, sides, self._on.report, self._limits)
+            trial = await with_quality(trial, sides)
+        except (TrialFailed, WorkerGone) as error:
+            trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
+        return msgspec.structs.replace(trial, kept=self._keep and trial.worth_keeping)
+
+    async def _start_challenger(self) -> WorkerHandle:
+        """Pause the baseline; a second worker with the changes, past its start and paused. Raises TrialFailed, WorkerGone."""
+        await self._on.worker.pause()
+        self.challenger = challenger = await self._on.start_second({**self._on.run.knobs, **self._trial.changes})
+        try:
+            async with asyncio.timeout(challenger.start_limit_s):
+                await challenger.next_steps()
+        except TimeoutError:
+            raise TrialFailed(f"not running after {challenger.start_limit_s:.0f} s") from None
+        except WorkerGone as gone:
+            raise TrialFailed(str(gone)) from None
+        await challenger.pause()
+        return challenger
+
+    async def _settle_two(self, trial: Trial) -> Outcome:
+        """End the worker of the losing side."""
+        winner, loser = self._on.worker, self.challenger
+        if trial.kept and self.challenger is not None:
+            if self.challenger.alive:
+                winner, loser = self.challenger, self._on.worker
+                self._on.hand_over(winner)
+            else:
+                trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {self.challenger.cause()}")
+        if loser is not None:
+            await loser.stop()
+        winner.resume(0)
+        return Outcome(trial, winner)
+
+    async def _settle_one(self, trial: Trial) -> Outcome:
+        """Apply the knobs of the better side. A win whose knobs cannot be applied any more is not kept."""
+        worker = self._on.worker
+        try:
+            if trial.kept:
+                error = (await worker.set_knobs(trial.changes, 0)).error
+                if not error:
+                    return Outcome(trial, worker)
+                why = f"not kept: {describe_changes(trial.changes)} could not be applied again: {error}"
+                trial = msgspec.structs.replace(trial, kept=False, error=why)
+            error = (await worker.set_knobs(self._before, 0)).error
+        except WorkerGone as gone:
+            if trial.kept:
+                trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {gone}")
+            return Outcome(trial, worker)
+        lost = f"the worker could not go back to {describe_changes(self._before)} after a trial: {error}" if error else ""
+        return Outcome(trial, worker, lost)
+
+
+async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
+    """`trial` of a change to `run` with its verdict (state done), or failed with the reason. The side of the last block goes on.
+
+    Run-queue delay is subtracted on a CPU only, and not where the change affects that delay (`num_threads`) or other processes than
+    the training thread (the dataloader, a model server).
     """
     of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None)
     plan = of_side[CHANGED]
@@ -126,7 +251,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
         for pair in itertools.islice(order(), MAX_PAIRS):
             blocks = {arm: await _block(sides, arm, of_side[arm]) for arm in pair}
             if not all(rate(block, False) > 0 for block in blocks.values()):
-                raise TrialFailed("nothing was done in a whole block")
+                raise TrialFailed("no work was done in a whole block")
             rates = {arm: rate(block, contention_free) for arm, block in blocks.items()}
             ratios.append(math.log(rates[CHANGED] / rates[BASELINE]))
             if last is not None and last[0] == pair[0]:  # two blocks of one side in a row
@@ -153,7 +278,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
 
 
 async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
-    """The counted steps of one block of `arm`, after the steps in which it settles."""
+    """The counted steps of one block of `arm`, without the first steps after the switch."""
     worker = sides.worker(arm)
     worker.trial_steps.clear()
     await sides.switch_to(arm)
@@ -165,7 +290,7 @@ async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
 
 
 async def with_quality(trial: Trial, sides: Sides) -> Trial:
-    """`trial` with what both sides make of a fixed text, or of held-out batches, where the change alters what is computed and it can tell."""
+    """`trial` with the perplexity or the held-out loss of both sides, where the change alters the computed values and both can be measured."""
     if trial.state != "done":
         return trial
     knobs = [CATALOGUE[name] for name in trial.changes]
@@ -185,7 +310,7 @@ async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
 
 
 async def _with_loss(trial: Trial, sides: Sides) -> Trial:
-    """Without the change, with it, without it again: the few steps in between train, and that is not the change's doing."""
+    """Held-out loss without the change, with it, and without it again: the mean of the outer two removes the effect of the steps between."""
     losses = []
     for arm in (BASELINE, CHANGED, BASELINE):
         await sides.switch_to(arm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -12,22 +13,57 @@ from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import SERVING, TRAINING, WorkerHandle
 from gpuconsole.wire.events import AnyEvent
 
+SPARE_S = 60.0
+
 
 class WorkerPool:
     """Starts workers, and keeps a spare worker ready that has torch imported.
 
+    The spare worker costs some 300 MB. It stays while there is a reason for it, and `spare_s` seconds longer.
     `on_exit` receives each worker that ends, except an unused spare, with its exit code. `note` receives lines for the user.
     """
 
-    def __init__(self, nodes: Launch, on_exit: Callable[[WorkerHandle, int], None], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, nodes: Launch, on_exit: Callable[[WorkerHandle, int], None], note: Callable[[str], None], spare_s: float = SPARE_S
+    ) -> None:
         self.nodes = nodes
         self.spare: WorkerHandle | None = None
-        self._on_exit, self._note = on_exit, note
+        self._on_exit, self._note, self._spare_s = on_exit, note, spare_s
+        self._reasons: set[str] = set()
+        self._ending: asyncio.TimerHandle | None = None
 
-    async def warm(self) -> None:
-        """Start the spare worker, if there is none."""
+    async def warm(self, reason: str) -> None:
+        """Start the spare worker, if there is none, and hold it for `reason`."""
+        self.hold(reason)
         if self.spare is None:
             self.spare = await self._launch()
+
+    def hold(self, reason: str) -> None:
+        """Keep the spare worker until `reason` is released; none is started."""
+        self._reasons.add(reason)
+        self._cancel_ending()
+
+    def release(self, reason: str) -> None:
+        """When no reason is left, the spare worker ends after `spare_s` seconds."""
+        self._reasons.discard(reason)
+        self._cancel_ending()
+        if not self._reasons:
+            self._ending = asyncio.get_running_loop().call_later(self._spare_s, self._end_spare)
+
+    def close(self) -> None:
+        """Kill the spare worker."""
+        self._cancel_ending()
+        self._end_spare()
+
+    def _cancel_ending(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+
+    def _end_spare(self) -> None:
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            spare.kill()
 
     async def take(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
         """A worker for a run of `chosen` with `knobs`; the spare where that will do."""
@@ -41,7 +77,6 @@ class WorkerPool:
                     self._note(f"{launch.host} is a loopback address: no other machine reaches it")
                 self._note(f"waiting for the other machines; on each of them: {launch.on_other_nodes()}")
             return await self._launch(launch)
-        await self.warm()
         worker, self.spare = self.spare, None
         return worker or await self._launch()
 

@@ -36,6 +36,10 @@ TRAINING = "gpuconsole.workloads.worker"
 SERVING = "gpuconsole.workloads.serving.worker"
 SERVING_STOP_S = 15.0
 """Seconds between the request to stop and the kill. A model server needs some time to end cleanly."""
+START_S = 300.0
+SERVER_START_S = 1260.0
+"""Seconds within which a worker makes its first step. A large model takes minutes to load and compile; the serving worker itself gives up
+after 1200 s (`READY_S` in workloads/serving/servers.py)."""
 RELEASED = "the run was ended"
 
 
@@ -80,6 +84,11 @@ class WorkerHandle:
     async def launch(self) -> None:
         """Start the process. Raises OSError."""
         await self._child.start()
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds within which the first steps are expected."""
+        return SERVER_START_S if self._module == SERVING else START_S
 
     @property
     def alive(self) -> bool:

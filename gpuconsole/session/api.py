@@ -1,11 +1,12 @@
-"""The one interface through which a screen, or a headless command, reaches the runtime.
+"""The only interface between a session and a screen or a command.
 
-`View` is an immutable picture of everything there is to show; taking one is cheap. A live engine and a replayed
-recording offer the same `SessionApi`, so a screen cannot tell them apart except by `View.recording`.
+`View` is an immutable snapshot of the present state, and cheap to take. A live engine and a replayed recording offer the same
+`SessionApi`; only `View.recording` differs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -18,18 +19,18 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import Run
+from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.wire.events import SourceState
 
 
 class SessionError(RuntimeError):
-    """An action that cannot be done now; the message is one line for the person at the screen."""
+    """An action is not possible now. The message is one line for the user."""
 
 
 class Busy(SessionError):
-    """Something else is under way that excludes it; a moment later it may be had."""
+    """Another action is under way that excludes this action. It may be possible a moment later."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -79,14 +80,14 @@ class View(msgspec.Struct, frozen=True):
 
 
 class SessionApi(Protocol):
-    """What a screen may do."""
+    """What a screen or a command can do with a session. All methods are called on one event loop."""
 
     async def open(self) -> None:
-        """Start; returns once the devices are known. Raises SessionError."""
+        """Begin the session; returns once the devices are known, or after some seconds. Raises SessionError."""
         ...
 
-    async def warm(self) -> None:
-        """Prepare the next start, where that makes it quicker."""
+    async def close(self) -> None:
+        """End everything: all children end, all files are complete. A second call changes nothing."""
         ...
 
     def view(self) -> View:
@@ -94,43 +95,59 @@ class SessionApi(Protocol):
         ...
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
-        """Means of the series `key` in `columns` equal buckets bound to the clock, the newest last; None: no sample there."""
+        """Means of the series `key` in `columns` equal time buckets of the last `seconds`, the newest last; None: no sample in the bucket."""
         ...
 
     def points(self, key: str) -> tuple[list[float], list[float]]:
-        """The whole history of `key`: session seconds and values, downsampled where it is old."""
+        """The whole history of `key`: session seconds and values. Old parts are downsampled."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The session so far, as it would be written to a file."""
         ...
 
     def scenarios(self) -> list[Scenario]:
-        """What can be run, by name."""
+        """The scenarios that can be started, by name."""
+        ...
+
+    async def keep_warm(self, wanted: bool) -> None:
+        """Keep a spare worker ready while the user chooses a scenario (`wanted`); a start is then 3 s faster."""
         ...
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
-        """Run a scenario, ending the one that runs. Raises SessionError."""
+        """Start a scenario; the current run ends first. Raises SessionError."""
         ...
 
     async def stop(self) -> None:
-        """End the run that runs, keeping what was measured."""
+        """End the current run, if any; its measurements stay."""
+        ...
+
+    async def end_run(self, state: RunState, error: str | None = None) -> None:
+        """End the current run, if any, as `state`, with the cause of a failure."""
         ...
 
     async def set_knobs(self, changes: Knobs) -> None:
-        """Change hot knobs now, without proof. Raises SessionError."""
+        """Apply live changes now, without proof. Raises SessionError."""
         ...
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
-        """Prove a change by paired blocks and keep it if it wins; returns the finished trial. Raises SessionError."""
+        """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Raises SessionError."""
         ...
 
     async def tune(self) -> Certificate:
-        """Try what promises most, keep what wins, until nothing is left or time is up; returns what was proven. Raises SessionError."""
+        """Try the most promising changes one by one and keep those that win, until none is left or the time is up. Raises SessionError."""
         ...
 
     def end_tuning(self) -> None:
-        """End the tuning session that runs: what has been kept by then stays. Raises SessionError."""
+        """End the tuning session; the changes kept so far stay. Raises SessionError when there is none."""
+        ...
+
+    def probe_only_for(self, knobs: Collection[str]) -> None:
+        """Run only probes that can lead to a change of one of these knobs; empty: all probes."""
         ...
 
     async def profile(self) -> ProfileReport:
-        """Take a profiler window of the run that runs, and keep it with the run. Raises SessionError."""
+        """Profile some steps of the current run, and keep the report with the run. Raises SessionError."""
         ...
 
     async def revert(self) -> None:
@@ -138,21 +155,20 @@ class SessionApi(Protocol):
         ...
 
     async def keep_baseline(self) -> str:
-        """Keep the current run as a baseline, when it ends if it runs (a second call takes that back); says so in a line. Raises SessionError."""
+        """Keep the current run as a baseline; returns a line about it. Raises SessionError.
+
+        A run that is active is kept when it ends; a second call before that takes the request back.
+        """
         ...
 
     def signal_process(self, process: Process, number: int) -> None:
-        """Send signal `number` to exactly this process, not to a later one with its pid. Raises SessionError."""
+        """Send signal `number` to exactly this process, and not to a later process with the same pid. Raises SessionError."""
         ...
 
     def export(self, path: Path | None = None) -> Path:
-        """Write the snapshot; returns where. Raises SessionError."""
+        """Write the snapshot to `path`, or to a dated file in the current folder; returns the file. Raises SessionError."""
         ...
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
-        """Begin (returns the file) or end (returns None) a recording. Raises SessionError."""
-        ...
-
-    async def close(self) -> None:
-        """End everything: children gone, files whole."""
+        """Begin a recording (returns the file), or end it (returns None). Raises SessionError."""
         ...

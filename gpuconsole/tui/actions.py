@@ -91,9 +91,9 @@ class Actions:
     def start(self, scenario: str) -> None:
         self.request(self._when_open(lambda: self._api.start(scenario, {})))
 
-    def warm(self) -> None:
-        """Prepare the next start."""
-        self.request(self._when_open(self._api.warm))
+    def keep_warm(self, wanted: bool) -> None:
+        """Prepare the next start while the user chooses a scenario."""
+        self.request(self._when_open(lambda: self._api.keep_warm(wanted)))
 
     async def _when_open(self, work: Callable[[], Awaitable[None]]) -> None:
         await self._app.opened.wait()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch, joined_by_nvlink
-from gpuconsole.engine.diagnosis_loop import Diagnosing
+from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
+from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.machine.device import Device, Link, Peaks
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.run import Step
@@ -195,8 +194,8 @@ def test_growth_of_memory_needs_fifty_steady_steps() -> None:
 
 def test_the_case_of_a_run_has_them() -> None:
     state, record = busy()
-    diagnosing = Diagnosing(state, lambda event: None, lambda: None, asyncio.Lock())
-    assert "hw.sm_clock_ratio" in diagnosing._case(record).signals
+    loop = DiagnosisLoop(state, lambda event: None, lambda: None, RunLock())
+    assert "hw.sm_clock_ratio" in loop._case(record).signals
 
 
 def test_a_scripted_thermal_slowdown_and_an_xid_reach_their_rules(machine: Machine) -> None:

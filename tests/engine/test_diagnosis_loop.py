@@ -7,13 +7,18 @@ from typing import Any, cast
 
 import pytest
 
+from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.probes import ALWAYS
+from gpuconsole.engine import diagnosis_loop
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.engine.diagnosis_loop import Diagnosing
+from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
+from gpuconsole.engine.run_control import RunLock
+from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import RunOpened, Steps
+from gpuconsole.wire.events import AnyEvent, Found, Note, RunOpened, Steps
+from tests.waiting import until
 
 KNOBS: Knobs = find_scenario("train-gpt").knobs_for("cpu")
 
@@ -28,23 +33,53 @@ def steady() -> SessionState:
     return state
 
 
+class FakeWorker:
+    """Notes which probes were run."""
+
+    def __init__(self) -> None:
+        self.probed: list[str] = []
+
+    async def probe(self, name: str) -> None:
+        self.probed.append(name)
+
+
 @pytest.mark.parametrize("tunable", [(), ("num_threads", "precision")])
-def test_who_waits_to_turn_a_knob_waits_for_no_other_probes(tunable: tuple[str, ...]) -> None:
-    state, made = steady(), list[str]()
+def test_a_tuner_waits_only_for_probes_that_can_change_its_knobs(tunable: tuple[str, ...]) -> None:
+    state, worker = steady(), FakeWorker()
+    loop = DiagnosisLoop(state, lambda event: None, lambda: None, RunLock())
+    loop.tunable = tunable
 
-    class Worker:
-        async def probe(self, name: str) -> None:
-            made.append(name)
-
-    looking = Diagnosing(state, lambda event: None, lambda: None, asyncio.Lock())
-    looking.tunable = tunable
-
-    async def look_often() -> None:
+    async def evaluate_often() -> None:
         for _ in range(20):
-            await looking.look(cast("Any", state.record), cast("Any", Worker()))
+            await loop.evaluate(cast("Any", state.record), cast("Any", worker))
 
-    asyncio.run(look_often())
+    asyncio.run(evaluate_often())
     if tunable:
-        assert set(made) == {"swap_threads", "swap_precision"}
+        assert set(worker.probed) == {"swap_threads", "swap_precision"}
     else:
-        assert set(ALWAYS) < set(made)
+        assert set(ALWAYS) < set(worker.probed)
+
+
+def test_an_exception_is_reported_once_and_the_next_evaluations_find_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, events, calls = steady(), list[AnyEvent](), list[int]()
+    evaluate = diagnosis_loop.evaluate
+
+    def fails_twice(case: Case) -> list[Finding]:
+        calls.append(len(calls))
+        if len(calls) < 3:
+            raise ZeroDivisionError("float division by zero")
+        return evaluate(case)
+
+    monkeypatch.setattr(diagnosis_loop, "evaluate", fails_twice)
+    monkeypatch.setattr(diagnosis_loop, "EVERY_S", 0.01)
+
+    async def play() -> None:
+        loop = asyncio.create_task(DiagnosisLoop(state, events.append, lambda: cast("Any", FakeWorker()), RunLock()).run())
+        await until(lambda: any(isinstance(event, Found) for event in events), 5, "a diagnosis")
+        assert not loop.done()
+        loop.cancel()
+
+    asyncio.run(play())
+    (note,) = [event.text for event in events if isinstance(event, Note)]
+    assert "ZeroDivisionError('float division by zero')" in note
+    assert note.startswith("diagnosis failed in ")

@@ -78,15 +78,15 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
 def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
     async def play(engine: Engine) -> None:
         await running(engine, "train-gpt", {**SMALL, "d_model": 256, "n_layer": 4})
-        assert engine._worker is not None
-        before = engine._worker.pid
-        await engine._worker.probe("held_out_loss")
+        assert engine.control.worker is not None
+        before = engine.control.worker.pid
+        await engine.control.worker.probe("held_out_loss")
         trial = await engine.try_change({"n_layer": 1})
         assert trial.method == "two workers ABBA"
-        assert "held_out_loss" in engine._worker.probed  # which nobody asks for here but a trial that treats both sides alike
+        assert "held_out_loss" in engine.control.worker.probed  # which nobody asks for here but a trial that treats both sides alike
         assert trial.verdict == "win", trial
-        assert engine._worker is not None
-        assert engine._worker.pid != before
+        assert engine.control.worker is not None
+        assert engine.control.worker.pid != before
         await until(lambda: engine.view().running_s > 0.5, 20, "the winner goes on")
         run = engine.view().run
         assert run is not None
@@ -102,9 +102,9 @@ def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_
         await running(engine)
         task = asyncio.create_task(engine.try_change({"gradient_checkpointing": True}))
         await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60)
-        assert engine._worker is not None
-        assert engine._worker.pid is not None
-        os.kill(engine._worker.pid, signal.SIGKILL)
+        assert engine.control.worker is not None
+        assert engine.control.worker.pid is not None
+        os.kill(engine.control.worker.pid, signal.SIGKILL)
         trial = await task
         assert (trial.state, trial.verdict, trial.kept) == ("failed", "undecided", False)
         await until(lambda: engine.view().state == "failed")

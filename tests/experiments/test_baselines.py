@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.engine.watch_baseline import Comparing, Keeps, look_up
+from gpuconsole.engine.watch_baseline import BaselineWatch, Keeps, look_up
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, check_folder, keep_run, read_all, read_baseline, remove
 from gpuconsole.machine.other_load import OtherLoad
 from gpuconsole.model.experiments.baseline import MOST_RUNS, BaselineKey, BaselineRun
@@ -135,7 +135,7 @@ class Session:
 
     def __init__(self, keeps: Keeps = "chosen") -> None:
         self.state = SessionState()
-        self.comparing = Comparing(self.state, self.emit, keeps)
+        self.comparing = BaselineWatch(self.state, self.emit, keeps)
         self.emit(EnvironmentKnown(0.0, Environment(host="h", cpu="AMD EPYC", cores=2, torch="2.13.0")))
 
     def emit(self, event: AnyEvent) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gpuconsole.diagnosis import standing
-from gpuconsole.engine.background import wait_out
 from gpuconsole.experiments import tune as tuner
 from gpuconsole.experiments import until_diagnosed as waiting
 from gpuconsole.experiments.tune import TuningSession
@@ -92,20 +91,3 @@ def test_a_session_ends_before_its_run_and_refuses_other_changes_until_then() ->
         return (await work).stopped
 
     assert asyncio.run(scenario()) == "ended by hand"
-
-
-def test_work_that_must_finish_is_finished_although_the_caller_is_cancelled() -> None:
-    async def scenario() -> tuple[bool, list[str]]:
-        done: list[str] = []
-
-        async def settle() -> None:
-            await asyncio.sleep(0.05)
-            done.append("settled")
-
-        waiting = asyncio.create_task(wait_out(asyncio.create_task(settle())))
-        for _ in range(2):
-            await asyncio.sleep(0.01)
-            waiting.cancel()
-        return await waiting, done
-
-    assert asyncio.run(scenario()) == (True, ["settled"])

@@ -80,7 +80,7 @@ def test_a_spare_worker_that_dies_is_dropped_at_once(tmp_path: Path, monkeypatch
 
     async def main() -> None:
         pool = WorkerPool(Launch(1), lambda worker, code: None, lambda line: None)
-        await pool.warm()
+        await pool.warm("choosing")
         assert pool.spare is not None
         await until(lambda: pool.spare is None, 30, "the dead spare is dropped")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,9 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device, Peaks
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.model.run import Distribution, Run, RunState, Summary
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
-from gpuconsole.model.snapshot import Environment
+from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import SessionError, View
 
 H200 = Device(
@@ -201,13 +202,23 @@ class FakeSession:
         self.calls: list[tuple[object, ...]] = []
         self.error = ""
         self.list = SCENARIOS
-        self.views = self.warmed = 0
+        self.views = 0
+        self.warm = False
 
     async def open(self) -> None:
         """At once."""
 
-    async def warm(self) -> None:
-        self.warmed += 1
+    async def keep_warm(self, wanted: bool) -> None:
+        self.warm = wanted
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(created="", gpuconsole="", environment=self.shown.environment, runs=list(self.shown.runs), trials=[])
+
+    async def end_run(self, state: RunState, error: str | None = None) -> None:
+        self._call("end_run", state, error)
+
+    def probe_only_for(self, knobs: Collection[str]) -> None:
+        self._call("probe_only_for", knobs)
 
     def view(self) -> View:
         self.views += 1

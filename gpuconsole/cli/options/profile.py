@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from gpuconsole.session.api import SessionError
 
 if TYPE_CHECKING:
     from gpuconsole.engine.engine import Engine
+
+NSYS_S = 20
+"""Seconds of the run that nsys records."""
 
 
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +69,21 @@ async def profile_once(engine: Engine, wanted: int, interrupted: asyncio.Event, 
 
 def nsys_line(scenario: str, knobs: Knobs, device: str) -> str | None:
     """The command that profiles this run with Nsight Systems; None if Nsight Systems is not installed."""
-    from gpuconsole.engine.profile import nsys_command
-
     return f"nsys: {nsys_command(scenario, knobs, device)}" if shutil.which("nsys") else None
+
+
+def nsys_command(scenario: str, changes: Knobs, device: str) -> str:
+    """The command that records this scenario with Nsight Systems.
+
+    nsys saves CUDA's data twice a second: the worker ends at once when it is stopped, and buffered data would be lost.
+    """
+    settings = [part for name, value in changes.items() for part in ("--set", f"{name}={_text(value)}")]
+    output = f"gpuconsole-nsys-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(scenario).stem)}"
+    return shlex.join(
+        ["nsys", "profile", "--trace=cuda,nvtx,osrt,cublas,cudnn", "--sample=none", "--cuda-flush-interval=500", f"--output={output}",
+         "gpuconsole", "run", scenario, *settings, "--device", device, "--headless", "--duration", str(NSYS_S)]
+    )  # fmt: skip
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

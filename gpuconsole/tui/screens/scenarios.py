@@ -36,7 +36,10 @@ class ScenariosScreen(ListScreen):
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.actions.warm()
+        self.actions.keep_warm(True)
+
+    def on_unmount(self) -> None:
+        self.actions.keep_warm(False)
 
     def above(self) -> Iterable[Widget]:
         return (self._device,)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.headless import START_S, TICK_S
+from gpuconsole.cli.headless import TICK_S
 from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
@@ -22,6 +22,7 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.snapshot import encode
+from gpuconsole.processes.worker import START_S
 from gpuconsole.report import units
 from gpuconsole.report.parts import Column, Table, printed
 from gpuconsole.session.api import SessionError

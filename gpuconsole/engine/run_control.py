@@ -1,0 +1,376 @@
+"""Starts, stops and changes the run. One lock: one action at a time on the workload."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gpuconsole.engine import catalog
+from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
+from gpuconsole.machine.environment import DeviceChoiceError, choose_device
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.run import Run, RunState
+from gpuconsole.model.scenario import Scenario, ScenarioError
+from gpuconsole.processes.pool import WorkerPool, ignore
+from gpuconsole.processes.serving import ServingChoice
+from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
+from gpuconsole.session.api import Busy, SessionError
+from gpuconsole.session.run import RunRecord
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
+from gpuconsole.wire.events import AnyEvent, RunClosed, RunOpened, TrialUpdate
+
+SETTLE_S = 2.0
+"""Seconds that the caller of a cancelled trial waits for the worker to return to its knobs. A worker that hangs returns never."""
+
+
+class RunLock:
+    """Allows one action at a time on the workload: a probe, a change, a trial, a profile, or the start or end of a run.
+
+    A start or an end goes first: it breaks off the present action, and no other action begins before it. `activity` names the present
+    measurement for the screen; empty if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.activity = ""
+        self.changing = False
+        """Whether a change, a trial or a profile holds the lock or waits for it."""
+        self._lock = asyncio.Lock()
+        self._ending = 0
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    @contextlib.asynccontextmanager
+    async def probe(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock for a probe. Raises Busy when the run ends."""
+        async with self._lock:
+            self._check_not_ending()
+            with self.showing(name):
+                yield
+
+    @contextlib.asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """Hold the lock for a change, a trial or a profile; a probe is waited for. Raises Busy when another change is under way."""
+        if self.changing:
+            raise Busy("a trial, a change or a profile is under way")
+        self.changing = True
+        try:
+            async with self._lock:
+                self._check_not_ending()
+                yield
+        finally:
+            self.changing = False
+
+    @contextlib.asynccontextmanager
+    async def end(self, break_off: Callable[[], None]) -> AsyncIterator[None]:
+        """Hold the lock for the end of a run, and for the start of another. `break_off` ends the action that holds the lock."""
+        self._ending += 1
+        try:
+            break_off()
+            async with self._lock:
+                yield
+        finally:
+            self._ending -= 1
+
+    @contextlib.contextmanager
+    def showing(self, activity: str) -> Iterator[None]:
+        """Show an activity on the screen."""
+        self.activity = activity
+        try:
+            yield
+        finally:
+            self.activity = ""
+
+    def _check_not_ending(self) -> None:
+        if self._ending:
+            raise Busy("the run is being ended")
+
+
+class RunPlan(NamedTuple):
+    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all knobs."""
+
+    scenario: Scenario
+    overrides: Knobs
+    knobs: Knobs
+    device: Device
+
+
+class RunControl:
+    """Owns the worker of the current run. The functions in `on_open` and `on_close` are called for each run that begins or ends."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        emit: Callable[[AnyEvent], None],
+        pool: WorkerPool,
+        lock: RunLock,
+        serving: ServingChoice,
+        wanted_device: str | None,
+    ) -> None:
+        """`wanted_device`: the device that the user chose, if any."""
+        self.worker: WorkerHandle | None = None
+        self.overrides: Knobs = {}
+        self._state, self._emit, self._pool, self._lock = state, emit, pool, lock
+        self._serving, self._wanted_device = serving, wanted_device
+        self.on_open: list[Callable[[Scenario, Device], None]] = []
+        self.on_close: list[Callable[[RunRecord], None]] = []
+        self._scenario: Scenario | None = None
+        self._trial: LiveTrial | None = None
+        self._kept: list[tuple[Knobs, Knobs]] = []
+        """Kept changes of the current scenario: the knobs before, the knobs after."""
+        self._closing = False
+
+    def device(self) -> Device:
+        """The device of the next run: the device that the user chose, else the first GPU, else the CPU. Raises SessionError."""
+        try:
+            return choose_device(self._state.devices, self._wanted_device, self._state.lost)
+        except DeviceChoiceError as error:
+            raise SessionError(str(error)) from None
+
+    def running(self) -> tuple[RunRecord, WorkerHandle]:
+        """The current run and its worker. Raises SessionError when nothing is running."""
+        record = self._state.record
+        if record is None or self.worker is None or record.run.state != "running":
+            raise SessionError("nothing is running")
+        return record, self.worker
+
+    # --- start and end --------------------------------------------------------------------------------------
+
+    def plan(self, name: str, overrides: Knobs) -> RunPlan:
+        """Check a scenario and its overrides; nothing is started. Raises SessionError."""
+        try:
+            chosen = catalog.find_scenario(name)
+            overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
+        except (ScenarioError, KnobError) as error:
+            raise SessionError(str(error)) from None
+        device = self.device()
+        knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
+        self._serving.check_torch(chosen, knobs)
+        return RunPlan(chosen, overrides, knobs, device)
+
+    async def start(self, plan: RunPlan) -> None:
+        """End the current run and start another."""
+        async with self._lock.end(self._break_off):
+            await self._end("stopped")
+            self.overrides, self._scenario = plan.overrides, plan.scenario
+            self._kept.clear()
+            self._open(plan.knobs, plan.device, {})
+            self.worker = worker = await self._pool.take(plan.scenario, plan.knobs)
+            if worker.progress is not None:
+                self._emit(worker.progress)
+            worker.listener = self._emit
+            worker.start(plan.scenario.workload.name, plan.knobs, plan.device, self._serving.options)
+
+    async def end_run(self, state: RunState, error: str | None = None) -> None:
+        """End the current run as `state`; a trial on it is broken off. A worker that hangs is killed."""
+        async with self._lock.end(self._break_off):
+            await self._end(state, error)
+
+    async def close(self) -> None:
+        """Kill all workers at once."""
+        self._closing = True
+        challenger = self._trial.challenger if self._trial is not None else None
+        self._break_off()
+        self._close("stopped")
+        workers = [worker for worker in (self.worker, challenger) if worker is not None]
+        if self._pool.spare is not None:
+            workers.append(self._pool.spare)
+        for worker in workers:
+            worker.kill()
+        self._pool.close()
+        for worker in workers:
+            await worker.stop()
+
+    def worker_ended(self, worker: WorkerHandle, code: int) -> None:
+        """Close the run of a worker that ended on its own. `code` is its exit code."""
+        if worker is not self.worker or self._closing:
+            return
+        self.worker = None
+        if worker.failed is not None or code != 0:
+            self._close("failed", worker.cause() if worker.failed else death(code, worker))
+        else:
+            self._close("finished")
+
+    def _break_off(self) -> None:
+        """Make the action that holds the lock give it back soon, also when the worker hangs."""
+        if self.worker is not None:
+            self.worker.release()
+        if self._trial is not None:
+            self._trial.break_off()
+
+    async def _end(self, state: RunState, error: str | None = None) -> None:
+        if self.worker is None:
+            return
+        worker, self.worker = self.worker, None
+        if state == "finished" and worker.hanging:
+            state, error = "failed", worker.hanging
+        try:
+            await worker.stop()
+        except asyncio.CancelledError:
+            worker.kill()
+            raise
+        finally:
+            self._close(state, error)
+
+    def _open(self, knobs: Knobs, device: Device, changes: Knobs) -> None:
+        assert self._scenario is not None
+        run, scenario = str(len(self._state.records) + 1), self._scenario
+        objective = self._serving.objective if scenario.workload.serves else None
+        self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device.id, changes, objective))
+        for call in self.on_open:
+            call(scenario, device)
+        self._pool.hold("run")
+
+    def _close(self, state: RunState, error: str | None = None) -> None:
+        record = self._state.record
+        if record is not None and record.closed_t is None:
+            self._emit(RunClosed(time.monotonic(), record.run.id, state, error))
+            for call in self.on_close:
+                call(record)
+            self._pool.release("run")
+
+    # --- changes --------------------------------------------------------------------------------------------
+
+    async def set_knobs(self, changes: Knobs) -> None:
+        """Apply live changes without proof. Raises SessionError."""
+        record, worker = self.running()
+        changes = _effective(changes, record.run)
+        if not record.run.applies_live(changes):
+            raise SessionError(f"{describe_changes(changes)} needs a restart of the worker: try it as a trial")
+        before = {name: record.run.knobs[name] for name in changes}
+        async with self._lock.change():
+            await self._change(worker, changes)
+            self._kept.append((before, changes))
+
+    async def revert(self) -> None:
+        """Undo the last kept change. Raises SessionError."""
+        record, worker = self.running()
+        if not self._kept:
+            raise SessionError("nothing to revert: no change was kept")
+        before, _ = self._kept[-1]
+        if not record.run.applies_live(before):
+            raise SessionError(f"{describe_changes(before)} needed a restart: start the scenario again to go back")
+        async with self._lock.change():
+            await self._change(worker, before)
+            self._kept.pop()
+
+    async def _change(self, worker: WorkerHandle, changes: Knobs) -> None:
+        try:
+            answer = await worker.set_knobs(changes, 0)
+        except WorkerGone as gone:
+            raise SessionError(str(gone)) from None
+        if answer.error:
+            raise SessionError(answer.error)
+        self._open_next(changes, worker)
+
+    def _open_next(self, changes: Knobs, worker: WorkerHandle) -> None:
+        """A change is kept: the run ends, and the same work goes on as the next run."""
+        record = self._state.record
+        if record is None or record.closed_t is not None:
+            return
+        device = next((one for one in self._state.devices if one.id == record.run.device), Device(record.run.device, ""))
+        self._close("finished")
+        self._open({**record.run.knobs, **changes}, device, changes)
+        for event in (*worker.joined, worker.last_started):
+            if event is not None:
+                self._emit(msgspec.structs.replace(event, t=time.monotonic()))
+
+    # --- trials and profiles --------------------------------------------------------------------------------
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
+        """Prove a change; keep it if it wins and `keep` is true. Raises SessionError.
+
+        When the caller is cancelled, the trial is broken off. If the worker hangs, the trial ends only when the run is ended.
+        """
+        record, _ = self.running()
+        changes = _effective(changes, record.run)
+        if self._pool.nodes.nnodes > 1 and not record.run.applies_live(changes):
+            raise SessionError(f"{', '.join(changes)}: the processes on the other machines would have to restart: run again with --set")
+        self._serving.check_change(changes, record.run)
+        work = asyncio.create_task(self._run_trial(changes, predicted, keep, limits))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if self._trial is not None:
+                self._trial.break_off()
+            else:  # it waits for the end of a probe
+                work.cancel()
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([work], timeout=SETTLE_S)
+            raise
+
+    async def _run_trial(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
+        async with self._lock.change():
+            record, worker = self.running()  # the run may have ended during a probe
+            trial = Trial(id=str(len(self._state.trials) + 1), baseline_run=record.run.id, changes=changes, predicted=predicted)
+            on = TrialRun(run_now(self._state, record), worker, self._start_second, self._hand_over, self._report_trial, self._lock.showing)
+            self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
+            before = {name: record.run.knobs[name] for name in changes}
+            try:
+                outcome = await self._trial.run()
+            finally:
+                self._trial = None
+            if outcome.lost:
+                await self._end("failed", outcome.lost)
+            elif outcome.trial.kept:
+                self._kept.append((before, changes))
+                self._open_next(changes, outcome.worker)
+            return outcome.trial
+
+    async def _start_second(self, knobs: Knobs) -> WorkerHandle:
+        assert self._scenario is not None
+        worker = await self._pool.take(self._scenario, knobs)
+        worker.start(self._scenario.workload.name, knobs, self.device(), self._serving.options)
+        return worker
+
+    def _hand_over(self, challenger: WorkerHandle) -> None:
+        if self.worker is not None:
+            self.worker.listener = ignore
+        self.worker, challenger.listener = challenger, self._emit
+
+    def _report_trial(self, trial: Trial) -> None:
+        self._emit(TrialUpdate(time.monotonic(), trial))
+
+    async def profile(self, steps: int, folder: Path | None) -> ProfileReport:
+        """Profile `steps` steps; the trace goes into `folder`, else into the current folder. Raises SessionError."""
+        async with self._lock.change():
+            record, worker = self.running()
+            target = trace_path(record.run.scenario, folder)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SessionError(f"{target.parent}: cannot be written: {error.strerror}") from None
+            with self._lock.showing("profiler"):
+                try:
+                    answer = await worker.profile(steps, str(target))
+                except WorkerGone:
+                    raise SessionError("the run ended before its profile was there") from None
+            if answer.report is None:
+                raise SessionError(answer.error or "no profile")
+            return answer.report
+
+
+def trace_path(scenario: str, folder: Path | None) -> Path:
+    """A file named after the scenario and the time. Absolute, because the worker has its own current folder."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", scenario)
+    return (folder or Path()).absolute() / f"gpuconsole-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json.gz"
+
+
+def _effective(changes: Knobs, run: Run) -> Knobs:
+    """See `Run.effective`. Raises SessionError."""
+    try:
+        return run.effective(changes)
+    except KnobError as error:
+        raise SessionError(str(error)) from None
