@@ -256,7 +256,7 @@ def test_a_failed_reading_of_the_load_does_not_end_the_comparison(folder: Path, 
         session = Session("all")
         await session.run()
         await session.run(tokens=500, state=None)
-        watching = asyncio.create_task(session.comparing.forever())
+        watching = asyncio.create_task(session.comparing.run())
         await until(lambda: session.verdict == "slower" and len(readings) > 2)
         assert not watching.done()
         watching.cancel()
