@@ -88,10 +88,8 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
     if not finding.note:
         full = width >= cell_width(finding.title) + 29
         short = " mem" if finding.resource == "memory" else ""
-        right = [
-            (f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}", "accent"),
-            (f"  {finding.confidence:<6}", "dim"),
-        ]
+        share = f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}"
+        right = [(share if finding.recoverable_ratio else "", "accent"), (f"  {finding.confidence:<6}", "dim")]
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
 
 
