@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import queue
 import socket
 import statistics
 import subprocess
@@ -33,12 +32,14 @@ from benchmarks.intervals import interval
 from benchmarks.machine import keep
 from gpuconsole.agent.account import Moment, StepAccount
 from gpuconsole.agent.clock import ThreadTimes, now
+from gpuconsole.agent.inbox import Inbox
+from gpuconsole.agent.service import Service
+from gpuconsole.agent.world import World
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
-from gpuconsole.wire.events import Start
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.worker import Worker
+from gpuconsole.workloads.worker import make_service
 
 TARGET_RATIO = 0.995
 """At steps of 6 ms: 30 µs."""
@@ -58,7 +59,7 @@ class NoAccount(StepAccount):
         pass
 
 
-def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float, float]:
+def block(loop: TrainingLoop, service: Service | None, inbox: Inbox, steps: int) -> tuple[float, float]:
     """CPU seconds per step and steps per second of one block, without its first step.
 
     Under the console a block ends with a flush; 80 steps of 6 ms take the 0.5 s after which the worker of a run without changes sends.
@@ -66,11 +67,11 @@ def block(loop: TrainingLoop, worker: Worker | None, steps: int) -> tuple[float,
     loop.step()
     cpu, start = time.thread_time(), time.perf_counter()
     for _ in range(steps):
-        if worker is not None:
-            worker._inbox.empty()
+        if service is not None:
+            inbox.poll()
         loop.step()
-    if worker is not None:
-        worker._flush()
+    if service is not None:
+        service.reporter.send()
     return (time.thread_time() - cpu) / steps, steps / (time.perf_counter() - start)
 
 
@@ -96,7 +97,7 @@ class Timed(StepAccount):
         self.seconds += time.perf_counter() - start
 
 
-def own_us(loop: TrainingLoop, worker: Worker, account: StepAccount, nothing: StepAccount, steps: int) -> tuple[float, float, float]:
+def own_us(loop: TrainingLoop, service: Service, account: StepAccount, nothing: StepAccount, steps: int) -> tuple[float, float, float]:
     """Microseconds per step of the console's own work between real steps: the account, the flush, and a whole bare step."""
     shares: dict[bool, list[float]] = {False: [], True: []}
     flushes, bare = [], []
@@ -112,7 +113,7 @@ def own_us(loop: TrainingLoop, worker: Worker, account: StepAccount, nothing: St
         if console:
             loop.account = account
             start = time.perf_counter()
-            worker._flush()
+            service.reporter.send()
             flushes.append((time.perf_counter() - start) / steps)
         else:
             bare.append((time.perf_counter() - start - timed.seconds) / steps)
@@ -133,22 +134,23 @@ def main() -> int:
     theirs.close()
     with tempfile.TemporaryDirectory() as scratch:
         loop = TrainingLoop(gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch))
-        worker = Worker(ChildChannel(ours.detach()), queue.SimpleQueue(), loop, Start("training.gpt", knobs, "cpu"))
+        inbox = Inbox()
+        service = make_service(ChildChannel(ours.detach()), inbox, loop, 0, World())
         accounts = {False: NoAccount(ThreadTimes()), True: loop.account}
-        worker._stirred = math.inf if args.new else -math.inf
-        worker._flush()
+        service.reporter.active_since = math.inf if args.new else -math.inf
+        service.reporter.send()
         costs, ratios, bare_steps = [], [], []
         for pair in range(args.pairs + 2):
             measured = {}
             for console in (False, True) if pair % 2 == 0 else (True, False):
                 loop.account = accounts[console]
                 loop.account._begin(now())  # the same run goes on: `restart` would have it sampled sooner
-                measured[console] = block(loop, worker if console else None, args.block_steps)
+                measured[console] = block(loop, service if console else None, inbox, args.block_steps)
             if pair >= 2:
                 costs.append((measured[True][0] - measured[False][0]) * 1e6)
                 ratios.append(measured[True][1] / measured[False][1])
                 bare_steps.append(1e3 / measured[False][1])
-        own = own_us(loop, worker, accounts[True], accounts[False], args.block_steps)
+        own = own_us(loop, service, accounts[True], accounts[False], args.block_steps)
         loop.close()
     listener.kill()
     cost, ratio = interval(costs), interval(ratios)

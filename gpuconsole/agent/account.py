@@ -1,9 +1,9 @@
-"""The step account: every step's wall time split into exclusive phases that sum to it.
+"""The step account: divides the wall time of each step into exclusive phases that sum to it.
 
-The loop calls `mark(phase)` when a phase ends; the time since the previous mark belongs to that phase. Steps are
-contiguous: what lies between two steps (sending, looking for commands) counts as `other` of the next one.
-On CUDA a mark records an event into the stream instead, and the events are read some steps later without any
-synchronisation: the stream's own timeline then shows each phase as it was exposed, overlap already taken off.
+The loop calls `mark(phase)` at the end of a phase; the time since the mark before belongs to that phase. Steps are contiguous: the time
+between two steps (messages, commands) counts as `other` of the later step.
+On CUDA a mark records an event in the stream, and the events are read some steps later, without synchronisation. The stream's own timeline
+then shows the exposed time of each phase: overlap is already subtracted.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-import msgspec
-
-from gpuconsole.agent.clock import ThreadTimes, now
-from gpuconsole.model.run import PHASES
-from gpuconsole.wire.marks import MarkedStep
+from .clock import ThreadTimes, now
+from .protocol import PHASES, MarkedStep
 
 if TYPE_CHECKING:
     import torch
 
 DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(len(PHASES))
 USUAL_OF = 31
+"""Steps whose median duration is the usual one."""
 MOST_SKIPPED = 16
-"""Steps, on a new timeline: after a change of knobs nobody knows yet how long they take."""
+"""Most steps without a run-queue reading at the start of a timeline: after a change of knobs the duration of a step is unknown."""
 SAMPLE_SPAN_S = 0.16
-"""Run-queue time is read on one step in this many seconds, on average: at every mark of every step it cost +378 µs a step.
-The gaps are drawn at random, so that no `save_every` or `log_every` can fall into step with them. A sampled step costs 0.2 ms."""
+"""Mean time between two steps with run-queue readings. At every mark of every step they took 378 µs a step; a sampled step takes 0.2 ms.
+The gaps are random, so that they cannot coincide with `save_every` or `log_every`."""
 LOW_RATE_SAMPLE_SPAN_S = 0.32
-"""The same while nothing new is to be learned of a run."""
+"""The same at the low rate (see `reporter`)."""
 
 
 Moment: TypeAlias = "float | torch.cuda.Event"
@@ -39,9 +37,9 @@ Moment: TypeAlias = "float | torch.cuda.Event"
 
 
 class StepAccount:
-    """Times steps on the host clock. `take()` hands over the steps done since the last call, as they were marked: the console adds them up.
+    """Times steps on the host clock. `take()` returns the steps since the last call as raw marks; the console adds them up.
 
-    `sample_all` reads run-queue time on every step; trials want that, at the same cost for both sides. `low_rate` halves the rate of these reads.
+    `sample_all` reads run-queue time on every step: in trials both sides pay the same for it. `low_rate` halves the rate of the readings.
     """
 
     def __init__(self, times: ThreadTimes) -> None:
@@ -54,7 +52,7 @@ class StepAccount:
         self._times: list[float] = []
         self._runq: list[float] = []
         self._sampled = False
-        self._chance = random.Random(0)
+        self._random = random.Random(0)
         self._next_sample = 0
         self._walls: deque[float] = deque([SAMPLE_SPAN_S], maxlen=USUAL_OF)
         self._mark_cost_s = self._cost_of_marks(sampled=False)
@@ -67,43 +65,44 @@ class StepAccount:
         return self._index
 
     def restart(self) -> None:
-        """Begin a new timeline here: what went before (a probe, a pause, a switch) belongs to no step, and steps may take longer from here."""
+        """Begin a new timeline. What happened before (a probe, a pause, a change) belongs to no step, and steps may take longer from now on."""
         self._next_sample = min(self._next_sample, self._index + MOST_SKIPPED)
         self._begin(now())
 
     def moment(self) -> Moment:
-        """This moment, for a mark that is made later."""
+        """This moment, for a later mark."""
         return now()
 
     def mark(self, phase: int, at: Moment | None = None) -> None:
-        """The time since the last mark was spent in `phase`; up to the earlier moment `at`, where given."""
+        """Assign the time since the last mark to `phase`; only the time up to `at` where `at` is not None."""
         self._ended.append(phase)
         self._times.append(now() if at is None else cast("float", at))
         if self._sampled:
             self._runq.append(self.times.runq_s())
 
     def end(self, samples: int, tokens: int, loss: float | None, arm: int, kind: int) -> None:
-        """The step is over."""
+        """End the step. `arm`: side of a trial; `kind`: COUNTS, SETTLING or PROBE of `protocol`."""
         t = now()
         self._ended.append(OTHER)
         self._times.append(t)
         if self._sampled:
             self._runq.append(self.times.runq_s())
-            usual = statistics.median(self._walls)  # of many: in a burst of contention more would be sampled than outside
+            usual = statistics.median(self._walls)  # of many steps: otherwise bursts of contention would be sampled more often
             every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
-            self._next_sample = self._index + self._chance.randint(1, 2 * every - 1)
+            self._next_sample = self._index + self._random.randint(1, 2 * every - 1)
         self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
         self._done.append(MarkedStep(self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
         self._index += 1
         self._begin(t)
 
     def take(self) -> list[MarkedStep]:
+        """The steps that have ended since the last call."""
         done, self._done = self._done, []
         self._walls.extend(step.times[-1] - step.start for step in done[-USUAL_OF:])
         return done
 
     def finish(self) -> None:
-        """Wait for figures that are still under way (CUDA only)."""
+        """Wait for times that are not known yet (CUDA only)."""
 
     def _begin(self, start: float) -> None:
         self._start = start
@@ -113,7 +112,7 @@ class StepAccount:
             self._runq.append(self.times.runq_s())
 
     def _cost_of_marks(self, sampled: bool) -> float:
-        """What one mark costs: the mean of 200, on this thread, now."""
+        """Seconds of one mark: the mean of 200 on this thread."""
         self._sampled = sampled
         start = now()
         for _ in range(200):
@@ -122,7 +121,7 @@ class StepAccount:
 
 
 class CudaStepAccount(StepAccount):
-    """Times steps on the CUDA stream's timeline. The first event of a step is the last one of the step before."""
+    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before."""
 
     def __init__(self, times: ThreadTimes) -> None:
         import torch
@@ -164,10 +163,10 @@ class CudaStepAccount(StepAccount):
         return event
 
     def _resolve(self) -> None:
-        """Put the stream's times into the oldest step, all of whose events have been reached. It ends when the host ended it."""
+        """Write the stream's times into the oldest step; the stream has passed all its events. The step ends when the host ended it."""
         step, events = self._pending.popleft()
         spans = (before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events))
         elapsed = list(itertools.accumulate(spans))
         start = step.times[-1] - elapsed[-1]
-        self._done.append(msgspec.structs.replace(step, start=start, times=[start + t for t in elapsed]))
+        self._done.append(step._replace(start=start, times=[start + t for t in elapsed]))
         self._free.extend(events[:-1])

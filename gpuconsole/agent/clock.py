@@ -1,4 +1,4 @@
-"""The training thread's own time: CPU used, and time spent runnable without a core."""
+"""The clock of all processes, and a thread's own time: CPU seconds, and seconds in which the thread was runnable without a core."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ now: Callable[[], float] = time.perf_counter  # CLOCK_MONOTONIC on Linux: the sa
 class ThreadTimes:
     """Cumulative seconds of the thread that made this object, from /proc/thread-self/schedstat.
 
-    The kernel counts there, in ns, the time on a CPU and the time waiting on a run queue. One read costs about
-    1 µs on a quiet core and up to 40 µs on a contended one, so it is done on sampled steps only.
+    The kernel counts the time on a CPU and the time on a run queue, in ns. A reading takes about 1 µs on a quiet core and up to 40 µs on a
+    contended core; so it is done on sampled steps only.
     """
 
     def __init__(self) -> None:
@@ -24,20 +24,22 @@ class ThreadTimes:
 
     @property
     def available(self) -> bool:
+        """Whether the kernel reports run-queue time."""
         return self._fd is not None
 
     def runq_s(self) -> float:
-        """Seconds spent waiting for a core; 0 where the kernel does not say (see `available`)."""
+        """Seconds in which the thread waited for a core; 0 where the kernel does not report them (see `available`)."""
         if self._fd is None:
             return 0.0
         return int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
 
     def cpu_s(self) -> float:
+        """CPU seconds of the calling thread."""
         return time.thread_time()
 
 
 def process_cpu_s(pid: int) -> tuple[float, float]:
-    """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when it is gone."""
+    """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when the process has ended."""
     with open(f"/proc/{pid}/schedstat", "rb") as file:
         cpu, runq = file.read().split()[:2]
     return int(cpu) * 1e-9, int(runq) * 1e-9

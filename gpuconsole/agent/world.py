@@ -1,4 +1,4 @@
-"""The processes that train together. One of them leads: it talks with the console, and the others do as it does."""
+"""The processes that train together. One process leads: it serves the console, and the others do the same as the leader."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 FOR_EVER = datetime.timedelta(days=30)
-"""A paused run waits in a broadcast; that must not end it."""
-PATIENCE_S = 30.0
-"""How long a process to which something has happened waits for the others to say that it happened to them too."""
+"""The time limit of broadcasts: a paused run waits in one."""
+OUTCOME_S = 30.0
+"""How long a process whose action failed waits for the outcome of the others."""
 MEET_S = 180.0
-"""How long processes wait for one another at the start: importing torch takes some 3 s, on a busy machine or over a network much more."""
+"""How long processes wait for each other at the start. Importing torch takes 3 s, and much longer on a busy machine or over a network."""
 ASK_EVERY_S = 0.005
 
 
-class Torn(RuntimeError):
-    """Something went wrong in some processes only: they no longer make the same calls, and the run cannot go on."""
+class PlainError(RuntimeError):
+    """An error whose message alone is shown to the user, without the name of its class."""
+
+
+class Torn(PlainError):
+    """An action failed in some processes only: they no longer make the same calls, and the run cannot continue."""
 
 
 class World:
-    """A process on its own. Collective calls must be made by all processes of a world, in the same order."""
+    """A process without others. All processes of a world must make the collective calls, in the same order."""
 
     rank = 0
     size = 1
@@ -33,32 +37,33 @@ class World:
 
     @property
     def leads(self) -> bool:
+        """Whether this process serves the console."""
         return self.rank == self.leader
 
     def share(self, value: T) -> T:
-        """The leader's `value`, everywhere."""
+        """Collective: the leader's `value`."""
         return value
 
     def gather(self, value: T) -> list[T]:
-        """Every process's `value`, by rank, everywhere."""
+        """Collective: the `value` of every process, by rank."""
         return [value]
 
     def agree(self, decision: bool) -> bool:
-        """The leader's decision: whatever hangs on a clock must be decided by one."""
+        """Collective: the leader's decision. What depends on a clock must be decided by one process."""
         return bool(self.share(decision))
 
     def outcome(self, error: str | None) -> str | None:
-        """What came of something that all processes have done: None, or what went wrong. Raises Torn where only some failed."""
+        """Collective: the outcome of an action of all processes, None or what went wrong. Raises Torn where only some processes failed."""
         return error
 
     def leave(self) -> None:
-        """Nothing to leave."""
+        """End the world."""
 
 
 class ProcessWorld(World):
-    """The processes that torchrun started. Raises RuntimeError where they do not find each other.
+    """The processes that torchrun started. Raises RuntimeError or TimeoutError where they do not find each other.
 
-    `leading`: this process has a console. Small talk runs over gloo in a group of its own, whatever trains.
+    `leading`: this process has a console. Collective calls run over gloo in a separate group, whatever backend trains.
     """
 
     def __init__(self, backend: str, leading: bool) -> None:
@@ -79,10 +84,10 @@ class ProcessWorld(World):
         self.leader = consoles.index(True)
 
     def _meet(self, rank: int, size: int) -> None:
-        """Wait for all; a process group would wait for half an hour, and not say for whom."""
+        """Wait for all processes. A process group would wait for half an hour, and its error would not name the missing processes."""
         self._store.set(f"here/{rank}", "")
         deadline, missing = time.monotonic() + MEET_S, list(range(size))
-        while missing := [one for one in missing if not self._store.check([f"here/{one}"])]:
+        while missing := [rank for rank in missing if not self._store.check([f"here/{rank}"])]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no rank {', '.join(map(str, missing))} within {MEET_S:.0f} s")
             time.sleep(10 * ASK_EVERY_S)
@@ -104,11 +109,11 @@ class ProcessWorld(World):
         return found
 
     def outcome(self, error: str | None) -> str | None:
-        """Said in the store, where nobody waits for anybody: one that failed may have left the others in the midst of a call."""
+        """Exchanged through the store, which blocks no process: a process that failed may have left the others in the middle of a call."""
         self._outcomes += 1
         keys = [f"outcome/{self._outcomes}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps([self._calls, error]))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + OUTCOME_S
         while not self._store.check(keys):
             if error is not None and time.monotonic() > deadline:
                 raise Torn(f"{error} (in this process alone)")

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -26,6 +27,8 @@ from gpuconsole.wire.events import (
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 """Of what must not be lost: a parent that has stopped for hours must not cost all memory."""
+REPLACEABLE = {kind.__struct_config__.tag for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)}
+"""Tags of events that a full pipe drops, because later events of the kind follow."""
 _PR_SET_PDEATHSIG = 1
 QUIET_S, BETWEEN_S, ASKED = 10, 5, 4
 """A connection to another machine is over when nothing has come for 10 s, nor in answer to 4 questions 5 s apart."""
@@ -59,14 +62,12 @@ class ChildChannel:
         self._lock = threading.Lock()
         self.dropped = 0
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event | dict[str, Any]) -> None:
+        """Send `event`; the agent gives its messages as dictionaries with the same keys."""
         line = encode(event) + b"\n"
+        tag = event["event"] if isinstance(event, dict) else type(event).__struct_config__.tag
+        limit = OUTBOX_BYTES if tag in REPLACEABLE else LAST_RESORT_BYTES
         with self._lock:
-            limit = (
-                OUTBOX_BYTES
-                if isinstance(event, Sample | MarkedSteps | Steps | Requests | ServerState | Processes | SourceState)
-                else LAST_RESORT_BYTES
-            )
             if len(self._outbox) + len(line) > limit:
                 self.dropped += 1
                 return

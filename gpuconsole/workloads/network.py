@@ -1,4 +1,4 @@
-"""The way from this machine to the other processes of a run."""
+"""The network interface that leads from this machine to the other processes of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def choose_interface() -> None:
-    """Tell gloo the interface that leads to the other processes; by itself it takes what this machine's name resolves to."""
+    """Set gloo's interface to the one that leads to the other processes. By default gloo takes the address of this machine's name."""
     if GLOO_INTERFACE in os.environ:
         return
     with contextlib.suppress(OSError):
@@ -22,7 +22,7 @@ def choose_interface() -> None:
 
 
 def address_towards(host: str) -> str:
-    """This machine's own address on the way to `host`; nothing is sent. Raises OSError."""
+    """This machine's address on the route to `host`. Sends nothing. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
@@ -30,8 +30,8 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has `address`."""
+    """The network interface with `address`, or None."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.family in (socket.AF_INET, socket.AF_INET6) and one.address.partition("%")[0] == address for one in addresses):
+        if any(entry.family in (socket.AF_INET, socket.AF_INET6) and entry.address.partition("%")[0] == address for entry in addresses):
             return str(name)
     return None

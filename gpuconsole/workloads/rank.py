@@ -1,7 +1,7 @@
-"""One process of a run that has several, started by torchrun: `torchrun ... -m gpuconsole.workloads.rank`.
+"""One process of a run with several, started by torchrun: `torchrun ... -m gpuconsole.workloads.rank`.
 
-The process that a console started finds it in its environment and leads; it tells the others where the console is,
-on other machines too, and each then has a connection of its own: a process that hangs or dies is seen as such.
+The process whose torchrun a console started finds the console's address in its environment, and leads. It sends the address to the other
+processes, also on other machines. Each process then has its own connection, so the console notices when one of them hangs or dies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import psutil
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.inbox import Inbox, LockstepInbox
+from gpuconsole.agent.service import explain
 from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
 from gpuconsole.workloads.network import choose_interface
 from gpuconsole.workloads.torchrun import LAUNCHER
-from gpuconsole.workloads.worker import Worker, build, explain, warm_up
+from gpuconsole.workloads.worker import build, failed, put_into, train, warm_up
 
 CONNECT = "GPUCONSOLE_CONNECT"
 TOKEN = "GPUCONSOLE_TOKEN"
@@ -38,11 +39,11 @@ SCRATCH = "gpuconsole-rank"
 
 
 class JoinError(RuntimeError):
-    """A process cannot take part; the message names it and says why."""
+    """A process cannot take part. The message names the process and the reason."""
 
 
 class Console(msgspec.Struct, frozen=True):
-    """Where the console listens, and the word that it expects."""
+    """The address of the console, and the token that it expects."""
 
     host: str
     port: int
@@ -67,7 +68,7 @@ def connect(console: Console, rank: int, leads: bool) -> ChildChannel:
 
 
 def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -> ChildChannel:
-    """This process's connection to the console, once all have one. Raises JoinError, on all alike, where one cannot take part."""
+    """This process's connection to the console, once all processes have one. Raises JoinError in all processes where one cannot take part."""
     console, version = world.share((own, __version__))
     assert console is not None
     me, problem = f"rank {world.rank} on {socket.gethostname()}", ""
@@ -88,10 +89,10 @@ def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -
 
 
 def make_scratch(rank: int) -> Path:
-    """A folder of this process's own: in the console's where it is on this machine, which goes away with it."""
+    """A new folder for this process: in the console's scratch folder where the console runs on this machine, which the console deletes."""
     given = os.environ.get("GPUCONSOLE_SCRATCH")
     if given is None:
-        for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):  # of processes that were killed and could not do it
+        for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):  # left by processes that were killed
             owner = folder.name.removeprefix(SCRATCH).partition("-")[2].partition("-")[0]
             if owner.isdigit() and not psutil.pid_exists(int(owner)):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -99,22 +100,22 @@ def make_scratch(rank: int) -> Path:
 
 
 def set_up_environment(scratch: Path) -> None:
-    """What the console sets for a worker of its own, and torchrun does not."""
+    """Set the variables that the console sets for its workers, and torchrun does not."""
     share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
 
 
-def hear(channel: ChildChannel, rank: int, inbox: Inbox, command: AnyCommand) -> None:
-    """Runs on the channel's thread."""
+def on_command(channel: ChildChannel, rank: int, inbox: Inbox, command: AnyCommand) -> None:
+    """Answer WhatNow, put other commands into `inbox`. Runs on the channel's thread."""
     if isinstance(command, WhatNow):
         channel.send(Doing(now(), rank, innermost_calls()))
     else:
-        inbox.put(command)
+        put_into(inbox)(command)
 
 
 def innermost_calls() -> str:
-    """Where the main thread is: our own innermost call, and the innermost of all."""
+    """The present calls of the main thread: the innermost call of gpuconsole, and the innermost call of all."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame, limit=40) if frame is not None else traceback.StackSummary()
     calls = [f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in stack]
@@ -123,14 +124,13 @@ def innermost_calls() -> str:
 
 
 def serve(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start, scratch: Path) -> int:
-    """Train with the others until told to stop. Returns the exit code."""
+    """Train with the other processes until Stop. Returns the exit code."""
     loop = None
     try:
         loop = build(start, scratch, channel, world)
-        Worker(channel, inbox, loop, start, world).run()
-    except Exception as error:  # the last line of defence: whatever ended the workload is shown to the user
-        cause = f"rank {world.rank}: {explain(error, loop.knobs if loop else start.knobs)}"
-        channel.send(Failed(now(), cause, "".join(traceback.format_exception(error)[-6:])))
+        train(channel, inbox, loop, start, world)
+    except Exception as error:  # the last line of defence: the user sees whatever ended the workload
+        channel.send(failed(error, loop.knobs if loop else start.knobs, f"rank {world.rank}: "))
         return 1
     finally:
         if loop is not None:
@@ -162,7 +162,7 @@ def main() -> None:
             early.drain(2.0)
         raise
     inbox = LockstepInbox(world)
-    channel.listen(partial(hear, channel, world.rank, inbox), kill_own_group)
+    channel.listen(partial(on_command, channel, world.rank, inbox), kill_own_group)
     start = inbox.wait()
     code = 0
     if isinstance(start, Start):

@@ -1,6 +1,6 @@
-"""torchrun as a console's child: it ends with the console, and its processes with it, however early that is.
+"""torchrun as a child of the console: it and its processes end with the console, however early.
 
-Started by the runtime as `python -m gpuconsole.workloads.torchrun` with torchrun's own arguments.
+The console starts it as `python -m gpuconsole.workloads.torchrun` with torchrun's own arguments.
 """
 
 from __future__ import annotations

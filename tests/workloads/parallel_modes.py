@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from gpuconsole.agent.inbox import Inbox
+from gpuconsole.agent.protocol import SetKnobs
 from gpuconsole.agent.world import ProcessWorld, Torn
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.wire.events import Event, KnobsSet, SetKnobs, Start
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.loop.memory import held_bytes, state_bytes
 from gpuconsole.workloads.training.parallel.choose import plan_for
 from gpuconsole.workloads.training.probes.communication import exposed_communication
-from gpuconsole.workloads.worker import Worker
+from gpuconsole.workloads.training.probes.memory import held_bytes, state_bytes
+from gpuconsole.workloads.worker import make_service
 
 SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 128, "n_layer": 2, "num_threads": 1, "eval_every": 0}
 WAYS: dict[str, Knobs] = {
@@ -78,8 +78,8 @@ def refuse(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     if world.rank == world.size - 1:
         last_block = next(module for module in loop.task.model.modules() if isinstance(module, torch.nn.ModuleList))[-1]
         last_block.register_forward_pre_hook(_refuse_four_rows)
-    worker = Worker(answers, Inbox(), loop, Start("training.gpt", knobs, "cpu"), world)  # type: ignore[arg-type]
-    worker._set_knobs(SetKnobs(1, {"batch_size": 4}))
+    service = make_service(answers, Inbox(), loop, 0, world)
+    service.serve(SetKnobs(1, {"batch_size": 4}))
     loop.step()
     loop.close()
     return {"way": f"refused, {name}", "rank": world.rank, "errors": answers.errors, "batch_size": loop.knobs["batch_size"]}
@@ -112,9 +112,12 @@ class Answers:
     def __init__(self) -> None:
         self.errors: list[str | None] = []
 
-    def send(self, event: Event) -> None:
-        if isinstance(event, KnobsSet):
-            self.errors.append(event.error)
+    def send(self, event: Any) -> None:
+        if isinstance(event, dict) and event["event"] == "knobsset":
+            self.errors.append(event["error"])
+
+    def flush(self) -> bool:
+        return True
 
 
 def _refuse_four_rows(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from gpuconsole.agent.account import StepAccount
+from gpuconsole.model.run import Step
+from gpuconsole.wire.marks import MarkedStep
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.churn import ChurnTask
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
@@ -21,6 +24,11 @@ def small_gpt_loop(folder: Path, **changes: Any) -> TrainingLoop:
     knobs = knobs_of("train-gpt", **{**sizes, **changes})
     torch.manual_seed(0)
     return TrainingLoop(gpt.create(knobs, CPU, 0), knobs, CPU, folder)
+
+
+def added_up(account: StepAccount) -> list[Step]:
+    """The account's steps, as the console decodes them."""
+    return [MarkedStep(*step).step() for step in account.take()]
 
 
 def losses(loop: TrainingLoop, steps: int) -> list[float]:

@@ -10,10 +10,10 @@ import torch
 
 from gpuconsole.engine.catalog import scenarios
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.profiling import recorder
 from gpuconsole.workloads.serving.engine import building
-from gpuconsole.workloads.training.loop import memory
-from gpuconsole.workloads.training.loop.compiling import check_compile
+from gpuconsole.workloads.training.loop.model_settings import check_compile
 from tests.workloads.small import small_gpt_loop
 
 CUDA = torch.device("cuda", 0)
@@ -32,8 +32,8 @@ def test_cuda_graphs_do_not_go_with_accumulation() -> None:
 
 def test_what_a_probe_takes_is_not_the_jobs_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = {"now": 1e9, "peak": 1e9}
-    monkeypatch.setattr(memory, "peak_bytes", lambda device: allocator["peak"])
-    monkeypatch.setattr(memory, "restart_peak", lambda device: allocator.update(peak=allocator["now"]))
+    monkeypatch.setattr(device_memory, "peak_bytes", lambda device: allocator["peak"])
+    monkeypatch.setattr(device_memory, "restart_peak", lambda device: allocator.update(peak=allocator["now"]))
     loop = small_gpt_loop(tmp_path)
     try:
         with loop.beside_the_peak():
@@ -50,7 +50,7 @@ def test_what_a_probe_takes_is_not_the_jobs_peak(tmp_path: Path, monkeypatch: py
 
 def test_the_allocators_setting_is_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
-    memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
+    device_memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.compile_state import compile_counters
-from gpuconsole.agent.memory_stats import allocator_stats
+from gpuconsole.agent.allocator import allocator_stats
+from gpuconsole.agent.counters import compile_counters
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
@@ -22,9 +22,9 @@ from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
 from gpuconsole.workloads.training import recommender, verses
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes.fragmentation import heap_peaks
+from gpuconsole.workloads.training.probes.memory import heap_peaks
 from tests.workloads.running import RunningWorker, knobs_of
-from tests.workloads.small import CPU, job_state, losses
+from tests.workloads.small import CPU, added_up, job_state, losses
 
 SMALL: dict[str, dict[str, Any]] = {
     "embedding-bound": {"num_embeddings": 2000, "embedding_dim": 8, "batch_size": 64},
@@ -121,7 +121,7 @@ def test_work_that_is_repeated_has_steps_that_are_all_forward(module: Any, knobs
         loop.step()
     loop.set_knobs({"num_threads": 2}, 1)
     loop.step()
-    steps = [marked.step() for marked in loop.account.take()]
+    steps = added_up(loop.account)
     assert [step.kind for step in steps] == [1, 0, 0, 1]
     assert all(step.samples > 0 and step.phases[PHASES.index("forward")] > 0.5 * step.wall_s for step in steps)
     assert loop.task.facts(knobs).get("bytes_per_sample") == fact
@@ -143,15 +143,13 @@ def test_a_worker_repeats_work_and_says_that_there_is_nothing_to_probe() -> None
 
 
 def test_the_compilers_counters_tell_recompiles_and_when_it_gives_up() -> None:
-    knobs: Knobs = {"torch_compile": "default"}
-    assert compile_counters({"torch_compile": "off"}) == {}
     torch._dynamo.reset()
-    before = compile_counters(knobs)
+    before = compile_counters()
     doubled = torch.compile(lambda x: x * 2, dynamic=False, backend="eager")
     seen = []
     for size in range(2, 13):
         doubled(torch.zeros(size))
-        now = compile_counters(knobs)
+        now = compile_counters()
         seen.append((now["compile.graphs"] - before["compile.graphs"], now["compile.given_up"] - before["compile.given_up"]))
     torch._dynamo.reset()
     assert seen[:3] == [(1, 0), (2, 0), (3, 0)]
@@ -159,7 +157,7 @@ def test_the_compilers_counters_tell_recompiles_and_when_it_gives_up() -> None:
     assert now["compile.total_s"] > before["compile.total_s"]
 
 
-needs_glibc = pytest.mark.skipif(not allocator_stats(CPU), reason="the C library does not tell what its heap holds")
+needs_glibc = pytest.mark.skipif(not allocator_stats(CPU), reason="the C library does not report what its heap holds")
 
 
 @needs_glibc
@@ -172,7 +170,7 @@ def test_what_is_allocated_is_what_tensors_take() -> None:
 
 HOLES = """
 import torch
-from gpuconsole.agent.memory_stats import allocator_stats, fix_mmap_threshold
+from gpuconsole.agent.allocator import allocator_stats, fix_mmap_threshold
 
 def unused():
     stats = allocator_stats(torch.device("cpu"))

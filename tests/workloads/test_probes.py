@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from gpuconsole.agent.probes import ProbeError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training import churn, gpt, vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import gpu_probes
-from gpuconsole.workloads.training.probes.catalog import PROBES, loader_alone
-from gpuconsole.workloads.training.probes.gpu_probes import GPU_PROBES, h2d_copies, launch, sync_gaps
-from gpuconsole.workloads.training.probes.measure import ProbeError
+from gpuconsole.workloads.training.probes import gpu
+from gpuconsole.workloads.training.probes.catalog import PROBES
+from gpuconsole.workloads.training.probes.gpu import GPU_PROBES, h2d_copies, launch, sync_gaps
+from gpuconsole.workloads.training.probes.loader import loader_alone
 from tests.workloads.running import knobs_of
 from tests.workloads.small import job_state, small_gpt_loop
 
@@ -78,7 +79,7 @@ def test_the_stack_probe_names_the_line(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path, gc_collect_every=1)
     found = PROBES["script_lines"](loop)
     assert found["stack.script_ratio"].value > 0.2
-    assert "training/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
+    assert "training/loop/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
 
 
 def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
@@ -156,13 +157,13 @@ class HostEvent:
 @pytest.mark.parametrize("probe", [launch, h2d_copies, sync_gaps])
 def test_probes_of_a_gpu_change_nothing(loop: TrainingLoop, probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the host in place of a GPU: what they measure is nonsense then, what they leave behind is not."""
-    monkeypatch.setattr(gpu_probes, "_needs_gpu", lambda loop: None)
-    monkeypatch.setattr(gpu_probes, "BUDGET_S", 0.05)
-    monkeypatch.setattr(gpu_probes, "LINK_BYTES", 1 << 16)
+    monkeypatch.setattr(gpu, "_needs_gpu", lambda loop: None)
+    monkeypatch.setattr(gpu, "BUDGET_S", 0.05)
+    monkeypatch.setattr(gpu, "LINK_BYTES", 1 << 16)
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
-    monkeypatch.setattr(gpu_probes, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(gpu, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     if probe is sync_gaps:
         with pytest.raises(ProbeError, match="no GPU kernel"):
             probe(loop)

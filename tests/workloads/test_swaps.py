@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError
+from gpuconsole.workloads.arithmetic import cores
 from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.loop import settings
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import swaps
-from gpuconsole.workloads.training.probes.catalog import memory_parts
-from gpuconsole.workloads.training.probes.measure import ProbeError, Signals
+from gpuconsole.workloads.training.probes.memory import memory_parts
 from gpuconsole.workloads.training.probes.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
@@ -30,7 +31,7 @@ def test_nothing_is_changed(tmp_path: Path, probe: Callable[[TrainingLoop], Sign
     loop = small_gpt_loop(tmp_path, attention="math", optim="adamw")
     losses(loop, 2)
     before, knobs, threads = job_state(loop), dict(loop.knobs), torch.get_num_threads()
-    monkeypatch.setattr(settings, "cores", lambda: threads + 1)
+    monkeypatch.setattr(swaps, "cores", lambda: threads + 1)
     signals = probe(loop)
     assert all(signal.value > 0 for name, signal in signals.items() if not name.endswith("_spread"))
     assert loop.knobs == knobs and torch.get_num_threads() == threads
@@ -46,7 +47,7 @@ def test_no_probe_where_there_is_nothing_to_swap(tmp_path: Path) -> None:
     for probe, why in ((swap_attention, "plain formula"), (swap_precision, "bf16 already"), (swap_optim, "fused already")):
         with pytest.raises(ProbeError, match=why):
             probe(loop)
-    loop.set_knobs({"num_threads": settings.cores()}, 0)
+    loop.set_knobs({"num_threads": cores()}, 0)
     with pytest.raises(ProbeError, match="no core is idle"):
         swap_threads(loop)
     loop.set_knobs({"optim": "sgd"}, 0)

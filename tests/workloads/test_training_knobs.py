@@ -14,19 +14,21 @@ import pytest
 import torch
 
 from gpuconsole.agent import account as phase
-from gpuconsole.agent.memory_stats import allocator_stats
+from gpuconsole.agent import counters
+from gpuconsole.agent.allocator import allocator_stats
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training.gpt import TextStream, next_token_loss, padded
+from gpuconsole.workloads import device_memory
+from gpuconsole.workloads.facts import model_facts
+from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded
 from gpuconsole.workloads.training.input.copying import Copier
-from gpuconsole.workloads.training.loop import compiling, memory, optimizers, totals
-from gpuconsole.workloads.training.loop.effects import without_effect
-from gpuconsole.workloads.training.loop.facts import model_facts
+from gpuconsole.workloads.training.loop import model_settings, optimizers
+from gpuconsole.workloads.training.loop.ineffective_knobs import without_effect
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.loop.schedule import FLOOR, HORIZON, factor
 from gpuconsole.workloads.training.loop.side_work import largest_gradient_percentiles
-from gpuconsole.workloads.training.lora import add_lora
 from gpuconsole.workloads.training.parallel.choose import plan_for
+from gpuconsole.workloads.training.probes.memory import held_bytes, saved_bytes, state_bytes
 from tests.workloads.running import knobs_of
 from tests.workloads.small import CPU, losses, small_gpt_loop
 
@@ -90,7 +92,7 @@ def test_percentiles_are_the_same_either_way(tmp_path: Path) -> None:
 
 
 def test_what_a_script_does_between_phases_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "MEMORY_EVERY_S", 0.0)
+    monkeypatch.setattr(counters, "MEMORY_EVERY_S", 0.0)
     loop = small_gpt_loop(tmp_path, gc_collect_every=1, leak_mb=64.0, gradient_percentiles="python")
     gc.collect()  # what other tests left behind
     before = loop.counters()
@@ -227,7 +229,7 @@ def test_lora_trains_adapters_only_and_begins_where_the_model_stood(tmp_path: Pa
     facts = model_facts(lora.task, lora.knobs)
     assert facts["trainable_parameters"] == 4 * 16 * 64  # rank x (in + out of the four Linears) of one block
     assert facts["linear_parameters"] == 12 * 64 * 64 + 256 * 64 + facts["trainable_parameters"]
-    assert memory.state_bytes(lora.optimizer) == pytest.approx(8 * facts["trainable_parameters"], rel=0.01)
+    assert state_bytes(lora.optimizer) == pytest.approx(8 * facts["trainable_parameters"], rel=0.01)
     full.close()
     lora.close()
 
@@ -246,31 +248,31 @@ def test_memory_is_counted_by_the_byte(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path)
     losses(loop, 1)
     parameters = sum(parameter.numel() for parameter in loop.task.model.parameters())
-    assert memory.held_bytes(loop.task.model.parameters()) == 4 * parameters
-    assert memory.state_bytes(loop.optimizer) == 8 * parameters + 4 * len(loop.optimizer.state)  # two moments, a step counter each
+    assert held_bytes(loop.task.model.parameters()) == 4 * parameters
+    assert state_bytes(loop.optimizer) == 8 * parameters + 4 * len(loop.optimizer.state)  # two moments, a step counter each
     sparse = torch.sparse_coo_tensor(torch.tensor([[1, 5]]), torch.ones(2, 3), (1000, 3), check_invariants=False)
-    assert memory.held_bytes([sparse, None]) == 2 * 3 * 4 + 2 * 8
+    assert held_bytes([sparse, None]) == 2 * 3 * 4 + 2 * 8
     loop.close()
 
 
 def test_saved_bytes_count_each_storage_once_and_no_parameter() -> None:
     linear, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
-    result, saved = memory.saved_bytes(lambda: (linear(x).relu() ** 2).sum(), [x])
+    result, saved = saved_bytes(lambda: (linear(x).relu() ** 2).sum(), [x])
     result.backward()
     assert saved == 4 * 8 * 4  # the output of relu, which relu and the square both keep; x is the batch, the weight a parameter
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory.limit_bytes(CPU, {"memory_limit_mb": 100}) == 100 * 2**20
-    assert memory.limit_bytes(CPU, {"memory_limit_mb": 0}) > 1e9
+    assert device_memory.limit_bytes(CPU, {"memory_limit_mb": 100}) == 100 * 2**20
+    assert device_memory.limit_bytes(CPU, {"memory_limit_mb": 0}) > 1e9
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
+    device_memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
     assert "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF"), os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
 
 
 STEPS = """
 import resource, sys, torch
-from gpuconsole.workloads.training.loop.memory import set_up_allocator
+from gpuconsole.workloads.device_memory import set_up_allocator
 if int(sys.argv[1]):  # else glibc as it is when a program begins
     set_up_allocator({"malloc_trim_threshold_mb": int(sys.argv[1])})
 def step():
@@ -297,13 +299,13 @@ LARGER_BATCH = """
 import resource, sys, torch
 from pathlib import Path
 from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.loop import memory
+from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.training.probes import catalog as probes
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from tests.workloads.running import knobs_of
 torch.set_num_threads(1)
 knobs = knobs_of("vision-healthy", width=40, image_size=56, batch_size=16, num_workers=0)
-memory.set_up_allocator(knobs)
+device_memory.set_up_allocator(knobs)
 loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(sys.argv[1]))
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -333,9 +335,9 @@ def test_compile_is_asked_for_as_the_knobs_say(monkeypatch: pytest.MonkeyPatch) 
     asked: list[dict[str, Any]] = []
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(torch, "compile", lambda model, **how: asked.append(how) or model)
-    assert compiling.compiled(model, {"torch_compile": "off"}) is model
-    compiling.compiled(model, {"torch_compile": "max-autotune", "compile_dynamic": "true"})
-    compiling.compiled(model, {"torch_compile": "default", "compile_dynamic": "auto"})
+    assert model_settings.compiled(model, {"torch_compile": "off"}) is model
+    model_settings.compiled(model, {"torch_compile": "max-autotune", "compile_dynamic": "true"})
+    model_settings.compiled(model, {"torch_compile": "default", "compile_dynamic": "auto"})
     assert asked == [{"mode": "max-autotune", "dynamic": True}, {"mode": "default", "dynamic": None}]
 
 

@@ -1,7 +1,7 @@
 """All-reduce between the processes of this machine: two on CPU through gloo, one for each GPU through NCCL.
 
-Figures as nccl-tests defines them: algbw is the tensor's bytes over the time of one operation; busbw is
-algbw x 2(n-1)/n, what each link must carry in a ring, so that it may be held against a link's own bandwidth.
+The figures are those of nccl-tests: algbw is the tensor's bytes over the time of one operation; busbw is
+algbw x 2(n-1)/n, what each link must carry in a ring, so that it can be compared with the bandwidth of a link.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LATENCY, BANDWIDTH = "allreduce_latency_s", "allreduce_bytes_per_s"
 LATENCY_BYTES, LATENCY_OPERATIONS = 64 * 2**10, 20
 BANDWIDTH_BYTES, BANDWIDTH_OPERATIONS = 16 * 2**20, 2
 MEET_S = 60.0
-"""Two processes that import torch on busy cores need up to 20 s to meet."""
+"""Time limit for the processes to meet. On busy cores two processes that import torch need up to 20 s."""
 
 
 def all_reduce(gpus: int, on_gpu: bool, folder: Path, budget_s: float, environment: dict[str, str | None]) -> list[Reached]:
-    """Latency at 64 KiB and bus bandwidth at 16 MiB. `environment`: variables that the processes get, None to have them unset."""
+    """Latency at 64 KiB and bus bandwidth at 16 MiB. `environment`: variables for the processes; None unsets a variable."""
     world, backend = (gpus, "nccl") if on_gpu else (2, "gloo")
     if world < 2:
-        return [missing(name, "one GPU in sight: there is nobody to exchange with") for name in (LATENCY, BANDWIDTH)]
+        return [missing(name, "one visible GPU: there is no other process to exchange with") for name in (LATENCY, BANDWIDTH)]
     if not dist.is_available() or not (dist.is_nccl_available() if on_gpu else dist.is_gloo_available()):
         return [missing(name, f"this torch is built without {backend}") for name in (LATENCY, BANDWIDTH)]
     short, long = _in_processes(world, backend, folder, budget_s, environment)
@@ -71,7 +71,7 @@ def _in_processes(
 def _rank(rank: int, world: int, backend: str, folder: str, budget_s: float, environment: dict[str, str | None], parent: int) -> None:
     """One of the processes, from its start to its end."""
     die_with_parent()
-    if os.getppid() != parent:  # it died before the kernel was asked to tell
+    if os.getppid() != parent:  # the parent died before prctl
         return
     for name, value in environment.items():
         if value is None:
@@ -79,7 +79,7 @@ def _rank(rank: int, world: int, backend: str, folder: str, budget_s: float, env
         else:
             os.environ[name] = value
     if backend == "gloo" and sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # both are here, whatever the host's name resolves to
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # both processes are on this machine, whatever the host's name resolves to
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
@@ -96,7 +96,7 @@ def _rank(rank: int, world: int, backend: str, folder: str, budget_s: float, env
 
 
 def _operations_s(size: int, operations: int, device: torch.device, budget_s: float) -> list[float]:
-    """Seconds per operation, the mean of each block of them: one alone may end early where the others began before it."""
+    """Seconds per operation, as the mean of each block. A single operation may end early where other processes began it before."""
     source = torch.randn(size // 4, device=device)
     tensor = torch.empty_like(source)
 
@@ -115,7 +115,7 @@ def _operations_s(size: int, operations: int, device: torch.device, budget_s: fl
 
 
 def _agreed_count(block: Callable[[], float], operations: int, device: torch.device, budget_s: float) -> int:
-    """How many blocks fit in the budget, as the first process sees it."""
+    """The number of blocks that fit in the budget, as process 0 decides."""
     count = torch.tensor([min(MOST, max(LEAST, int(budget_s / (block() * operations))))], device=device)
     dist.broadcast(count, 0)
     return int(count.item())

@@ -1,6 +1,6 @@
-"""The calibration process: measures what the machine reaches, one figure after the other, tells each, and ends.
+"""The calibration process: measures what the machine reaches, reports each figure, and ends.
 
-Started by the runtime as `python -m gpuconsole.workloads.calibration.child --fd N --scratch DIR`.
+The console starts it as `python -m gpuconsole.workloads.calibration.child --fd N --scratch DIR`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ON_CPU = "the device is the host's CPU: nothing is transferred"
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, and how long. `gpus`: in this process's sight; `visible`: CUDA_VISIBLE_DEVICES as it was before one was chosen."""
+    """What is measured, and how long. `gpus`: number of visible GPUs; `visible`: CUDA_VISIBLE_DEVICES before this process set it."""
 
     device: torch.device
     threads: int
@@ -48,7 +48,7 @@ class Bench:
 
 
 class Stage(NamedTuple):
-    """`measure` gives the figures of those `names`; where it raises, they read n/a with the error as their reason."""
+    """`measure` returns the figures `names`. Where it raises, they read n/a with the error as the reason."""
 
     title: str
     names: tuple[str, ...]
@@ -77,7 +77,7 @@ def gemm_name(precision: str) -> str:
 
 
 def _fp32_on_cpu(bench: Bench) -> list[Reached]:
-    """With one thread, and with as many as a workload gets: all cores but one, which on two cores is the same."""
+    """With one thread, and with the number of threads of a workload: all cores but one, which on two cores is the same."""
     one = _gemm(bench, gemm_name("fp32"), "fp32", 1)
     all_but_one = _gemm(bench, gemm_name("fp32"), "fp32", bench.threads) if bench.threads > 1 else one
     return [msgspec.structs.replace(one, name=ONE_THREAD), all_but_one]
@@ -90,10 +90,10 @@ def _product(precision: str) -> Callable[[Bench], list[Reached]]:
 def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
     import torch
 
+    from gpuconsole.workloads.arithmetic import set_matmul_precision
     from gpuconsole.workloads.calibration.dense import fitting_side, not_native, product
     from gpuconsole.workloads.calibration.memory import threads_text
     from gpuconsole.workloads.calibration.repeats import as_rate, missing, repeats_s
-    from gpuconsole.workloads.training.loop.settings import set_matmul_precision
 
     reason = not_native(bench.device, precision)
     if reason:
@@ -153,10 +153,10 @@ def _disk(bench: Bench) -> list[Reached]:
 
 
 def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
-    """Torch on that device. Raises RuntimeError where this torch cannot use it."""
+    """Set torch up for that device. Raises RuntimeError where this torch cannot use it."""
     import torch
 
-    from gpuconsole.workloads.training.loop.settings import set_matmul_precision, set_threads
+    from gpuconsole.workloads.arithmetic import set_matmul_precision, set_threads
 
     threads = set_threads(0)
     set_matmul_precision("fp32")
@@ -173,7 +173,7 @@ def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
 
 
 def measured(stage: Stage, bench: Bench) -> list[Reached]:
-    """The stage's figures. What fails costs its own figures only."""
+    """The stage's figures. An error affects these figures only."""
     from gpuconsole.workloads.calibration.repeats import missing
 
     try:
@@ -184,7 +184,7 @@ def measured(stage: Stage, bench: Bench) -> list[Reached]:
 
 
 def serve(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path) -> int:
-    """Everything, one after the other. Returns the exit code; a failure has been told by then."""
+    """Run all stages in order. Returns the exit code; a failure has been reported to the console by then."""
     try:
         channel.send(Progress(now(), "importing", "torch"))
         bench = prepare(device, uuid, budget_s, scratch)
@@ -196,14 +196,14 @@ def serve(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratc
     except ModuleNotFoundError as error:
         channel.send(Failed(now(), f'{error.name} is not installed: pip install "gpuconsole[torch]"'))
         return 1
-    except Exception as error:  # the last line of defence: whatever ended it is shown to the user
+    except Exception as error:  # the last line of defence: the user sees whatever ended it
         channel.send(Failed(now(), str(error) or type(error).__name__, "".join(traceback.format_exception(error)[-6:])))
         return 1
     return 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="calibration process of gpuconsole; not for people")
+    parser = argparse.ArgumentParser(description="calibration process of gpuconsole; the console starts it")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
@@ -211,12 +211,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=1.0)
     args = parser.parse_args()
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the console's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     channel = ChildChannel(args.fd)
 
     def obey(command: AnyCommand) -> None:
-        kill_own_group()  # Stop is the only one that comes, and there is nothing to keep
+        kill_own_group()  # Stop is the only command that comes, and there is nothing to save
 
     channel.listen(obey, kill_own_group)
     channel.send(Hello(now(), "calibration", os.getpid(), __version__, time.time()))

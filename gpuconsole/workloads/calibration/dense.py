@@ -1,30 +1,28 @@
-"""What this device reaches in dense arithmetic, by kind and precision. The second yardstick beside datasheets.
+"""What this device reaches in dense arithmetic, by kind and precision: the second reference beside datasheets.
 
-The kind matters. On some CPUs torch's matrix product and its convolution come from different libraries with very different
-ceilings (fp32 on a Zen CPU: MKL 105, oneDNN 190 GFLOP/s a core), so a workload is held against the kind it consists of.
+The kind matters. On some CPUs torch's matrix product and its convolution come from different libraries with very different ceilings
+(fp32 on a Zen CPU: MKL 105, oneDNN 190 GFLOP/s a core). So a workload is compared with the kind that it consists of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
+from gpuconsole.workloads.arithmetic import DTYPES, Kind
 from gpuconsole.workloads.calibration.repeats import once_s, repeats_s
 
-Kind = Literal["matrix product", "3x3 convolution"]
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TENSOR_CORES_SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
-"""Compute capability with units for it (CUDA programming guide, "Arithmetic Instructions" and "Tensor Cores")."""
+"""The first compute capability with units for that precision (CUDA programming guide, "Arithmetic Instructions" and "Tensor Cores")."""
 SMALLEST_SIDE, LARGEST_SIDE = 256, 8192
 
 
 def dense_flops_per_s(kind: Kind, device: torch.device, precision: str, budget_s: float = 0.25) -> float:
     """Best FLOP/s of `kind` in `precision` (fp32, tf32, bf16, fp16) within `budget_s`, on random data.
 
-    torch's generators are left as they were.
+    The state of torch's random generators stays as it was.
     """
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []), torch.no_grad():
@@ -48,9 +46,9 @@ def convolution(device: torch.device, precision: str) -> tuple[float, Callable[[
 
 
 def fitting_side(device: torch.device, precision: str, budget_s: float) -> int:
-    """The largest side, in doublings, whose product is short beside `budget_s`.
+    """The largest side, in doublings, whose product is short compared with `budget_s`.
 
-    Emulated arithmetic may be 50 times slower than native, and a GPU 1000 times faster than a core: no one size suits both.
+    Emulated arithmetic can be 50 times slower than native arithmetic, and a GPU 1000 times faster than a core: no single size suits all.
     """
     side = SMALLEST_SIDE
     while side < LARGEST_SIDE:
@@ -63,7 +61,7 @@ def fitting_side(device: torch.device, precision: str, budget_s: float) -> int:
 
 
 def not_native(device: torch.device, precision: str) -> str:
-    """Why `precision` cannot be measured on `device`; empty where it can. A CPU that emulates it is measured: how slow is the point."""
+    """Why `precision` cannot be measured on `device`; empty where it can. Emulation on a CPU is measured too, because its low speed is of interest."""
     if device.type != "cuda":
         return "TF32 is an arithmetic of GPUs" if precision == "tf32" else ""
     has, needs = torch.cuda.get_device_capability(device), TENSOR_CORES_SINCE.get(precision, (0, 0))

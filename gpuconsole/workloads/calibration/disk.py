@@ -1,4 +1,4 @@
-"""Writing to and reading from the disk under the temporary folder, past the page cache."""
+"""Writes to and reads from the disk of the temporary folder, without the page cache."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def disk(folder: Path, budget_s: float) -> list[Reached]:
-    """Bytes/s written (fsync included) and read (nothing of it cached). Raises OSError, for a full disk as an instance."""
+    """Bytes/s written (fsync included) and read (not from the cache). Raises OSError, for example on a full disk."""
     kind = filesystem(folder)
     if kind in IN_MEMORY:
-        reason = f"the temporary folder lies in memory ({kind}): set TMPDIR to a folder on a disk"
+        reason = f"the temporary folder is in memory ({kind}): set TMPDIR to a folder on a disk"
         return [missing(name, reason) for name in (WRITE, READ)]
     path = folder / "disk.bin"
     data = os.urandom(SMALLEST)  # random, so that no filesystem compresses it
@@ -40,7 +40,7 @@ def disk(folder: Path, budget_s: float) -> list[Reached]:
 
 
 def filesystem(folder: Path) -> str:
-    """The type of the filesystem that `folder` lies on; empty where the system does not say."""
+    """The type of the filesystem that `folder` lies on; empty where the system does not report it."""
     parts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     return next((parts[str(above)] for above in (folder.resolve(), *folder.resolve().parents) if str(above) in parts), "")
 
@@ -57,7 +57,7 @@ def _write_s(path: Path, data: bytes) -> float:
 
 def _read(path: Path, size: int, budget_s: float, what: str) -> Reached:
     if not hasattr(os, "posix_fadvise"):
-        return missing(READ, "this system cannot be asked to forget cached files (posix_fadvise): a read would measure memory")
+        return missing(READ, "this system has no posix_fadvise to drop cached files: a read would measure memory")
     buffer = bytearray(BLOCK)
     begun, times = now(), list[float]()
     with path.open("rb", buffering=0) as file:
@@ -74,10 +74,10 @@ def _read(path: Path, size: int, budget_s: float, what: str) -> Reached:
 
 
 def _cached(fd: int) -> bool:
-    """Whether the file's first page can be had without the disk; False where the system cannot tell."""
+    """Whether the file's first page is in the page cache; False where the system cannot report it."""
     nowait = getattr(os, "RWF_NOWAIT", None)
     if nowait is None:
         return False
-    with contextlib.suppress(OSError):  # it would have to wait, or the filesystem cannot say
+    with contextlib.suppress(OSError):  # the read would wait for the disk, or the filesystem does not support the flag
         return os.preadv(fd, [bytearray(1)], 0, nowait) > 0
     return False

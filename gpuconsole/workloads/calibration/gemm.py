@@ -1,4 +1,4 @@
-"""Square matrix products and nothing else: what the device's arithmetic reaches. A sample is one product."""
+"""Square matrix products only: the speed that the device's arithmetic reaches. A sample is one product."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import DTYPES, Kind
+from gpuconsole.workloads.arithmetic import DTYPES, Kind
 
 STEP_FLOPS = {"cpu": 1e10, "cuda": 2e14}
-"""About this much arithmetic is one step: a tenth of a second of one core, a quarter of a large GPU."""
+"""FLOPs of a step: a tenth of a second of one core, a quarter of a second of a large GPU."""
 MOST_PRODUCTS = 512
 
 
 class Products:
-    """Products of random matrices: on zeros a GPU draws less power and clocks higher, which no job would see."""
+    """Products of random matrices. On zeros a GPU draws less power and reaches a clock that no job reaches."""
 
     dense_kind: Kind = "matrix product"
 
@@ -39,7 +39,7 @@ class Products:
         return 2.0 * int(knobs["matrix_size"]) ** 3
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
-        """Nothing but the arithmetic."""
+        """No facts beside the arithmetic."""
         return {}
 
 

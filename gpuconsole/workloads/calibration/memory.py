@@ -11,7 +11,7 @@ from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
 
 ON_GPU_BYTES = 2**30
 ON_CPU_BYTES = 2**28
-"""Twice as much is touched: more than the last-level cache of one socket."""
+"""A copy touches twice as much: more than the last-level cache of one socket."""
 IN_WORKER_BYTES = 2**26
 TRANSFER_BYTES = 2**28
 
@@ -27,9 +27,9 @@ def copy(device: torch.device, budget_s: float, threads: int) -> Reached:
 
 
 def best_copy_bytes_per_s(device: torch.device, budget_s: float = 0.25) -> float:
-    """The best copy within `budget_s`: the yardstick of a workload that moves memory. torch's generators are left as they were.
+    """The best copy within `budget_s`: the reference for a workload that moves memory. The state of torch's random generators stays as it was.
 
-    On a CPU in smaller buffers than `copy`'s, because a process's peak resident set cannot be reset.
+    On a CPU the buffers are smaller than those of `copy`, because the peak resident set of a process cannot be reset.
     """
     size = ON_GPU_BYTES if device.type == "cuda" else IN_WORKER_BYTES
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():

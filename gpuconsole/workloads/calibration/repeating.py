@@ -1,7 +1,8 @@
-"""The loop of workloads that train nothing: one piece of work, again and again, so that it can be watched, diagnosed and tried like a job."""
+"""The loop of workloads that train nothing: it repeats one piece of work, so that the work can be watched, diagnosed and tried like a job."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -11,21 +12,22 @@ import torch
 from gpuconsole.agent import account as phase
 from gpuconsole.agent.account import CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.loop import Probe
+from gpuconsole.agent.protocol import COUNTS, SETTLING
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.run import COUNTS, SETTLING
-from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.loop import memory, settings
+from gpuconsole.workloads import device_memory
+from gpuconsole.workloads.arithmetic import Kind, set_matmul_precision, set_threads
 
 
 class Work(Protocol):
     """What is repeated. A module of `workloads/` that has `create_work(knobs, device, seed) -> Work` runs in this loop."""
 
     model: torch.nn.Module
-    """Without parameters: there is nothing to train."""
+    """Without parameters, because nothing is trained."""
     dense_kind: Kind
 
     def do(self, knobs: Knobs) -> int:
-        """One step's block of work, issued; how many samples it is."""
+        """Issue one step's block of work. Returns its number of samples."""
         ...
 
     def flops_per_sample(self, knobs: Knobs) -> float: ...
@@ -34,7 +36,10 @@ class Work(Protocol):
 
 
 class RepeatingLoop:
-    """Owns the work; `step()` does one block of it. To the worker it has the face of a TrainingLoop; its steps are all `forward`."""
+    """Owns the work; `step()` does one block of it. All time of a step is `forward`. There is no optimizer and there are no probes."""
+
+    optimizer = None
+    exchanges = False
 
     def __init__(self, work: Work, knobs: Knobs, device: torch.device, scratch: Path) -> None:
         self.task = work
@@ -43,9 +48,9 @@ class RepeatingLoop:
         self.scratch = scratch
         self.arm = 0
         self.kind = COUNTS
-        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(0))])  # over nothing: the profiler window asks for one
+        self.probes: Mapping[str, Probe] = {}
         self._settling = 1
-        memory.enforce_limit(device, knobs)
+        device_memory.enforce_limit(device, knobs)
         self._put_in_force()
         self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
 
@@ -58,7 +63,7 @@ class RepeatingLoop:
         self.account.end(samples, 0, None, self.arm, kind)
 
     def set_knobs(self, changes: Knobs, arm: int) -> None:
-        """Put hot `changes` in force for the next step."""
+        """Put hot `changes` in force for the next step. Raises ValueError for cold knobs."""
         cold = [name for name in changes if CATALOGUE[name].apply == "cold"]
         if cold:
             raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
@@ -68,15 +73,21 @@ class RepeatingLoop:
         self.settle()
 
     def _put_in_force(self) -> None:
-        settings.set_matmul_precision(str(self.knobs.get("precision", "fp32")))
-        settings.set_threads(int(self.knobs["num_threads"]))
+        set_matmul_precision(str(self.knobs.get("precision", "fp32")))
+        set_threads(int(self.knobs["num_threads"]))
+
+    def try_out(self) -> None:
+        self.step()
+
+    def recover(self) -> None:
+        """Nothing can break off halfway."""
 
     def counters(self) -> dict[str, float]:
-        """Nothing happens beside its steps."""
+        """No counters: nothing happens beside the steps."""
         return {}
 
     def settle(self) -> None:
-        """A new timeline whose first step does not count."""
+        """Begin a new timeline whose first step does not count."""
         self._settling = 1
         self.account.restart()
 
@@ -85,19 +96,19 @@ class RepeatingLoop:
         self.account.sample_all = arm != 0
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
     def peak_memory_bytes(self) -> float:
-        return memory.peak_bytes(self.device)
+        return device_memory.peak_bytes(self.device)
 
     def forget_peak_memory(self) -> None:
-        memory.forget_peak(self.device)
+        device_memory.forget_peak(self.device)
 
     def restart_peak_memory(self) -> None:
-        memory.restart_peak(self.device)
+        device_memory.restart_peak(self.device)
 
     def beside_the_peak(self) -> AbstractContextManager[None]:
-        """Nothing is: it has no probes."""
+        """No probe uses memory here."""
         return nullcontext()
 
     def release_cached_memory(self) -> None:

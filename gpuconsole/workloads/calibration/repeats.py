@@ -1,4 +1,4 @@
-"""Work that is timed again and again, and what the times come to."""
+"""Repeated timing of a piece of work, and the figure that follows from the times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpuconsole.agent.clock import ThreadTimes, now
 from gpuconsole.model.machine.calibration import Reached, unit_of
 
 LEAST, MOST = 3, 200
-"""Repeats, whatever the budget."""
+"""Limits of the number of repeats, whatever the budget."""
 
 
 def repeats_s(work: Callable[[], object], device: torch.device, budget_s: float) -> list[float]:
-    """Seconds of each repeat of `work` within `budget_s`, after one that does not count."""
+    """Seconds of each repeat of `work` within `budget_s`, after a first repeat that does not count."""
     work()
     times: list[float] = []
     deadline = now() + budget_s
@@ -26,8 +26,8 @@ def repeats_s(work: Callable[[], object], device: torch.device, budget_s: float)
 
 
 def once_s(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds from an idle device to an idle device. On a CPU without the time in which this thread waited for a core: a yardstick that
-    a neighbour bends measures the neighbour."""
+    """Seconds from an idle device to an idle device. On a CPU without the time in which this thread waited for a core: otherwise the
+    reference would depend on other processes."""
     synchronize(device)
     delay = _own_times().runq_s() if device.type == "cpu" else 0.0
     start = now()
@@ -39,7 +39,7 @@ def once_s(work: Callable[[], object], device: torch.device) -> float:
 
 @cache
 def _own_times() -> ThreadTimes:
-    """Of the thread that measures; there is one in a process."""
+    """The times of the measuring thread; a process has one such thread."""
     return ThreadTimes()
 
 

@@ -1,4 +1,4 @@
-"""A stream through memory: a = b + s c over buffers that no cache holds (McCalpin's triad). A sample is one pass over the buffers."""
+"""A stream through memory: a = b + s c over buffers larger than any cache (McCalpin's triad). A sample is one pass over the buffers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
+from gpuconsole.workloads.arithmetic import Kind
 
 MB = 2**20
 BUFFERS = 3
-"""Two are read, one is written."""
+"""Two buffers are read, one is written."""
 STEP_BYTES = {"cpu": 1e9, "cuda": 5e11}
-"""About this much is one step: some tens of milliseconds of a core, a tenth of a second of a large GPU."""
+"""Bytes of a step: some tens of milliseconds of a core, a tenth of a second of a large GPU."""
 MOST_PASSES = 512
 
 
@@ -34,7 +34,7 @@ class Triad:
         return self._per_step
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        """Of matrix products there is none, and only those are held against the peak."""
+        """There are no matrix products, and only those are compared with the peak."""
         return 0.0
 
     def facts(self, knobs: Knobs) -> dict[str, float]:

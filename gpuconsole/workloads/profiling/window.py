@@ -6,21 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from gpuconsole.agent.clock import now
+from gpuconsole.agent.loop import Loop
+from gpuconsole.agent.protocol import PROBE, Profile
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.model.run import PROBE
-from gpuconsole.wire.events import Profile, Profiled
+from gpuconsole.wire.events import Profiled
 from gpuconsole.workloads.profiling.recorder import Recorder, synchronize
 from gpuconsole.workloads.profiling.summary import Update
-
-if TYPE_CHECKING:
-    from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-    from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 ANALYSIS_S = 120.0
 """Time limit of an analysis in seconds, longer than the analysis of the largest known trace."""
@@ -32,7 +28,7 @@ class Profiling:
     With several processes all train the steps of the window. Only the leading process (`leads`) is profiled and answers.
     """
 
-    def __init__(self, loop: TrainingLoop | RepeatingLoop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
+    def __init__(self, loop: Loop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
         """`note` is added to every report."""
         self._loop = loop
         self._note = note
@@ -125,8 +121,10 @@ class Analysis:
         return Profiled(now(), self._command.request, report, error, self._cost_s)
 
 
-def update_of(optimizer: torch.optim.Optimizer) -> Update:
+def update_of(optimizer: torch.optim.Optimizer | None) -> Update:
     """Minimum bytes of one step of `optimizer`: parameters, gradients and states are read; parameters and states are written."""
+    if optimizer is None:
+        return Update(0.0, 0.0)
     elements = moved = 0.0
     for group in optimizer.param_groups:
         for parameter in group["params"]:

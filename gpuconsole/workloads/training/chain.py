@@ -1,7 +1,7 @@
-"""A long chain of elementwise operations: scales, activations, residuals, clamps and norms, as they stand between matrix products.
+"""A long chain of elementwise operations: scales, activations, residuals, clamps and norms, as models have them between matrix products.
 
-It learns the scales of another chain. The inputs are generated, since only their size matters, and lie on the device from the
-start: in a model they would be made there.
+The chain learns the scales of another chain. Only the size of the inputs matters, so they are generated; they are on the device from the
+start, because in a model the layer before would produce them there.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
+from gpuconsole.workloads.arithmetic import Kind
 from gpuconsole.workloads.training.task import Batch
 
 LINKS = ("scale", "silu", "residual", "clamp", "norm")
 BATCHES = 2
-"""Batches that are made at the start and used in turn."""
+"""Number of batches; they are made at the start and used in turn."""
 LEAST_PASSES = 4
-"""Times that a value of the batch must cross memory: forward reads input and target, backward reads both again. The rest could stay in registers."""
+"""How often a value of the batch must cross memory at least: forward reads input and target, backward reads both again. All other values could
+stay in registers."""
 
 
 class Chain(nn.Module):
-    """`length` links, one after the other, each with a scale of its own that it may use."""
+    """`length` links in sequence, each with its own trained scale."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ def link(kind: str, x: torch.Tensor, first: torch.Tensor, scale: torch.Tensor) -
 
 
 class ResidentStream:
-    """A few batches in turn, already where they are needed."""
+    """A few batches in turn, already on the device."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._turn = itertools.cycle(batches)
@@ -62,7 +63,7 @@ class ResidentStream:
         return next(self._turn)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
 class ChainTask:
@@ -93,7 +94,7 @@ class ChainTask:
         return len(batch[0]), 0
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        """Of matrix products there is none, and only those count as model FLOPs."""
+        """0: there are no matrix products, and only those count as model FLOPs."""
         return 0.0
 
     def facts(self, knobs: Knobs) -> dict[str, float]:

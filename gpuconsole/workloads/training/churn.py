@@ -1,6 +1,6 @@
-"""A classifier of verses that keeps features of verses it has seen: tensors of all sizes, some of which outlive many steps.
+"""A classifier of verses with a replay buffer of features: tensors of all sizes, some of which outlive many steps.
 
-Rehearsal of kept features is what continual learning does. To an allocator it is the hard case: what stays lies in between what goes.
+Continual learning replays kept features in this way. For an allocator this is the hard case: kept blocks lie between freed blocks.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.loop.flops import count_training_flops
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.training.task import Batch, count_training_flops
 from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 
 KEPT = 32
-"""Batches of features that are kept; each new one takes the place of one drawn at random."""
+"""Batches of features in the replay buffer. A new batch replaces a random one."""
 NARROWER = 4
-"""Features have a quarter of the model's columns."""
+"""The features have that many times fewer columns than the model."""
 
 
 class VerseNet(nn.Module):
-    """MLP blocks on each byte, then narrow features, the largest of which tell whether the verse names the LORD."""
+    """MLP blocks on each byte, then narrow features. The maxima of the features predict whether the verse names the LORD."""
 
     def __init__(self, d_model: int, n_layer: int) -> None:
         super().__init__()
@@ -75,11 +74,11 @@ class ChurnTask:
     def loss(self, batch: Batch) -> torch.Tensor:
         tokens, named = batch
         features = self.model(tokens)
-        loss = self._judge(features, named)
+        loss = self._loss_of(features, named)
         if not torch.is_grad_enabled() or len(tokens) != self._batch_size:
-            return loss  # an evaluation, or a probe with a batch of its own: what is kept stays as it is
+            return loss  # an evaluation, or a probe with another batch size: the replay buffer stays as it is
         if self._kept:
-            loss = loss + self._judge(*self._chance.choice(self._kept))
+            loss = loss + self._loss_of(*self._chance.choice(self._kept))
         new = features.detach().to(torch.float32, copy=True), named
         if self._preserving:
             return loss
@@ -102,12 +101,12 @@ class ChurnTask:
         return len(batch[0]), 0
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        """Of a verse of mean length; the head's few are left out."""
+        """FLOPs of a verse of mean length, without the few of the head."""
         mean = int(self._verses.lengths.clamp(max=int(knobs["seq_len"])).float().mean())
         tokens = torch.zeros(1, mean, dtype=torch.int64, device="meta")
         return count_training_flops(self._twin, lambda twin: twin(tokens).sum())
 
-    def _judge(self, features: torch.Tensor, named: torch.Tensor) -> torch.Tensor:
+    def _loss_of(self, features: torch.Tensor, named: torch.Tensor) -> torch.Tensor:
         assert isinstance(self._head, nn.Linear)
         return F.cross_entropy(self._head(features.amax(1)).float(), named)
 

@@ -1,6 +1,6 @@
-"""Gradients without a model: DDP exchanges `buffer_mb` of them a step, and there is no computation that could hide it.
+"""Gradients without a model: DDP exchanges `buffer_mb` of gradients a step, and no computation can hide the exchange.
 
-All values are zero: what travels does not matter, only how much and in which pieces. One sample is one exchange.
+All values are zero, because only the amount and the size of the pieces matter. One sample is one exchange.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
+from gpuconsole.workloads.arithmetic import Kind
 from gpuconsole.workloads.training.task import Batch
 
 PIECE_BYTES = 16 * 1024
-"""The size of one parameter: the smallest bucket there can be."""
+"""The size of one parameter, which is the smallest possible bucket."""
 MB = 2**20
 
 
 class Gradients(nn.Module):
-    """Parameters of 16 KiB each, every one of which has a gradient."""
+    """Parameters of 16 KiB each. All have a gradient."""
 
     def __init__(self, total_bytes: float) -> None:
         super().__init__()
@@ -53,18 +53,18 @@ class ExchangeTask:
         return 1, 0
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        """None that counts: sums of parameters are no model."""
+        """0: sums of parameters do not count as model FLOPs."""
         return 0.0
 
 
 class Zeros:
-    """The same number for ever."""
+    """An endless stream of the number 0."""
 
     def next(self) -> Batch:
         return (torch.zeros(1),)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
 def create(knobs: Knobs, device: torch.device, seed: int) -> ExchangeTask:

@@ -1,4 +1,4 @@
-"""A GPT trained on real text, byte by byte: pre-norm blocks, causal SDPA, learned positions, tied to no tokenizer."""
+"""A GPT trained on the bytes of a real text: pre-norm blocks, causal SDPA, learned positions, no tokenizer. Optionally with LoRA."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.loop.flops import count_training_flops
-from gpuconsole.workloads.training.lora import add_lora
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.training.task import Batch, count_training_flops
 
 VOCABULARY = 256
 HEAD_SIZE = 64
 HELD_OUT = 0.1
+LORA_TARGETS = ("qkv", "proj", "up", "down")
+"""The Linear layers that get an adapter with `peft` lora (Hu et al. 2021)."""
+LORA_SCALE = 2.0
+"""alpha / r. The documentation of Hugging Face peft trains with alpha = 2 r."""
 
 
 class Block(nn.Module):
@@ -35,7 +37,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * d_model, d_model)
 
     def forward(self, x: torch.Tensor, fused: bool) -> torch.Tensor:
-        """(batch, tokens, d_model) to the same shape; `fused`: attention in one kernel that never writes the scores down."""
+        """(batch, tokens, d_model) to the same shape. `fused`: attention in one kernel that does not write the scores to memory."""
         b, t, d = x.shape
         q, k, v = (
             self.qkv(self.norm1(x)).view(b, t, -1, 3, d // self.heads).permute(3, 0, 2, 1, 4)
@@ -46,7 +48,7 @@ class Block(nn.Module):
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt d + causal mask) v, (batch, heads, tokens, d): every score is written to memory and read again."""
+    """softmax(q k^T / sqrt d + causal mask) v, (batch, heads, tokens, d). All scores are written to memory and read again."""
     tokens = q.shape[-2]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
@@ -76,16 +78,41 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class LoRALinear(nn.Module):
+    """A frozen Linear and its adapter: W x + b + scale B A x. B starts at 0, so training starts from the frozen model."""
+
+    def __init__(self, frozen: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.frozen = frozen
+        weight = frozen.weight
+        self.down = nn.Linear(frozen.in_features, rank, bias=False, device=weight.device, dtype=weight.dtype)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False, device=weight.device, dtype=weight.dtype)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.frozen.weight, self.frozen.bias) + LORA_SCALE * self.up(self.down(x))
+
+
+def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...] = LORA_TARGETS) -> None:
+    """Freeze `model` and add an adapter to each Linear with one of those names."""
+    model.requires_grad_(False)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name in targets and isinstance(child, nn.Linear):
+                setattr(module, name, LoRALinear(child, rank))
+
+
 def next_token_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each next byte. `inputs` may be longer than `targets`: what is beyond them is padding and counts for nothing."""
+    """Cross entropy of each next byte. `inputs` may be longer than `targets`: the rest is padding and does not count."""
     logits = model(inputs)[:, : targets.shape[1]]
     return F.cross_entropy(logits.reshape(-1, VOCABULARY).float(), targets.reshape(-1))
 
 
 class TextStream:
-    """Random windows of the text, cut in the training process: it costs next to nothing. Batches are (inputs, targets).
+    """Random windows of the text, cut in the training process at almost no cost. Batches are (inputs, targets).
 
-    With `varied_lengths` each batch has a length of its own, and `pad_to_multiple_of` pads the inputs with zero bytes.
+    With `varied_lengths` the length is random for each batch. `pad_to_multiple_of` pads the inputs with zero bytes.
     """
 
     def __init__(self, text: torch.Tensor, knobs: Knobs, seed: int) -> None:
@@ -104,11 +131,11 @@ class TextStream:
         return F.pad(window[:, :-1], (0, padded(tokens, self._multiple) - tokens)), window[:, 1:]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
 def lengths(knobs: Knobs) -> tuple[int, int]:
-    """The shortest and the longest sequence, in tokens; all between are equally likely."""
+    """The shortest and the longest sequence, in tokens. All lengths between are equally likely."""
     longest = int(knobs["seq_len"])
     return max(1, longest // 4) if knobs["varied_lengths"] else longest, longest
 
@@ -118,7 +145,7 @@ def padded(tokens: int, multiple: int) -> int:
 
 
 def check_width(d_model: int) -> None:
-    """Raise ValueError, one line, for a width that does not split into heads."""
+    """Raise ValueError, one line, for a width that is not divisible by its number of heads."""
     heads = max(1, d_model // HEAD_SIZE)
     if d_model % heads:
         raise ValueError(f"d_model {d_model} does not split into {heads} heads: {heads * HEAD_SIZE} does, or any multiple of {HEAD_SIZE}")
@@ -164,18 +191,18 @@ class GPTTask:
         return rows, rows * tokens
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        """Of a sequence without its padding. FLOPs are quadratic in its length, so Simpson's rule gives the exact mean over lengths."""
+        """FLOPs of a sequence without padding. They are quadratic in the length, so Simpson's rule gives the exact mean over lengths."""
         shortest, longest = lengths(knobs)
         if shortest == longest:
             return self._flops(longest)
         return (self._flops(shortest) + 4 * self._flops((shortest + longest) // 2) + self._flops(longest)) / 6
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
-        """What the analytical models need to know beside the parameters."""
+        """Facts that the analytical models need beside the parameters."""
         return {"tokens_per_sample": sum(lengths(knobs)) / 2, "vocabulary": float(VOCABULARY)}
 
     def _flops(self, length: int) -> float:
-        """Model FLOPs: the twin recomputes nothing."""
+        """Model FLOPs, without recomputation: the twin has no gradient checkpointing."""
         tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
         return count_training_flops(self._twin, lambda twin: next_token_loss(twin, tokens, tokens))
 

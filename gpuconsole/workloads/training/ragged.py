@@ -1,4 +1,4 @@
-"""A small classifier of verses, whose batches are as long as their longest verse: hardly two have the same shape."""
+"""A small classifier of verses. A batch is as long as its longest verse, so few batches have the same shape."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.loop.flops import count_training_flops
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.training.task import Batch, count_training_flops
 from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 
 
 class BagOfBytes(nn.Module):
-    """The mean of what the bytes of a verse stand for, and a linear layer that tells whether it names the LORD. Few kernels, so it compiles in seconds."""
+    """The mean of the byte embeddings of a verse, and a linear layer that predicts whether the verse names the LORD. Few kernels: compiles in seconds."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -1,29 +1,31 @@
-"""A recommender as DLRM and its like are built: one large embedding table, sums of looked-up rows, and a small MLP.
+"""A recommender in the manner of DLRM: one large embedding table, sums of looked-up rows, and a small MLP.
 
-The ids are generated, with a popularity as skewed as catalogues have: what matters here is which rows are touched, not whose they
-are. The label follows from the ids, so there is something to learn.
+The ids are generated with a skewed popularity, as catalogues have it: only the pattern of touched rows matters. The label follows from the
+ids, so there is something to learn.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
-from gpuconsole.workloads.training.loop.flops import count_training_flops
-from gpuconsole.workloads.training.loop.optimizers import make_optimizer
-from gpuconsole.workloads.training.sparse import sparse_maker
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.arithmetic import Kind
+from gpuconsole.workloads.training.loop.optimizers import LEARNING_RATE, make_optimizer
+from gpuconsole.workloads.training.parallel.plan import Parameters
+from gpuconsole.workloads.training.task import Batch, count_training_flops
 
 FEATURES = 26
 """Categorical features of a sample, as in the Criteo data sets."""
 HIDDEN = 128
 SKEW = 3
-"""Ids are rows * u^SKEW, u uniform: the first 1 % of rows take 22 % of the look-ups."""
+"""Ids are rows * u^SKEW, u uniform: the first 1 % of the rows receive 22 % of the look-ups."""
 LABEL_HASH = 2654435761
-"""Knuth's multiplicative hash: bit 16 of the product says whether an id speaks for or against."""
+"""Knuth's multiplicative hash: bit 16 of the product decides whether an id votes for or against."""
 
 
 class Recommender(nn.Module):
@@ -39,7 +41,7 @@ class Recommender(nn.Module):
 
 
 class ClickStream:
-    """Generated samples, made in the training process: it costs next to nothing."""
+    """Samples generated in the training process at almost no cost."""
 
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self._rows = rows
@@ -53,7 +55,35 @@ class ClickStream:
         return ids, (votes.sum(1) > 0).float()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
+
+
+class DenseAndSparse(torch.optim.Optimizer):
+    """One optimizer for the loop, two inside: SparseAdam for tables with sparse gradients, another for all other parameters.
+
+    Parameter groups and states are those of the parts, so a schedule or a checkpoint covers all of them.
+    """
+
+    def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer) -> None:
+        super().__init__([*dense.param_groups, *sparse.param_groups], {})
+        self._parts = (dense, sparse)
+        for part in self._parts:
+            part.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
+
+
+def sparse_maker(tables: list[nn.Parameter]) -> Callable[[Parameters, str], torch.optim.Optimizer]:
+    """A function that makes the optimizer `optim` for a model whose `tables` have sparse gradients; only SparseAdam accepts those."""
+    sparse = {id(table) for table in tables}
+
+    def make(parameters: Parameters, optim: str) -> torch.optim.Optimizer:
+        dense = [parameter for parameter in parameters if id(parameter) not in sparse]
+        return DenseAndSparse(make_optimizer(dense, optim), torch.optim.SparseAdam(tables, lr=LEARNING_RATE))  # type: ignore[arg-type]
+
+    return make
 
 
 class RecommenderTask:
@@ -62,7 +92,7 @@ class RecommenderTask:
     def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
         self._rows, self._columns = int(knobs["num_embeddings"]), int(knobs["embedding_dim"])
         self._seed = seed
-        with device:  # a table of many GB is made where it stays
+        with device:  # creates a table of many GB directly on the device
             model = Recommender(self._rows, self._columns, bool(knobs["sparse"]))
         self.model: nn.Module = model
         self.make_optimizer = sparse_maker(list(model.table.parameters())) if knobs["sparse"] else make_optimizer
@@ -90,7 +120,7 @@ class RecommenderTask:
         return count_training_flops(self._twin, lambda twin: twin(ids).sum())
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
-        """How much of the table a batch touches, counted on a batch of the same kind; an optimizer step sums up several."""
+        """The share of the table that an optimizer step touches, counted on generated batches of the same kind; and the size of the table."""
         ids, _ = ClickStream(self._rows, int(knobs["batch_size"]) * int(knobs["gradient_accumulation_steps"]), self._seed + 2).next()
         return {
             "embedding.rows_touched_ratio": ids.unique().numel() / self._rows,

@@ -1,4 +1,4 @@
-"""Verses of the King James Bible: sequences as long as text has them, each with whether it names the LORD."""
+"""Verses of the King James Bible: sequences of natural length, labelled by whether they name the LORD."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PADDING = 0
 
 
 class Verses:
-    """All verses back to back as bytes, with each one's start, length, and whether it names the LORD (0 or 1). The reference before a verse is no part of it."""
+    """All verses in one tensor of bytes, with start, length and label of each (1: names the LORD). The reference before a verse is not included."""
 
     def __init__(self) -> None:
-        lines = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8").splitlines()[:-1]  # the last one is cut off
+        lines = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8").splitlines()[:-1]  # the last line is incomplete
         texts = [line.partition(" ")[2].encode() for line in lines]
         self.named = torch.tensor([int(NAME in text) for text in texts])
         self.lengths = torch.tensor([len(text) for text in texts])
@@ -27,7 +27,7 @@ class Verses:
         self.text = torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8)
 
     def batch(self, which: torch.Tensor, knobs: Knobs) -> Batch:
-        """Verses by number as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and whether they name the LORD."""
+        """The verses numbered `which` as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and their labels."""
         lengths = self.lengths[which].clamp(max=int(knobs["seq_len"]))
         offsets = torch.arange(padded(int(lengths.max()), int(knobs["pad_to_multiple_of"])))
         inside = offsets < lengths[:, None]
@@ -36,7 +36,7 @@ class Verses:
 
 
 class VerseStream:
-    """Verses drawn at random, cut in the training process: it costs next to nothing."""
+    """Random verses, cut in the training process at almost no cost."""
 
     def __init__(self, verses: Verses, knobs: Knobs, seed: int) -> None:
         self._verses = verses
@@ -48,4 +48,4 @@ class VerseStream:
         return self._verses.batch(which, self._knobs)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""

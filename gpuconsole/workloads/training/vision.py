@@ -1,4 +1,4 @@
-"""A small ResNet that learns to tell photographs apart, fed by a DataLoader that decodes and augments JPEGs."""
+"""A small ResNet that classifies photographs, with a DataLoader that decodes and augments JPEGs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.calibration.dense import Kind
+from gpuconsole.workloads.arithmetic import Kind
 from gpuconsole.workloads.training.input.images import CLASSES, EPOCH, Exercise, Photographs, prepare_images
 from gpuconsole.workloads.training.input.loader import LoaderStream
 from gpuconsole.workloads.training.input.records import prepare_records
-from gpuconsole.workloads.training.loop.flops import count_training_flops
-from gpuconsole.workloads.training.task import Batch
+from gpuconsole.workloads.training.task import Batch, count_training_flops
 
 
 class Residual(nn.Module):
@@ -64,7 +63,7 @@ class VisionTask:
         return LoaderStream(self.photographs(knobs), knobs, self._seed, in_one_piece)
 
     def photographs(self, knobs: Knobs) -> Photographs:
-        """What is trained on."""
+        """The training data set under `knobs`."""
         exercise = Exercise(
             latency_s=float(knobs["storage_latency_ms"]) / 1000,
             slow_ratio=float(knobs["slow_sample_ratio"]),
@@ -96,7 +95,7 @@ class VisionTask:
 
 
 def in_one_piece(batch: tuple[Any, ...]) -> Batch:
-    """A batch whose images may have come in strips."""
+    """The batch with whole images; the loader may deliver them in strips."""
     images, labels = batch
     return images if isinstance(images, torch.Tensor) else torch.cat(tuple(images), dim=2), labels
 

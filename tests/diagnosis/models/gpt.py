@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gpuconsole.diagnosis.models.shape import GptShape
-from gpuconsole.workloads.training.gpt import GPT, VOCABULARY, next_token_loss
-from gpuconsole.workloads.training.lora import add_lora
+from gpuconsole.workloads.training.gpt import GPT, VOCABULARY, add_lora, next_token_loss
 
 POSITIONS = 1024
 SHAPES = {

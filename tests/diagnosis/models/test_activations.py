@@ -7,7 +7,7 @@ import pytest
 from gpuconsole.diagnosis.models.activations import activations
 from gpuconsole.diagnosis.models.shape import HEAD_SIZE, VOCABULARY, GptShape
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.loop import memory
+from gpuconsole.workloads.training.probes import memory
 from tests.diagnosis.models.gpt import Case, batch_of, build, cases, forward
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from gpuconsole.diagnosis.models import flops
-from gpuconsole.workloads.training.gpt import GPT, next_token_loss
-from gpuconsole.workloads.training.loop.flops import count_training_flops
-from gpuconsole.workloads.training.lora import add_lora
+from gpuconsole.workloads.training.gpt import GPT, add_lora, next_token_loss
+from gpuconsole.workloads.training.task import count_training_flops
 
 VOCABULARY = 256
 SIZES = [(192, 4, 128), (128, 2, 64), (256, 6, 256)]

@@ -19,8 +19,8 @@ from gpuconsole.diagnosis.models.memory import (
 )
 from gpuconsole.diagnosis.models.shape import GptShape, Tensor, gpt_tensors
 from gpuconsole.workloads.training.gpt import GPT
-from gpuconsole.workloads.training.loop import memory
 from gpuconsole.workloads.training.loop.optimizers import make_optimizer
+from gpuconsole.workloads.training.probes import memory
 from tests.diagnosis.models.gpt import POSITIONS, Case, batch_of, build, forward
 
 SHAPE = GptShape(2, 16, 16, 128, 2, 256)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.workloads.arithmetic import set_threads
 from gpuconsole.workloads.serving.engine.core import Core
 from gpuconsole.workloads.serving.engine.decoder import Decoder
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack
@@ -18,7 +19,6 @@ from gpuconsole.workloads.serving.engine.scheduler import Scheduler
 from gpuconsole.workloads.serving.engine.server import Server
 from gpuconsole.workloads.serving.engine.weights import POSITIONS, in_int8, trained_model
 from gpuconsole.workloads.training.gpt import GPT
-from gpuconsole.workloads.training.loop.settings import set_threads
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BLOCK_SIZE = 16

@@ -1,4 +1,4 @@
-"""Batches on their way from the host to the device: copied in the step, or one ahead on a CUDA stream of their own."""
+"""Copies of batches from the host to the device: within the step, or one batch ahead on a separate CUDA stream."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpuconsole.workloads.training.task import Batch, Stream
 
 
 class Copier:
-    """`take()` gives the batch to train on; `fetch_ahead()`, called once its work has been issued, starts on the next.
+    """`take()` returns the batch to train on. `fetch_ahead()` starts with the next batch, once the work on the present batch is issued.
 
-    With `h2d_stream` the next batch is waited for and copied while this one computes. On a CPU nothing is copied.
+    With `h2d_stream` the host waits for the next batch and copies it while the device computes. On a CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device, knobs: Knobs) -> None:
@@ -24,19 +24,19 @@ class Copier:
         self.knobs = knobs
 
     def take(self, stream: Stream, mark: Callable[[int], None]) -> Batch:
-        """The next batch on the device; the time goes to `data_wait` and `h2d`."""
+        """The next batch, on the device. Its time is marked as `data_wait` and `h2d`."""
         if self._ahead is None or self._side is None:
             host_batch = stream.next()
             mark(phase.DATA_WAIT)
             batch = self.to_device(host_batch)
-            if batch is not host_batch:  # on a CPU it is there already
+            if batch is not host_batch:  # on a CPU there is no copy
                 mark(phase.H2D)
         else:
             batch, self._ahead = self._ahead, None
             present = torch.cuda.current_stream(self._device)
             present.wait_stream(self._side)
             for tensor in batch:
-                tensor.record_stream(present)  # or the allocator would hand its memory to the side stream while it is read here
+                tensor.record_stream(present)  # otherwise the allocator could give the memory to the side stream while this stream reads it
             mark(phase.H2D)
         return batch
 
@@ -50,7 +50,7 @@ class Copier:
         mark(phase.H2D)
 
     def forget(self) -> None:
-        """The batch that is ahead was made under knobs which no longer hold."""
+        """Drop the batch that was fetched ahead, because its knobs are no longer in force."""
         self._ahead = None
 
     def to_device(self, batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""Photographs on disk, read, decoded and augmented per sample, as an image training job does it."""
+"""Photographs on disk: read, decoded and augmented for each sample, as in an image training job."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Pixels = torch.Tensor | tuple[torch.Tensor, ...]
 CLASSES = ("astronaut", "coffee", "hubble_deep_field", "rocket")
 VARIANTS = 24
 TIMES_SLOWER = 100
-"""A sample in the tail of a storage's latencies, over an ordinary one."""
+"""Latency of a sample in the tail of the distribution over an ordinary latency."""
 EPOCH = 4096
-"""Samples in an epoch; the photographs repeat within it, each time augmented anew."""
+"""Samples in an epoch. The photographs repeat within an epoch, with a different augmentation each time."""
 
 
 def prepare_images() -> Path:
-    """The folder of JPEG variants (crops of the shipped photographs), made once per user."""
+    """The folder of JPEG variants (crops of the shipped photographs), created once per user. Raises OSError."""
     folder = cache_folder() / "images-1"
     if folder.is_dir():
         return folder
@@ -44,32 +44,32 @@ def prepare_images() -> Path:
             picture.crop((left, top, left + width, top + height)).save(made / f"{name}-{variant:02d}.jpg", quality=chance.randint(75, 92))
     try:
         made.rename(folder)
-    except OSError:  # another run made the same folder first
+    except OSError:  # another run created the same folder first
         shutil.rmtree(made)
     return folder
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What makes a sample slower on purpose."""
+    """Faults that make a sample slower on purpose."""
 
     latency_s: float = 0.0
-    """Slept before each read, as remote storage would make it,"""
+    """A sleep before each read, like the latency of remote storage."""
     slow_ratio: float = 0.0
-    """and 100 times that before such a share of them."""
+    """The share of reads with 100 times that latency."""
     reads: int = 0
-    """Reads of the disk itself before each sample (see records.py)."""
+    """Direct reads of the disk before each sample (see records.py)."""
     blurs: int = 0
-    """How often the augmentation's blur is applied."""
+    """How often the augmentation applies its blur."""
     strips: int = 1
-    """Tensors that an image is handed on as."""
+    """The number of tensors in which an image is passed on."""
 
 
 class Photographs(Dataset[tuple[Pixels, int]]):
-    """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label says which picture.
+    """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label is the picture's class.
 
-    Where the exercise says so, the image is a tuple of strips. The randomness depends on the index alone, so no other
-    generator is touched. Raises ValueError where the disk cannot be read as the exercise says.
+    With `strips` above 1 the image is a tuple of strips. The randomness depends on the index only, so no other generator changes state.
+    Raises ValueError where the exercise asks for direct reads and the disk does not support them.
     """
 
     def __init__(self, folder: Path, side: int, seed: int, epoch: int, exercise: Exercise) -> None:
@@ -94,7 +94,7 @@ class Photographs(Dataset[tuple[Pixels, int]]):
             read_records(self._records, exercise.reads, random.Random(-1 - index))
         with Image.open(self._paths[which]) as picture:
             image = self._augment(picture.convert("RGB"), chance)
-        if exercise.strips > 1:  # each with memory of its own, or they would travel as one
+        if exercise.strips > 1:  # clones: otherwise the strips would share one memory block and travel together
             return tuple(strip.clone() for strip in image.tensor_split(exercise.strips, dim=1)), self._labels[which]
         return image, self._labels[which]
 

@@ -1,4 +1,4 @@
-"""DataLoader streams: made as the knobs say, endless, and closed without leaving processes behind."""
+"""DataLoader streams: configured by knobs, endless, and without processes left after `close`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LOADER_KNOBS = tuple(name for name, knob in CATALOGUE.items() if knob.loader)
 
 
 def _loader_worker_started(worker_id: int) -> None:
-    """torch's own watchdog looks for a dead parent every 5 s; the kernel does it at once."""
+    """torch's own watchdog checks for a dead parent every 5 s; the kernel reacts at once."""
     die_with_parent()
 
 
 class LoaderStream:
-    """Batches of `dataset`, epoch after epoch, each as `finish` makes it in this process. Not thread-safe.
+    """Batches of `dataset`, epoch after epoch. `finish` transforms each batch in this process. Not thread-safe.
 
-    `restarts` and `restart_s` count the epochs that began after the first, and the seconds until each had its first batch.
+    `restarts`: epochs begun after the first. `restart_s`: the sum of the seconds until each of them delivered its first batch.
     """
 
     def __init__(self, dataset: Dataset[Any], knobs: Knobs, seed: int, finish: Callable[[tuple[Any, ...]], Batch] = tuple) -> None:
@@ -75,8 +75,8 @@ class LoaderStream:
             return iter(self._loader)
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the loader's workers; this process's own where it has none."""
-        workers = getattr(self._batches, "_workers", None)  # no public way to them (torch 2.13)
+        """Process ids of the loader's present workers; this process's id where it has none."""
+        workers = getattr(self._batches, "_workers", None)  # private in torch 2.13
         return [worker.pid for worker in workers] if workers else [os.getpid()]
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class LoaderStream:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """torch warns when num_workers exceeds the cores: right for transforms, wrong for slow storage."""
+    """Suppress torch's warning that num_workers exceeds the cores. The warning is right for transforms, wrong for slow storage."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -95,10 +95,10 @@ def _without_advice() -> Iterator[None]:
 
 @contextlib.contextmanager
 def waits_for_messages() -> Iterator[list[float]]:
-    """The seconds of each wait for a message from the processes of a loader that is opened within the block.
+    """Yields a list that receives the seconds of each wait for a message from a loader opened in this block.
 
-    What remains of the time in `next()` goes into unpacking, also where that in its turn waits: a tensor's memory is asked for by a descriptor
-    of its own, which the process that loads must send.
+    The rest of the time in `next()` is unpacking. Unpacking may wait too: each tensor's memory comes as a separate descriptor, which the
+    loading process must send.
     """
     poll, waits = Connection.poll, []
 
@@ -117,11 +117,11 @@ def waits_for_messages() -> Iterator[list[float]]:
 
 
 def as_they_are(samples: list[Any]) -> list[Any]:
-    """A collate function that leaves the work to the training process: every tensor travels there by itself."""
+    """A collate function that leaves the work to the training process: each tensor travels separately."""
     return samples
 
 
 def settle_steps(knobs: Knobs) -> int:
-    """Steps until a loader's rate is its own again after it stood idle: its full queue must be eaten first."""
+    """Steps until an idle loader delivers at its own rate again: the steps must use up its full queue first."""
     workers = int(knobs.get("num_workers", 0))
     return workers * int(knobs.get("prefetch_factor", 0)) + 2 if workers else 1

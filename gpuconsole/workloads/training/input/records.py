@@ -1,4 +1,4 @@
-"""Reads of the disk itself, as training makes them on a data set that is larger than the machine's memory."""
+"""Direct reads of the disk, as training on a data set that is larger than the machine's memory makes them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from gpuconsole.workloads.cache import cache_folder
 
 RECORD = 262144
-"""Bytes: a photograph, and a multiple of what O_DIRECT reads are aligned to."""
+"""Bytes of a record: about a photograph, and a multiple of the alignment of O_DIRECT."""
 RECORDS = 256
 
 
 def prepare_records() -> Path:
-    """The file of random records, made once per user.
+    """The file of random records, created once per user.
 
-    Raises ValueError, one line, where there is no room for it, or its file system reads through the page cache only.
+    Raises ValueError, one line, where there is no space for it or its file system does not support O_DIRECT.
     """
     path = cache_folder() / "records-1"
     try:
@@ -33,17 +33,17 @@ def prepare_records() -> Path:
 
 
 def _write(path: Path) -> None:
-    """Whole or not at all, and to the disk: blocks that were never written would not be read from it."""
+    """Write the whole file or nothing, and sync it: blocks that were never written would not be read from the disk."""
     with tempfile.NamedTemporaryFile(dir=path.parent) as file:
         file.write(random.Random(0).randbytes(RECORD * RECORDS))
         file.flush()
         os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another run made the same file first
+        with contextlib.suppress(FileExistsError):  # another run created the same file first
             os.link(file.name, path)
 
 
 def read_records(path: Path, count: int, chance: random.Random) -> None:
-    """Read `count` records at random places, one after the other, each from the disk."""
+    """Read `count` records at random places from the disk, in sequence."""
     descriptor, buffer = _opened(path)
     for _ in range(count):
         os.preadv(descriptor, [buffer], RECORD * chance.randrange(RECORDS))
@@ -51,5 +51,5 @@ def read_records(path: Path, count: int, chance: random.Random) -> None:
 
 @functools.cache
 def _opened(path: Path) -> tuple[int, mmap.mmap]:
-    """A descriptor and an aligned buffer, once per process; a process that is forked off has the buffer for itself."""
+    """A descriptor and an aligned buffer, one pair per process; a forked process gets a private copy of the buffer."""
     return os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, RECORD, flags=mmap.MAP_PRIVATE)

@@ -1,4 +1,4 @@
-"""The open streams of a run: the one in force, and the one before, so that a trial can switch to and fro."""
+"""The open streams of a run: the present stream and the one before, so that a trial can switch between its two sides."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ KEPT = 2
 
 
 class Streams:
+    """Opens streams, keeps the last KEPT of them open, and counts their epochs."""
+
     def __init__(self, task: Task) -> None:
         self._task = task
         self._open: dict[tuple[object, ...], Stream] = {}
         self._closed_restarts, self._closed_restart_s = 0, 0.0
 
     def open(self, knobs: Knobs) -> Stream:
-        """The stream for `knobs`, as it was left where it is still open."""
+        """The stream for `knobs`; where it is still open, it continues where it stopped."""
         key = tuple(knobs.get(name) for name in STREAM_KNOBS)
         stream = self._open.pop(key, None) or self._task.open_stream(knobs)
         self._open[key] = stream
@@ -26,12 +28,12 @@ class Streams:
         return stream
 
     def restarts(self) -> tuple[int, float]:
-        """Epochs begun after the first, of all streams so far, and the seconds that this took."""
-        found = [(getattr(one, "restarts", 0), getattr(one, "restart_s", 0.0)) for one in self._open.values()]
+        """Of all streams so far: epochs begun after the first, and the seconds until their first batches."""
+        found = [(getattr(stream, "restarts", 0), getattr(stream, "restart_s", 0.0)) for stream in self._open.values()]
         return self._closed_restarts + sum(n for n, _ in found), self._closed_restart_s + sum(s for _, s in found)
 
     def close_others(self, stream: Stream) -> None:
-        """Give back what a finished trial kept open."""
+        """Close the streams that a finished trial kept open."""
         for key in [key for key, value in self._open.items() if value is not stream]:
             self._close(key)
 

@@ -1,41 +1,53 @@
-"""The training loop: plain, instrumented, and changeable between any two steps."""
+"""The training loop: plain, instrumented, with knobs that change between any two steps."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gpuconsole.agent import account as phase
 from gpuconsole.agent.account import CudaStepAccount, Moment, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.counters import ProcessCounters, compile_counters
+from gpuconsole.agent.loop import Probe
+from gpuconsole.agent.probes import rehearse, repeat_last_pass
+from gpuconsole.agent.protocol import COUNTS, PROBE, SETTLING
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.run import COUNTS, PROBE, SETTLING
+from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.training.input.copying import Copier
 from gpuconsole.workloads.training.input.loader import settle_steps
 from gpuconsole.workloads.training.input.streams import Streams
-from gpuconsole.workloads.training.loop import memory, settings
-from gpuconsole.workloads.training.loop.compiling import check_compile, compiled
+from gpuconsole.workloads.training.loop.model_settings import (
+    apply_model_knobs,
+    autocast,
+    check_compile,
+    compiled,
+    make_scaler,
+    set_memory_format,
+)
 from gpuconsole.workloads.training.loop.optimizers import carry_state, check_optimizer, make_optimizer
 from gpuconsole.workloads.training.loop.schedule import Schedule
 from gpuconsole.workloads.training.loop.side_work import RunLog, largest_gradient_percentiles, save_checkpoint
-from gpuconsole.workloads.training.loop.totals import Totals
 from gpuconsole.workloads.training.parallel.choose import check_precision
 from gpuconsole.workloads.training.parallel.plan import Plan
 from gpuconsole.workloads.training.parallel.straggler import lose, losing_backward, lost_s
 from gpuconsole.workloads.training.task import Batch, Task
 
 EVAL_BATCHES = 4
+"""Passes over the held-out batch in one evaluation."""
 
 
 class TrainingLoop:
-    """Owns the model, its optimizer and its data; `step()` trains one optimizer step.
+    """Owns the model, its optimizer and its data; `step()` trains one optimizer step (the agent's `PassLoop`).
 
-    `arm` marks the steps of a trial's side; `side_work` off skips logging, checkpoints and evaluation (probe P3).
+    `side_work` False skips logging, checkpoints and evaluation (probe P3).
     """
 
     def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: Plan | None = None) -> None:
@@ -49,18 +61,19 @@ class TrainingLoop:
         self.side_work = True
         self.last_batch: Batch | None = None
         check_compile(knobs, device)
-        memory.enforce_limit(device, knobs)
-        settings.apply_model_knobs(task.model, knobs)
+        device_memory.enforce_limit(device, knobs)
+        apply_model_knobs(task.model, knobs)
         task.model = self.plan.wrap(compiled(task.model, knobs), knobs, device)
         self.optimizer = self._make_optimizer()
         self._schedule = Schedule(self.optimizer, knobs)
-        self._scaler = settings.make_scaler(device, str(knobs["precision"]))
+        self._scaler = make_scaler(device, str(knobs["precision"]))
         self.lay_out()
         self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
         self._streams = Streams(task)
         self._stream = self._streams.open(self.knobs)
         self._copier = Copier(device, self.knobs)
-        self.totals = Totals()
+        self._process = ProcessCounters()
+        self._exchanges = 0
         self._leaked: list[torch.Tensor] = []
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
@@ -85,10 +98,10 @@ class TrainingLoop:
                 loss = self.forward(batch) / passes
                 mark(phase.FORWARD)
                 self._scaler.scale(loss).backward()
-            if self._buckets_ready is not None:  # what follows the last bucket is waiting for the other processes
+            if self._buckets_ready is not None:  # after the last bucket this process waits for the others
                 mark(phase.BACKWARD, self._buckets_ready)
                 self._buckets_ready = None
-                self.totals.exchanges += 1
+                self._exchanges += 1
                 mark(phase.COMM)
             else:
                 mark(phase.BACKWARD)
@@ -104,31 +117,72 @@ class TrainingLoop:
         if self._settling and kind == COUNTS:
             self._settling -= 1
             kind = SETTLING
-        replicas = self.plan.replicas  # all of them train on as much in this step
+        replicas = self.plan.replicas  # each of them trains on as many samples in this step
         self.account.end(samples * replicas, tokens * replicas, value, self.arm, kind)
 
     def fresh_batch(self) -> Batch:
-        """The next batch, outside of a step."""
+        """The next batch, on the device, outside of a step."""
         return self._copier.take(self._stream, self.account.mark)
+
+    # --- passes outside of a step (probes, rehearsals) ------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        return self.plan.world
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.task.model
+
+    @property
+    def exchanges(self) -> bool:
+        return self.plan.exchanges
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        from gpuconsole.workloads.training.probes.catalog import PROBES  # late: probes import this module
+
+        return {name: partial(probe, self) for name, probe in PROBES.items()}
+
+    def drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def silence(self) -> AbstractContextManager[Any]:
+        return self.plan.silence(self.task.model)
+
+    def preserved(self) -> AbstractContextManager[None]:
+        preserved: Callable[[], AbstractContextManager[None]] = getattr(self.task, "preserved", nullcontext)  # few tasks keep anything
+        return preserved()
+
+    def try_out(self) -> None:
+        if self.exchanges:
+            rehearse(self)
+        else:
+            self.step()
+
+    def recover(self) -> None:
+        if self.last_batch is not None:
+            repeat_last_pass(self)
 
     def _bucket_ready(self) -> None:
         self._buckets_ready = self.account.moment()
 
     def forward(self, batch: Batch) -> torch.Tensor:
+        """The loss of `batch`, a scalar tensor."""
         lose(lost_s("forward", self.knobs, self.plan.world))
-        with settings.autocast(self.device, str(self.knobs["precision"])):
+        with autocast(self.device, str(self.knobs["precision"])):
             loss = self.task.loss(batch)
         return losing_backward(loss, lost_s("backward", self.knobs, self.plan.world))
 
     def _update(self) -> None:
-        """One optimizer step. With fp16 it is left out where a gradient overflowed, and then the schedule does not move (a fused optimizer's does)."""
+        """One optimizer step. With fp16 torch skips it after an overflow; the schedule then does not move, except with a fused optimizer on CUDA."""
         if not self._scaler.is_enabled():
             self.optimizer.step()
             self._schedule.step()
             return
         if self.knobs["log_gradients"]:
-            self._scaler.unscale_(self.optimizer)  # so that true gradients are written
-        # To read the scale makes the host wait for the GPU. A fused optimizer would be the only one to be spared that: its schedule moves always.
+            self._scaler.unscale_(self.optimizer)  # so that the log holds unscaled gradients
+        # Reading the scale makes the host wait for the GPU. Other optimizers wait in any case, a fused optimizer does not: so do not read it there.
         blind = self.device.type == "cuda" and any(group.get("fused") for group in self.optimizer.param_groups)
         before = 0.0 if blind else self._scaler.get_scale()
         self._scaler.step(self.optimizer)
@@ -137,7 +191,7 @@ class TrainingLoop:
             self._schedule.step()
 
     def _do_side_work(self, loss: torch.Tensor) -> float | None:
-        """Log, save and evaluate as due. The loss as a number: every step where that is free, else when it is logged."""
+        """Log, save and evaluate where due. Returns the loss: on a CPU at every step, else only when it is logged (reading it synchronises)."""
         mark, index = self.account.mark, self.account.index
         due = self._due if self.side_work else _never
         value = loss.item() if self.device.type == "cpu" else None
@@ -157,7 +211,7 @@ class TrainingLoop:
         return value
 
     def script_work(self) -> None:
-        """What a training script does between its steps that is none of the named phases: it lands in `other`."""
+        """Work of a training script outside of the named phases; its time is in `other`."""
         how = str(self.knobs["gradient_percentiles"])
         if how != "off":
             largest_gradient_percentiles(self.task.model, how)
@@ -168,7 +222,7 @@ class TrainingLoop:
             self._leaked.append(torch.ones(leak, dtype=torch.uint8, device=self.device))
 
     def eval_batches(self) -> Iterator[Batch]:
-        """EVAL_BATCHES times the held-out batch, in pieces of `eval_batch_size`."""
+        """The held-out batch EVAL_BATCHES times, in pieces of `eval_batch_size` rows."""
         rows = len(self._eval_batch[0])
         size = int(self.knobs["eval_batch_size"]) or rows
         for _ in range(EVAL_BATCHES):
@@ -176,7 +230,19 @@ class TrainingLoop:
                 yield tuple(tensor[start : start + size] for tensor in self._eval_batch)
 
     def counters(self) -> dict[str, float]:
-        return self.totals.read(self._streams.restarts(), self.account.index)
+        """`loader.restart_s`: seconds from an epoch's end to the next epoch's first batch. `comm.exchanges`: passes that exchanged gradients.
+
+        Also the process's counters, and where the model is compiled those of torch.compile.
+        """
+        restarts, restart_s = self._streams.restarts()
+        own = {
+            "work.steps": float(self.account.index),
+            "loader.restarts": float(restarts),
+            "loader.restart_s": restart_s,
+            "comm.exchanges": float(self._exchanges),
+        }
+        compiler = compile_counters() if self.knobs.get("torch_compile", "off") != "off" else {}
+        return compiler | self._process.read() | own
 
     def _due(self, knob: str) -> bool:
         every = int(self.knobs[knob])
@@ -185,7 +251,7 @@ class TrainingLoop:
     # --- changes between steps ------------------------------------------------------------------------------
 
     def set_knobs(self, changes: Knobs, arm: int) -> None:
-        """Put hot `changes` in force for the next step; on an error everything is as before, and it is raised."""
+        """Put hot `changes` in force for the next step. Raises what goes wrong; everything is then as before."""
         cold = [name for name in changes if CATALOGUE[name].apply == "cold"]
         if cold:
             raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
@@ -205,26 +271,26 @@ class TrainingLoop:
         self.settle()
 
     def settle(self) -> None:
-        """A new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not as usual."""
+        """Begin a new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not in their usual state."""
         self._settling = settle_steps(self.knobs)
         self.account.restart()
 
     def set_arm(self, arm: int) -> None:
-        """Mark the steps to come as one side of a trial (0: none). After a trial its idle stream is given back."""
+        """Mark the next steps as one side of a trial (0: none). After a trial its unused stream is closed."""
         self.arm = arm
         self.account.sample_all = arm != 0
         if arm == 0:
             self._streams.close_others(self._stream)
 
     def _put_in_force(self, before: Knobs) -> None:
-        settings.apply_model_knobs(self.task.model, self.knobs)
+        apply_model_knobs(self.task.model, self.knobs)
         changed = {name for name, value in self.knobs.items() if value != before.get(name)}
         if "optim" in changed:
             self.optimizer = self._make_optimizer(self.optimizer)
         if changed & {"optim", "lr_scheduler", "warmup_steps"}:
             self._schedule.rebuild(self.optimizer, self.knobs)
         if "precision" in changed:
-            self._scaler = settings.make_scaler(self.device, str(self.knobs["precision"]))
+            self._scaler = make_scaler(self.device, str(self.knobs["precision"]))
         self.lay_out()
         self._copier.knobs = self.knobs
         stream = self._streams.open(self.knobs)
@@ -234,19 +300,19 @@ class TrainingLoop:
 
     def _make_optimizer(self, before: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
         optim = str(self.knobs["optim"])
-        make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another one for some of its parameters
+        make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another optimizer for some of its parameters
         made = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
         if before is not None:
             carry_state(self.plan.local(before), self.plan.local(made))
         return made
 
     def lay_out(self) -> None:
-        """Weights and their optimizer state in memory as `channels_last` says."""
+        """Bring weights and their optimizer state into the memory format of the knob `channels_last`."""
         if "channels_last" in self.knobs:
-            settings.set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
+            set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
 
     def without_side_work(self, run: Callable[[], None]) -> None:
-        """Call `run` with logging, checkpoints and evaluation off, its steps marked as a probe's."""
+        """Call `run` without logging, checkpoints and evaluation; its steps count as a probe's."""
         self.side_work, self.kind = False, PROBE
         try:
             run()
@@ -256,34 +322,34 @@ class TrainingLoop:
     def close(self) -> None:
         self._streams.close()
         self._log.close()
-        self.totals.close()
+        self._process.close()
 
     def peak_memory_bytes(self) -> float:
-        """On a GPU of the steps since the start or the last change, without what probes took; a CPU's peak cannot be reset and holds everything."""
-        return max(self._peak_bytes, memory.peak_bytes(self.device))
+        """Peak memory in bytes. On a GPU: of the steps since the start or the last change, without probes. On a CPU: of the whole process."""
+        return max(self._peak_bytes, device_memory.peak_bytes(self.device))
 
     def forget_peak_memory(self) -> None:
         self._peak_bytes = 0.0
-        memory.forget_peak(self.device)
+        device_memory.forget_peak(self.device)
 
     def restart_peak_memory(self) -> None:
-        """After a change: what the steps took before it is no longer so."""
+        """After a change: the peak of earlier steps no longer applies."""
         self._peak_bytes = 0.0
-        memory.restart_peak(self.device)
+        device_memory.restart_peak(self.device)
 
     @contextmanager
     def beside_the_peak(self) -> Iterator[None]:
-        """What is done within is not the job's: on a GPU its memory does not count."""
+        """On a GPU the memory that is used in this block does not count for the peak."""
         before = self.peak_memory_bytes()
         try:
             yield
         finally:
-            memory.restart_peak(self.device)
+            device_memory.restart_peak(self.device)
             self._peak_bytes = before
 
     def release_cached_memory(self) -> None:
-        """Drop gradients and the allocator's cache: after an error, a probe, or where another process needs the room."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Drop gradients and the allocator's cache: after an error, after a probe, or where another process needs the memory."""
+        self.drop_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""The optimizer that the `optim` knob names, changeable between two steps with its state carried over where that fits."""
+"""The optimizer of the knob `optim`. It can change between two steps; the state is carried over where both optimizers share it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuconsole.workloads.training.parallel.plan import Parameters
 LEARNING_RATE = 3e-4
 MOMENTUM = 0.9
 EIGHT_BIT = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}
-"""Packages that have an `AdamW8bit`, in the order of preference, and where in them it is."""
+"""Packages with an `AdamW8bit`, in the order of preference, and the module that holds it."""
 
 
 def make_optimizer(parameters: Parameters, optim: str) -> torch.optim.Optimizer:
@@ -26,7 +26,7 @@ def make_optimizer(parameters: Parameters, optim: str) -> torch.optim.Optimizer:
 
 
 def carry_state(before: torch.optim.Optimizer, after: torch.optim.Optimizer) -> None:
-    """From one AdamW to another the moments go on. Between AdamW, SGD and 8 bits they mean different things: those begin anew."""
+    """Copy the moments of one AdamW into another. Between AdamW, SGD and 8-bit states the moments differ in meaning, so they start again."""
     if not (type(before) is type(after) is torch.optim.AdamW):
         return
     own: list[dict[str, Any]] = [{name: group[name] for name in ("foreach", "fused")} for group in after.param_groups]
@@ -39,7 +39,7 @@ def carry_state(before: torch.optim.Optimizer, after: torch.optim.Optimizer) -> 
 
 
 def check_optimizer(optim: str) -> None:
-    """Raise ValueError, one line that says what to install, where `optim` is not to be had here."""
+    """Raise ValueError, one line that names the package to install, where `optim` is not available here."""
     if optim == "adamw_8bit" and not _eight_bit_package():
         raise ValueError(f"optim adamw_8bit needs one of {', '.join(EIGHT_BIT)}: pip install torchao")
 

@@ -1,4 +1,4 @@
-"""The learning rate over time: a linear warm-up, then constant, cosine or linear decay; changeable between two steps."""
+"""The learning rate over time: a linear warm-up, then constant, cosine or linear decay. It can change between two steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training.loop.optimizers import LEARNING_RATE
 
 HORIZON = 1000
-"""Optimizer steps from the end of the warm-up to the lowest rate. A run here has no planned end that a decay could aim at."""
+"""Optimizer steps from the end of the warm-up to the lowest rate. A run has no planned end here, so the decay has a fixed length."""
 FLOOR = 0.1
 """The lowest rate as a share of the highest (Hoffmann et al. 2022, appendix B: decay by 10x)."""
 
 
 class Schedule:
-    """torch's LambdaLR, counted in optimizer steps; `rebuild` carries the count to another optimizer or other knobs."""
+    """torch's LambdaLR, counted in optimizer steps. `rebuild` continues the count with another optimizer or other knobs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
         self.steps = 0
@@ -26,7 +26,7 @@ class Schedule:
     def rebuild(self, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
         for group in optimizer.param_groups:
             group["initial_lr"] = LEARNING_RATE
-            if isinstance(group["lr"], torch.Tensor):  # as torchao's optimizers have it
+            if isinstance(group["lr"], torch.Tensor):  # torchao's optimizers
                 group["lr"].fill_(LEARNING_RATE)
             else:
                 group["lr"] = LEARNING_RATE

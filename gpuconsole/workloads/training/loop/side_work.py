@@ -1,4 +1,4 @@
-"""What a training script does beside training: log, save, evaluate. Real files, in the run's scratch folder."""
+"""The side work of a training script: logs, gradient statistics, checkpoints. It writes real files into the run's scratch folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HISTOGRAM_BINS = 64
 
 
 class RunLog:
-    """JSON lines, flushed per record; with gradients it also writes a histogram per parameter, as a watcher would."""
+    """JSON lines, flushed after each record; optionally with a histogram of each parameter's gradient, as experiment trackers log it."""
 
     def __init__(self, scratch: Path) -> None:
         self._file = (scratch / "log.jsonl").open("w", encoding="utf-8")
@@ -31,14 +31,14 @@ class RunLog:
 
 def _describe(gradient: torch.Tensor) -> dict[str, object]:
     found = gradient.detach()
-    flat = (found.coalesce().values() if found.is_sparse else found).float()  # of a sparse gradient: the rows that it has
+    flat = (found.coalesce().values() if found.is_sparse else found).float()  # of a sparse gradient: its rows
     low, high = flat.min().item(), flat.max().item()
     counts = torch.histc(flat, HISTOGRAM_BINS, low, high).tolist()
     return {"norm": flat.norm().item(), "mean": flat.mean().item(), "low": low, "high": high, "histogram": counts}
 
 
 def largest_gradient_percentiles(model: torch.nn.Module, how: str) -> list[float]:
-    """The 1st, 50th and 99th percentile of the largest gradient: over a Python list, or (`torch`) by a tensor operation."""
+    """The 1st, 50th and 99th percentile of the largest gradient: from a Python list (`python`) or by a tensor operation (`torch`)."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
     if not gradients:
         return []

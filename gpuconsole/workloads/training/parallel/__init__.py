@@ -1,1 +1,1 @@
-"""How training is spread over processes: replicated, sharded, or with each layer's matrices split."""
+"""Ways to distribute training over processes: replicated, sharded, or with split matrices in each layer."""

@@ -1,4 +1,4 @@
-"""The plan that the knobs ask for."""
+"""The plan for the present knobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuconsole.workloads.training.parallel.plan import Plan
 
 
 def check_precision(knobs: Knobs) -> None:
-    """Raise ValueError, one line, for a precision that does not go with the plan: GradScaler takes no mixture of split and whole gradients."""
+    """Raise ValueError, one line, for fp16 with tensor parallelism: GradScaler accepts no mixture of split and whole gradients."""
     if int(knobs.get("tensor_parallel", 1)) > 1 and knobs.get("precision") == "fp16":
         raise ValueError(
             "precision fp16 does not go with tensor_parallel: gradients of split and whole tensors cannot be scaled together; try bf16"
@@ -16,7 +16,7 @@ def check_precision(knobs: Knobs) -> None:
 
 
 def plan_for(knobs: Knobs, world: World) -> Plan:
-    """Raises ValueError, one line, where the knobs do not go together. Imports torch.distributed only where it is needed."""
+    """The plan for `knobs`. Raises ValueError, one line, where knobs contradict each other. Imports torch.distributed only where necessary."""
     sharding, matrices = str(knobs.get("sharding", "none")), int(knobs.get("tensor_parallel", 1))
     if world.size == 1 and (sharding != "none" or matrices > 1):
         wanted = f"sharding {sharding}" if sharding != "none" else f"tensor_parallel {matrices}"

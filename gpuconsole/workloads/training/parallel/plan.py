@@ -1,9 +1,9 @@
-"""What the loop needs of a way to train on several processes, and the plain case of one."""
+"""The interface between the loop and a way to train on several processes; and the plain case without communication."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ Context = contextlib.AbstractContextManager[Any]
 
 
 class Plan:
-    """One process on its own, or several that do not know of each other.
+    """One process, or several independent processes.
 
-    `on_bucket` is called when gradients are ready to be sent, the last time when the backward pass itself is over.
-    `replicas`: how many different batches a step trains on. `exchanges`: whether processes exchange gradients or layers.
+    `on_bucket` is called whenever gradients are ready to be sent; the last call comes at the end of the backward computation.
+    `replicas`: the number of different batches in a step. `exchanges`: whether processes exchange gradients or layers.
     """
 
     exchanges = False
@@ -33,7 +33,7 @@ class Plan:
         self.replica = world.rank
 
     def wrap(self, model: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module:
-        """`model` as it trains here. Its parameters may have been exchanged for shards."""
+        """`model`, prepared for training under this plan. Shards may replace its parameters."""
         return model
 
     def optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
@@ -44,16 +44,16 @@ class Plan:
         return optimizer
 
     def backward_pass(self, model: nn.Module, last: bool) -> Context:
-        """Around one forward and backward pass; only the `last` one of a step exchanges gradients."""
+        """The context of one forward and backward pass; only the `last` pass of a step exchanges gradients."""
         return contextlib.nullcontext()
 
     def silence(self, model: nn.Module) -> Context:
-        """Around passes that exchange nothing (probe P7). Their gradients are worth nothing and must be thrown away."""
+        """The context of passes that exchange nothing (probe P7). Their gradients are worthless and must be dropped."""
         return contextlib.nullcontext()
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The default of `on_bucket`."""
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -62,7 +62,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without torch.compile's and DDP's wrapping."""
+    """The model without the wrappers of torch.compile and DDP."""
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if not isinstance(inner, nn.Module):
@@ -70,12 +70,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def local_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Bytes of the tensors' parts that this process holds."""
-    return float(sum(part.numel() * part.element_size() for part in map(local_part, tensors)))
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """A sharded tensor's own part; any other tensor itself."""
+    """This process's part of a sharded tensor; any other tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor

@@ -1,7 +1,7 @@
-"""DistributedDataParallel, and ZeRO-1: every process has all weights, gradients are all-reduced in buckets.
+"""DistributedDataParallel and ZeRO-1: every process has all weights, and gradients are all-reduced in buckets.
 
-The exposed part of that communication is measured on every step: a comm hook is called as each bucket becomes ready, so the
-last call tells when the backward pass itself was over; what follows until backward() returns is waiting for the others.
+The exposed communication is measured on every step. A comm hook is called when a bucket is ready, so the last call marks the end of the
+backward computation. The time from there until backward() returns is waiting for the other processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 
 class Replicated(Plan):
-    """`zero1`: optimizer states are shared out among the processes, by whole parameters."""
+    """`zero1`: the optimizer states are distributed over the processes, by whole parameters."""
 
     exchanges = True
 
@@ -41,8 +41,8 @@ class Replicated(Plan):
             self.on_bucket()
             sent = hook(state, bucket)
             if state is not None and device.type == "cpu":
-                # PowerSGD goes on with further all-reduces when one is done; gloo runs those of several buckets in any order, another
-                # one in every process, and they get mixed up: one bucket after the other then, without overlap
+                # PowerSGD issues further all-reduces when one is done. gloo runs those of several buckets in any order, which differs
+                # between processes, and they get mixed up. So the buckets follow one after the other, without overlap.
                 sent.wait()
             return sent
 
@@ -68,7 +68,7 @@ class Replicated(Plan):
 
 
 def comm_hook(name: str) -> tuple[Any, Hook]:
-    """torch's own hook of that name, and its state."""
+    """torch's hook of that name, and its state."""
     if name == "powersgd":
         return powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=10

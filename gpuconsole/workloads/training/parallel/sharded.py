@@ -1,4 +1,4 @@
-"""FSDP2 for ZeRO-2 and ZeRO-3, and tensor parallelism by DTensor: torch's own, and they compose."""
+"""FSDP2 for ZeRO-2 and ZeRO-3, and tensor parallelism by DTensor. Both come from torch and can be combined."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TENSOR_PLAN: dict[str, Callable[[], ParallelStyle]] = {
 }
 """Megatron's split of a block: the first matrix of each pair by columns, the second by rows, one all-reduce after it."""
 RENAMED = hasattr(dist, "all_gather_single")
-"""torch 2.13 gave FSDP2's two collectives other names."""
+"""torch 2.13 renamed the two collectives of FSDP2."""
 
 
 class Sharded(Plan):
     """Parameters, gradients and optimizer states in shards over the replicas; matrices split over `tensor_parallel` processes.
 
-    `sharding`: `zero3` gathers a block's parameters for its forward and again for its backward pass, `zero2` keeps them in
-    between (FSDP2 has the parameters in shards between steps in both), `none` splits matrices only.
+    `sharding`: `zero3` gathers a block's parameters for its forward and again for its backward pass; `zero2` keeps them between the two
+    (with FSDP2 the parameters are in shards between steps in both); `none` only splits matrices.
     """
 
     exchanges = True
@@ -64,7 +64,7 @@ class Sharded(Plan):
         parallelize_module(block, mesh, {name: style() for name, style in TENSOR_PLAN.items() if hasattr(block, name)})
 
     def optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
-        """Shards and whole tensors in groups of their own: fused kernels take no mixture."""
+        """Shards and whole tensors in separate groups: fused kernels accept no mixture."""
         shards = [parameter for parameter in trained(model) if isinstance(parameter, DTensor)]
         whole = [parameter for parameter in trained(model) if not isinstance(parameter, DTensor)]
         return make([{"params": group} for group in (shards, whole) if group])
@@ -80,7 +80,7 @@ class Sharded(Plan):
 
 @contextlib.contextmanager
 def silent_collectives() -> Iterator[None]:
-    """Collectives that copy what is here in place of what the others have: the same work, no communication, worthless results."""
+    """Replace collectives by copies of this process's own data: the same work, no communication, worthless results."""
 
     def all_gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> _Done:
         own = input_tensor.reshape(-1)
@@ -112,7 +112,7 @@ def silent_collectives() -> Iterator[None]:
 
 
 class _Done:
-    """The work of a collective that took no time."""
+    """The handle of a collective that is already complete."""
 
     def wait(self, *_: Any) -> bool:
         return True

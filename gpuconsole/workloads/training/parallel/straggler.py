@@ -1,4 +1,4 @@
-"""An exercise: the last of several processes loses time in each pass, as one with a hot GPU or a busy core would."""
+"""A fault for exercises: the last of several processes is slower in each pass, like a process with a hot GPU or a busy core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 
 def lost_s(phase: str, knobs: Knobs, world: World) -> float:
-    """Seconds that this process loses in `phase` of a pass."""
+    """The extra seconds of this process in `phase` of a pass."""
     slow = world.size > 1 and world.rank == world.size - 1 and knobs.get("straggler_phase") == phase
     return float(knobs.get("straggler_ms", 0.0)) / 1000 if slow else 0.0
 
@@ -23,7 +23,7 @@ def lose(seconds: float) -> None:
 
 
 def losing_backward(loss: torch.Tensor, seconds: float) -> torch.Tensor:
-    """`loss`, whose backward pass takes `seconds` longer."""
+    """`loss` with a backward pass that takes `seconds` longer."""
     return _Slow.apply(loss, seconds) if seconds else loss
 
 

@@ -1,39 +1,25 @@
-"""Short experiments on a running job, free of side effects: weights, optimizer, buffers and random state stay as they were.
+"""All probes: short experiments on a running job. Weights, optimizer, buffers, random state and the workload's own state stay as they were.
 
-Each probe is a function from the loop to signals.
+Each probe is a function from the loop to signals. It raises ProbeError where it does not apply.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
-from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
-from gpuconsole.agent.memory_stats import allocator_name
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, timed_pass, untouched
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
 from gpuconsole.workloads.profiling.recorder import ProfileError, profile_passes
-from gpuconsole.workloads.training.input.loader import LoaderStream, waits_for_messages
-from gpuconsole.workloads.training.loop import memory
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes.communication import exchange_sizes, exposed_communication
-from gpuconsole.workloads.training.probes.fragmentation import heap_peaks
-from gpuconsole.workloads.training.probes.gpu_probes import GPU_PROBES
-from gpuconsole.workloads.training.probes.measure import (
-    ProbeError,
-    Signals,
-    half_width,
-    resident_batch,
-    rounds,
-    stopwatch,
-    timed_pass,
-    untouched,
-)
+from gpuconsole.workloads.training.probes.gpu import GPU_PROBES
+from gpuconsole.workloads.training.probes.loader import loader_alone
+from gpuconsole.workloads.training.probes.memory import heap_peaks, memory_parts
 from gpuconsole.workloads.training.probes.stacks import script_lines
 from gpuconsole.workloads.training.probes.swaps import swap_attention, swap_layout, swap_optim, swap_precision, swap_threads
 
@@ -42,7 +28,7 @@ PROFILED_PASSES = 2
 
 
 def cached_batch(loop: TrainingLoop) -> Signals:
-    """P1: forward and backward on a batch that is already there: what a step costs without input."""
+    """P1: forward and backward on a batch that is already on the device: the cost of a step without input."""
     batch = resident_batch(loop)
     times: list[float] = []
     with untouched(loop):
@@ -54,13 +40,13 @@ def cached_batch(loop: TrainingLoop) -> Signals:
 
 
 def batch_elasticity(loop: TrainingLoop) -> Signals:
-    """P2: one forward and backward pass at 1x, 2x and 4x the batch, interleaved, until the budget is used."""
+    """P2: one forward and backward pass at 1x, 2x and 4x the batch, in turn, until the budget is used."""
     batch = resident_batch(loop)
-    if loop.knobs["torch_compile"] != "off":  # tens of seconds, minutes on a GPU; and the job may run on the new kernels from then on
-        raise ProbeError("the model is compiled, and other batch sizes would have it compiled anew")
+    if loop.knobs["torch_compile"] != "off":  # tens of seconds, on a GPU minutes; and later steps may run on the new kernels
+        raise ProbeError("the model is compiled, and other batch sizes would compile it again")
     batches = {factor: tuple(torch.cat([tensor] * factor) for tensor in batch) for factor in (1, 2, 4)}
     if loop.task.sizes(batches[2])[0] == loop.task.sizes(batch)[0]:
-        raise ProbeError("a sample of this workload is no row of a batch")
+        raise ProbeError("a sample of this workload is not a row of a batch")
     times: dict[int, list[float]] = {factor: [] for factor in batches}
     largest = 4
     with untouched(loop):
@@ -90,7 +76,7 @@ def batch_elasticity(loop: TrainingLoop) -> Signals:
 
 
 def side_work_off(loop: TrainingLoop) -> Signals:
-    """P3: ordinary steps without logging, checkpoints and evaluation: exactly what those cost."""
+    """P3: ordinary steps without logging, checkpoints and evaluation. The difference from other steps is the cost of these three."""
     loop.account.restart()
     times: list[float] = []
 
@@ -104,120 +90,13 @@ def side_work_off(loop: TrainingLoop) -> Signals:
     return {"probe.step_no_side_work_s": Signal(statistics.median(times), "s", f"probe P3, median of {len(times)} steps")}
 
 
-SLEEPS = 0.5
-"""As the rule has it: loading processes on a core for less than half of their time wait for storage."""
-LONGEST = 4
-"""Times its budget a drain may take, and as much before it, of a loader whose batches come slowly and in bursts."""
-
-
-def loader_alone(loop: TrainingLoop) -> Signals:
-    """P6: the loader with nothing behind it, at the present number of workers, and whether it computes or sleeps.
-
-    Then with one worker more, or, where it sleeps, with so many more that the storage itself is the limit, if it is; where the training process
-    gets samples one by one, also with batches made in the workers.
-    """
-    if "num_workers" not in loop.knobs:
-        raise ProbeError("this workload has no DataLoader")
-    present = int(loop.knobs["num_workers"])
-    first = _drain(loop, loop.knobs)
-    more = 4 if first.cpu_ratio < SLEEPS else 1
-    ways: dict[str, Knobs] = {f"loader_plus_{more}": {"num_workers": present + more}}
-    if present and loop.knobs["collate_fn"] == "list":
-        ways["loader_stacked"] = {"collate_fn": "stack"}
-    drained, failed = {"loader": first}, ""
-    for label, way in ways.items():
-        try:
-            drained[label] = _drain(loop, {**loop.knobs, **way})
-        except (OSError, RuntimeError) as error:  # shared memory or descriptors do not suffice for more: what is known by then counts
-            failed = f"; {describe_changes(way, loop.knobs)} failed: {error}"
-            break
-    signals: Signals = {}
-    for label, found in drained.items():
-        source = f"probe P6, {found.batches} batches, {found.workers} workers{failed}"
-        signals[f"probe.{label}_samples_per_s"] = Signal(found.samples_per_s, "samples/s", source)
-        signals[f"probe.{label}_cpu_ratio"] = Signal(
-            found.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
-        )
-    if present:
-        source = f"probe P6, {first.batches} batches: time that the receiving process does not wait for a message, but unpacks one"
-        signals["probe.loader_receive_ratio"] = Signal(first.receive_ratio, "ratio", source)
-    return signals
-
-
-class Drained(NamedTuple):
-    """What a loader gives when nothing is behind it. `cpu_ratio`: of the loading processes' time outside of run queues."""
-
-    workers: int
-    samples_per_s: float
-    cpu_ratio: float
-    receive_ratio: float
-    batches: int
-
-
-def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
-    """A fresh loader with `knobs`, its queue emptied first."""
-    workers = int(knobs["num_workers"])
-    with waits_for_messages() as waits:
-        stream = loop.task.open_stream(knobs)
-        assert isinstance(stream, LoaderStream)
-        try:
-            batch = stream.next()
-            start = now()
-            for _ in range(workers * int(knobs["prefetch_factor"])):
-                if now() - start < LONGEST * budget_s:
-                    stream.next()
-            usage = LoaderUsage(stream, workers, loop.account.times)
-            start, batches = now(), 0
-            waits.clear()
-            least = 3 * max(1, workers)  # several hand out their batches in bursts
-            while batches < 2 or now() - start < budget_s or (batches < least and now() - start < LONGEST * budget_s):
-                stream.next()
-                batches += 1
-                usage.read()
-            wall, waited = now() - start, sum(waits)
-        finally:
-            stream.close()
-    busy, queued = usage.seconds()
-    present = max(1e-9, wall * max(1, workers) - queued)
-    return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / wall), batches)
-
-
-class LoaderUsage:
-    """CPU and run-queue seconds of a loader's processes from now on; of this thread where the loader has no processes.
-
-    The end of an epoch may replace the processes. So they are read after each batch, and the last reading of a process that has ended counts.
-    """
-
-    def __init__(self, stream: LoaderStream, workers: int, times: ThreadTimes) -> None:
-        self._stream, self._workers, self._times = stream, workers, times
-        self._last: dict[int, tuple[float, float]] = {}
-        self.read()
-        self._first = dict(self._last)
-
-    def read(self) -> None:
-        if not self._workers:
-            self._last[0] = (self._times.cpu_s(), self._times.runq_s())
-            return
-        for pid in self._stream.worker_pids():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
-                self._last[pid] = process_cpu_s(pid)
-
-    def seconds(self) -> tuple[float, float]:
-        """CPU and run-queue seconds between the construction and the last reading."""
-        first = [self._first.get(pid, (0.0, 0.0)) for pid in self._last]  # a process that began later began at 0
-        return (
-            sum(cpu for cpu, _ in self._last.values()) - sum(cpu for cpu, _ in first),
-            sum(queued for _, queued in self._last.values()) - sum(queued for _, queued in first),
-        )
-
-
 def op_mix(loop: TrainingLoop) -> Signals:
-    """Forward and backward under the profiler: the share of each class of kernels, and how large kernels are."""
+    """Forward and backward under the profiler: the share of each class of kernels, and the mean size of a kernel."""
     batch = resident_batch(loop)
 
     def one_pass() -> None:
         loop.forward(batch).backward()
-        loop.optimizer.zero_grad(set_to_none=True)
+        loop.drop_gradients()
 
     with untouched(loop):
         one_pass()
@@ -242,30 +121,8 @@ def op_mix(loop: TrainingLoop) -> Signals:
     return signals
 
 
-def memory_parts(loop: TrainingLoop) -> Signals:
-    """Where this process's device memory goes, and how much there is. Activations: what one forward pass saves for its backward."""
-    batch = resident_batch(loop)
-    model, device = loop.task.model, loop.device
-    figures = memory.allocator_figures(device)  # of the job itself, before this probe adds to them
-    with untouched(loop):
-        loss, activations = memory.saved_bytes(lambda: loop.forward(batch), [*batch, *model.parameters()])
-        loss.backward()
-        gradients = memory.held_bytes(parameter.grad for parameter in model.parameters())
-    parts = {
-        "parameters": (memory.held_bytes(model.parameters()), "this process's part"),
-        "gradients": (gradients, "after a backward pass, this process's part"),
-        "optimizer": (memory.state_bytes(loop.plan.local(loop.optimizer)), "optimizer state, this process's part"),
-        "activations": (activations, "saved_tensors_hooks on one forward pass, each storage once, without parameters and batch"),
-        "limit": (memory.limit_bytes(device, loop.knobs), "memory_limit_mb" if loop.knobs["memory_limit_mb"] else "the device's memory"),
-    }
-    signals = {f"memory.{name}_bytes": Signal(value, "B", source) for name, (value, source) in parts.items()}
-    for name, value in figures.items():
-        signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", allocator_name(device))
-    return signals
-
-
 def held_out_loss(loop: TrainingLoop) -> Signals:
-    """The loss of the held-out batches as the job computes it now: what a change of numerics must not make worse."""
+    """The loss of the held-out batches under the present knobs. A change of numerics must not make it worse."""
     with untouched(loop), torch.no_grad():
         losses = [loop.forward(batch).item() for batch in loop.eval_batches()]
     return {"quality.held_out_loss": Signal(statistics.fmean(losses), "", f"mean over {len(losses)} held-out batches")}

@@ -1,7 +1,8 @@
-"""Probes P7 and P8: passes with and without communication, in turn, on every process at once.
+"""Probes P7 and P8: passes with and without communication, in turn, on all processes at once.
 
-A pass without communication takes each process its own time, so it shows who is slow, also in the backward pass, where the
-others' waiting hides it. What a pass with communication takes beyond the slowest of those is communication that nothing hides.
+Without communication each process takes its own time for a pass. So these passes show a slow process, also in the backward pass, where
+otherwise the waiting of the other processes hides it. A pass with communication takes longer than the slowest pass without: the difference
+is exposed communication.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, untouched
 from gpuconsole.model.finding import Signal
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel.plan import trained
-from gpuconsole.workloads.training.probes.measure import ProbeError, Signals, half_width, resident_batch, rounds, stopwatch, untouched
 from gpuconsole.workloads.training.task import Batch
 
 BUDGET_S = 2.5
@@ -31,7 +33,7 @@ class Times:
 
 
 def exposed_communication(loop: TrainingLoop) -> Signals:
-    """What communication adds to a pass, and how long each process takes for a pass by itself."""
+    """What communication adds to a pass, and how long each process takes for a pass alone."""
     if not loop.plan.exchanges:
         raise ProbeError("one process, or several that exchange nothing: there is no communication")
     batch, world, mine = resident_batch(loop), loop.plan.world, Times()
@@ -41,13 +43,13 @@ def exposed_communication(loop: TrainingLoop) -> Signals:
         mine = Times()
         for index in rounds(loop, BUDGET_S, LEAST, MOST):
             for silent in (False, True) if index % 2 else (True, False):
-                world.gather(None)  # all begin together
+                world.gather(None)  # all processes begin together
                 _pass(loop, batch, mine, silent)
     return _signals(world.gather(mine), sum(parameter.numel() * parameter.element_size() for parameter in trained(loop.task.model)))
 
 
 def exchange_sizes(loop: TrainingLoop) -> Signals:
-    """Probe P10: an all-reduce of as many bytes as the gradients have, in pieces of `bucket_cap_mb` and in pieces of 25 MB."""
+    """P10: an all-reduce of as many bytes as the gradients have, in pieces of `bucket_cap_mb` and in pieces of 25 MB."""
     import torch.distributed as dist
 
     if loop.plan.world.size == 1:
@@ -65,7 +67,7 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
             with stopwatch(loop) as measured:
                 for work in [dist.all_reduce(piece, async_op=True) for piece in pieces[name]]:
                     work.wait()
-            if index:  # the first of each sets up connections and buffers
+            if index:  # the first round sets up connections and buffers
                 times[name] += measured
     now_s, large_s = (statistics.median(times[name]) for name in ("now", "large"))
     for_all = f", as much for all {whole / 1e6:.0f} MB" if whole > total else ""
@@ -84,18 +86,18 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
 def _pass(loop: TrainingLoop, batch: Batch, times: Times, silent: bool) -> None:
     """One forward and backward pass, timed."""
     model = loop.task.model
-    with loop.plan.silence(model) if silent else loop.plan.backward_pass(model, last=True), stopwatch(loop) as whole:
+    with loop.silence() if silent else loop.plan.backward_pass(model, last=True), stopwatch(loop) as whole:
         loss = loop.forward(batch)
         with stopwatch(loop) as backward:
             loss.backward()
-    loop.optimizer.zero_grad(set_to_none=True)
+    loop.drop_gradients()
     (times.alone if silent else times.together).extend(whole)
     if silent:
         times.alone_backward.extend(backward)
 
 
 def _signals(ranks: list[Times], exchanged_bytes: float) -> Signals:
-    """What the processes' times say together."""
+    """The signals that follow from the times of all processes."""
     n = len(ranks[0].alone)
     together = [statistics.fmean(rank.together[i] for rank in ranks) for i in range(n)]
     alone = [statistics.median(rank.alone) for rank in ranks]

@@ -1,4 +1,4 @@
-"""Probe P15: which lines the training thread spends its time in outside of every named phase, from samples of its stack."""
+"""Probe P15: the lines in which the training thread spends its time outside of all named phases, from samples of its stack."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
+from gpuconsole.agent.counters import ProcessCounters
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError, rounds
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PROBE
 from gpuconsole.workloads.training.loop import loop as loop_module
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.loop.totals import Totals
-from gpuconsole.workloads.training.probes.measure import ProbeError, Signals, rounds
 
 EVERY_S = 0.01
 BUDGET_S = 1.0
 STEP = TrainingLoop.step.__code__
-COLLECTED = Totals._collected.__code__
+COLLECTED = ProcessCounters.collected.__code__
 BETWEEN_PHASES = TrainingLoop.script_work.__code__
 
 
 def script_lines(loop: TrainingLoop) -> Signals:
-    """Ordinary steps, a hundred stack samples a second beside them: the share of time in the script's own work, and where most of it is."""
+    """Ordinary steps with a hundred stack samples a second: the share of time in the script's own work, and the line with most of it."""
     thread, stop = threading.get_ident(), threading.Event()
     samples: list[str] = []
 
-    def look() -> None:
+    def sample() -> None:
         while not stop.wait(EVERY_S):
             samples.append(_place(sys._current_frames().get(thread)))
 
-    looker = threading.Thread(target=look, daemon=True)
+    sampler = threading.Thread(target=sample, daemon=True)
     loop.account.restart()
-    looker.start()
+    sampler.start()
     kind, loop.kind = loop.kind, PROBE
     try:
         for _ in rounds(loop, BUDGET_S, 4, 200):
@@ -41,9 +42,9 @@ def script_lines(loop: TrainingLoop) -> Signals:
     finally:
         loop.kind = kind
         stop.set()
-        looker.join()
+        sampler.join()
     if not samples:
-        raise ProbeError("no stack sample could be taken: a step never lets another thread run")
+        raise ProbeError("no stack sample was possible: a step never lets another thread run")
     places = Counter(place for place in samples if place)
     place, most = places.most_common(1)[0] if places else ("nowhere", 0)
     source = f"{len(samples)} stack samples of ordinary steps"
@@ -54,7 +55,7 @@ def script_lines(loop: TrainingLoop) -> Signals:
 
 
 def _place(frame: FrameType | None) -> str:
-    """`file:line function` of the script's own work that `frame` is in; empty in a named phase and between steps."""
+    """`file:line function` of the script's own work in which `frame` runs; empty in a named phase and between steps."""
     inner: list[FrameType] = []
     while frame is not None:
         if frame.f_code is BETWEEN_PHASES:

@@ -1,6 +1,6 @@
-"""Probe P5 in its general form: what a pass costs with another value of one knob, and what an optimizer step costs in another way.
+"""Probe P5: the cost of a pass with another value of one knob, and the cost of an optimizer step in another implementation.
 
-Both sides are run in turn, so that whatever else the machine does meets both. Nothing of the job is changed.
+Both sides run in turn, so that other load on the machine affects both. Nothing of the job changes.
 """
 
 from __future__ import annotations
@@ -11,36 +11,29 @@ from contextlib import contextmanager
 
 import torch
 
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, timed_pass, untouched
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs, Value
-from gpuconsole.workloads.training.loop import settings
+from gpuconsole.workloads.arithmetic import cores
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.loop.model_settings import apply_model_knobs
 from gpuconsole.workloads.training.loop.optimizers import make_optimizer
 from gpuconsole.workloads.training.parallel.plan import local_part
-from gpuconsole.workloads.training.probes.measure import (
-    ProbeError,
-    Signals,
-    half_width,
-    resident_batch,
-    rounds,
-    stopwatch,
-    timed_pass,
-    untouched,
-)
 
 BUDGET_S = 1.0
 LEAST, MOST = 2, 30
 
 
 def swap_attention(loop: TrainingLoop) -> Signals:
-    """A pass with the plain formula against one with the fused kernel."""
+    """A pass with the plain formula compared with a pass with the fused kernel."""
     if loop.knobs.get("attention") != "math":
         raise ProbeError("attention is not the plain formula")
     return _speedup(loop, {"attention": "sdpa"}, "attention_sdpa")
 
 
 def swap_layout(loop: TrainingLoop) -> Signals:
-    """A pass in NCHW against one in NHWC. The weights are laid out anew each time, outside of what is timed."""
+    """A pass in NCHW compared with a pass in NHWC. The weights are converted each time, outside of the timed part."""
     if loop.knobs.get("channels_last", True):
         raise ProbeError("the layout is NHWC already, or there are no convolutions")
     if loop.plan.world.size > 1:
@@ -49,7 +42,7 @@ def swap_layout(loop: TrainingLoop) -> Signals:
 
 
 def swap_precision(loop: TrainingLoop) -> Signals:
-    """A pass as it is against one in bf16 and, on a GPU, one in TF32. `bf16_native` 0: the device has no instructions for bf16."""
+    """A pass at the present precision compared with a pass in bf16 and, on a GPU, in TF32. `bf16_native` 0: the device has no bf16 instructions."""
     if loop.knobs["precision"] not in ("fp32", "tf32"):
         raise ProbeError(f"precision is {loop.knobs['precision']} already")
     native, how = _bf16(loop.device)
@@ -62,11 +55,11 @@ def swap_precision(loop: TrainingLoop) -> Signals:
 
 
 def swap_threads(loop: TrainingLoop) -> Signals:
-    """A pass as it is against one on every core that the loader's workers leave, by the wall clock: to wait for a core is part of the bargain."""
+    """A pass with the present threads compared with a pass on all cores that the loader's workers leave. By the wall clock: waiting for a core counts."""
     present = torch.get_num_threads()
-    tried = settings.cores() - int(loop.knobs.get("num_workers", 0))
+    tried = cores() - int(loop.knobs.get("num_workers", 0))
     if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
-        raise ProbeError(f"no core is idle: {present} of {settings.cores()} compute")
+        raise ProbeError(f"no core is idle: {present} of {cores()} compute")
     source = "os.sched_getaffinity, less the loader's workers"
     return {"probe.threads_tried": Signal(float(tried), "threads", source)} | _speedup(
         loop, {"num_threads": tried}, "threads", contention_free=False
@@ -74,17 +67,17 @@ def swap_threads(loop: TrainingLoop) -> Signals:
 
 
 def swap_optim(loop: TrainingLoop) -> Signals:
-    """An optimizer step on copies of the parameters: as it is, and fused."""
+    """An optimizer step on copies of the parameters: in the present implementation, and fused."""
     optim = str(loop.knobs["optim"])
     optimizer = loop.plan.local(loop.optimizer)
     if type(optimizer) is not torch.optim.AdamW:
-        raise ProbeError(f"{type(optimizer).__name__} has no fused twin here")
+        raise ProbeError(f"{type(optimizer).__name__} has no fused implementation here")
     if optim == "adamw_fused":
         raise ProbeError("the optimizer is fused already")
     mine = [local_part(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     copies = [torch.nn.Parameter(part.detach().clone()) for part in mine]
     for copy in copies:
-        copy.grad = torch.full_like(copy, 1e-3)  # what Adam computes costs the same whatever the values
+        copy.grad = torch.full_like(copy, 1e-3)  # the cost of Adam does not depend on the values
     sides = [make_optimizer(copies, name) for name in (optim, "adamw_fused")]
     present: list[float] = []
     fused: list[float] = []
@@ -95,7 +88,7 @@ def swap_optim(loop: TrainingLoop) -> Signals:
             with stopwatch(loop) as measured:
                 side.step()
             times += measured
-    del sides, side, copies, copy  # six times the parameters, which the job would otherwise seem to have reserved
+    del sides, side, copies, copy  # six times the parameters: otherwise this memory would count as reserved by the job
     loop.release_cached_memory()
     ratios = [one / other for one, other in zip(present, fused, strict=True)]
     source = f"probe P5: optimizer steps on copies, in turn, median of {len(present)}"
@@ -108,9 +101,9 @@ def swap_optim(loop: TrainingLoop) -> Signals:
 
 
 def _speedup(loop: TrainingLoop, changes: Knobs, label: str, contention_free: bool = True) -> Signals:
-    """Forward and backward as they are over forward and backward with `changes`."""
+    """Time of forward and backward under the present knobs over their time with `changes`."""
     if loop.knobs["torch_compile"] != "off":
-        raise ProbeError("the model is compiled, and another value would have it compiled anew")
+        raise ProbeError("the model is compiled, and another value would compile it again")
     batch = resident_batch(loop)
     ratios: list[float] = []
     with untouched(loop):
@@ -130,7 +123,7 @@ def _speedup(loop: TrainingLoop, changes: Knobs, label: str, contention_free: bo
 
 @contextmanager
 def _under(loop: TrainingLoop, changes: dict[str, Value]) -> Iterator[None]:
-    """Passes within run under `changes`; no step is taken."""
+    """Passes in this block run under `changes`; the block must not take a step."""
     before = loop.knobs
     try:
         loop.knobs = {**before, **changes}
@@ -142,13 +135,13 @@ def _under(loop: TrainingLoop, changes: dict[str, Value]) -> Iterator[None]:
 
 
 def _put_in_force(loop: TrainingLoop, changes: dict[str, Value]) -> None:
-    settings.apply_model_knobs(loop.task.model, loop.knobs)
+    apply_model_knobs(loop.task.model, loop.knobs)
     if "channels_last" in changes:
         loop.lay_out()
 
 
 def _bf16(device: torch.device) -> tuple[bool, str]:
-    """Whether the device computes in bf16 itself, and how we know. oneDNN says yes also where it emulates it, at a quarter of the speed."""
+    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16 where it emulates it, at a quarter of the speed."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major >= 8, f"compute capability {major}.{minor}"

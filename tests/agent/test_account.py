@@ -16,6 +16,7 @@ from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.task import Batch
 from tests.workloads.running import knobs_of
+from tests.workloads.small import added_up
 
 
 class TimedStream:
@@ -46,7 +47,7 @@ def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: di
     for _ in range(40):
         loop.step()
     wall = (time.monotonic_ns() - start) * 1e-9
-    steps = [marked.step() for marked in loop.account.take()]
+    steps = added_up(loop.account)
     loop.close()
     ours = sum(step.phases[PHASES.index("data_wait")] for step in steps) / sum(step.wall_s for step in steps)
     assert ours == pytest.approx(timed.seconds / wall, abs=0.03)
@@ -61,7 +62,7 @@ def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
             time.sleep(seconds)
             account.end(1, 0, None, 0, 0)
             if index % 5 == 4:  # until the first steps are handed over nobody knows whether they are slow
-                taken[account] += [marked.step() for marked in account.take()]
+                taken[account] += added_up(account)
     assert all(step.runq is not None for step in taken[slow])
     assert 2 <= sum(step.runq is not None for step in taken[quick][5:]) <= 30
 
@@ -125,7 +126,7 @@ def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(mo
     assert account.take() == [] and timeline.reached == 0
     timeline.reached = timeline.recorded
     step()
-    told = [marked.step() for marked in account.take()]
+    told = added_up(account)
     assert [step.index for step in told] == list(range(10))
     assert all(step.wall_s == pytest.approx(3e-3) and step.phases[PHASES.index("forward")] == pytest.approx(1e-3) for step in told)
     account.finish()

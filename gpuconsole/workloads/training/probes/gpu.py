@@ -1,4 +1,4 @@
-"""Probes that need a GPU: what launching costs (P9), what synchronising costs (P4), and what copying a batch costs (P10)."""
+"""Probes that need a GPU: the cost of launches (P9), of synchronisations (P4), and of copying a batch (P10)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable
 import torch
 
 from gpuconsole.agent.clock import now
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError, resident_batch, rounds, stopwatch, synchronize, untouched
 from gpuconsole.model.finding import Signal
 from gpuconsole.workloads.profiling.recorder import Recorder
 from gpuconsole.workloads.profiling.stalls import stalls
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes.measure import ProbeError, Signals, resident_batch, rounds, stopwatch, synchronize, untouched
 
 BUDGET_S = 1.0
 PROFILED_STEPS = 3
 CYCLES_PER_S = 3e9
-"""No SM runs faster, so that a wait of so many cycles a second is never shorter than meant."""
+"""No SM has a higher clock, so a wait of that many cycles a second never ends early."""
 LONGEST_WAIT_S = 0.5
 LINK_BYTES = 64 * 2**20
 
@@ -29,9 +30,9 @@ def _needs_gpu(loop: TrainingLoop) -> None:
 
 
 def launch(loop: TrainingLoop) -> Signals:
-    """P9: the host's time to issue a forward and backward pass, the pass's own, and the GPU's when all is issued beforehand.
+    """P9: the host's time to issue a forward and backward pass, the time of the pass, and the GPU's time when all work is issued beforehand.
 
-    A launch queue that is full makes the host wait for the GPU: then the second and the third figure are alike, and nothing is blamed.
+    A full launch queue makes the host wait for the GPU. Then the second and the third figure are alike, and no rule fires.
     """
     _needs_gpu(loop)
     batch = resident_batch(loop)
@@ -40,9 +41,9 @@ def launch(loop: TrainingLoop) -> Signals:
     alone: list[float] = []
 
     def one_pass() -> None:
-        with loop.plan.silence(loop.task.model):
+        with loop.silence():
             loop.forward(batch).backward()
-        loop.optimizer.zero_grad(set_to_none=True)
+        loop.drop_gradients()
 
     with untouched(loop):
         one_pass()
@@ -64,7 +65,7 @@ def launch(loop: TrainingLoop) -> Signals:
 
 
 def _behind_a_wait(loop: TrainingLoop, run: Callable[[], None], wait_s: float) -> float:
-    """Seconds on the GPU of what `run` issues while a kernel that only waits holds the stream."""
+    """GPU seconds of the work that `run` issues while a waiting kernel occupies the stream."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     synchronize(loop)
     torch.cuda._sleep(int(wait_s * CYCLES_PER_S))
@@ -76,7 +77,7 @@ def _behind_a_wait(loop: TrainingLoop, run: Callable[[], None], wait_s: float) -
 
 
 def sync_gaps(loop: TrainingLoop) -> Signals:
-    """P4: ordinary steps under the profiler: how long the GPU does nothing, and how much of that begins when a synchronisation returns."""
+    """P4: ordinary steps under the profiler: idle time of the GPU, and the part of it that begins when a synchronisation returns."""
     _needs_gpu(loop)
     resident_batch(loop)
     path = loop.scratch / "steps.json"
@@ -112,7 +113,7 @@ def _steps(loop: TrainingLoop) -> None:
 
 
 def h2d_copies(loop: TrainingLoop) -> Signals:
-    """P10: the present batch copied from pageable and from pinned memory, in turn; and the link's bandwidth by a large pinned copy."""
+    """P10: copies of the present batch from pageable and from pinned memory, in turn, and the link's bandwidth from a large pinned copy."""
     _needs_gpu(loop)
     pageable = [tensor.to("cpu") for tensor in resident_batch(loop)]
     sources = {"pageable": pageable, "pinned": [tensor.pin_memory() for tensor in pageable]}

@@ -1,0 +1,79 @@
+"""Counters of a training process that no phase of the step account shows. They are cumulative; the console takes differences."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+from .allocator import heap_stats
+from .clock import now
+
+MEMORY_EVERY_S = 0.5
+"""Period of the memory reading. One reading between two steps takes 0.1 ms, because none of its code and data is in a cache then."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessCounters:
+    """Counts Python's garbage collections and reads the process's memory."""
+
+    def __init__(self) -> None:
+        self._collections = 0
+        self._pause_s = 0.0
+        self._began = 0.0
+        self._memory_read = 0.0
+        try:  # stays open: psutil opens the file for each reading and names all its fields, which takes nine times as long
+            self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY)
+        except OSError:
+            self._statm = None
+        gc.callbacks.append(self.collected)
+
+    def close(self) -> None:
+        gc.callbacks.remove(self.collected)
+        if self._statm is not None:
+            os.close(self._statm)
+            self._statm = None
+
+    def read(self) -> dict[str, float]:
+        """`gc.collections`, `gc.pause_s` (seconds in Python's garbage collector), and twice a second on Linux `host.private_bytes`.
+
+        `host.private_bytes`: resident memory without files, without shared pages and without what the C library holds free. A leak first
+        uses up the free part of the heap, and a heap that settles only enlarges that part.
+        """
+        counters = {"gc.collections": float(self._collections), "gc.pause_s": self._pause_s}
+        if self._statm is not None and now() - self._memory_read >= MEMORY_EVERY_S:
+            self._memory_read = now()
+            counters["host.private_bytes"] = self._private_bytes(self._statm)
+        return counters
+
+    def _private_bytes(self, statm: int) -> float:
+        _, resident, shared, *_ = os.pread(statm, 128, 0).split()  # in pages, see proc_pid_statm(5)
+        heap = heap_stats()
+        free = heap.get("heap_reserved_bytes", 0.0) - heap.get("heap_allocated_bytes", 0.0)
+        return max(0.0, (int(resident) - int(shared)) * PAGE_BYTES - free)
+
+    def collected(self, phase: str, info: dict[str, Any]) -> None:
+        """Python calls this function at the start and at the end of each collection."""
+        if phase == "start":
+            self._began = now()
+        else:
+            self._collections += 1
+            self._pause_s += now() - self._began
+
+
+def compile_counters() -> dict[str, float]:
+    """What torch.compile has done since the process began, from torch's own counters. A reading takes microseconds.
+
+    `compile.graphs`: graphs compiled; each shape that needed its own graph counts. `compile.graph_breaks`: places where a graph had to end
+    early. `compile.given_up`: functions that run uncompiled because they reached the recompile limit, or failed. `compile.total_s`: time
+    spent in compilation.
+    """
+    import torch._dynamo.utils as dynamo  # no public way to these counters (torch 2.13)
+
+    frames = dynamo.counters["frames"]
+    return {
+        "compile.graphs": float(dynamo.counters["stats"]["unique_graphs"]),
+        "compile.graph_breaks": float(sum(dynamo.counters["graph_break"].values())),
+        "compile.given_up": float(frames["total"] - frames["ok"]),
+        "compile.total_s": dynamo.calculate_time_spent()["total_wall_time"],
+    }

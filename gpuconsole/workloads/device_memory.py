@@ -1,0 +1,66 @@
+"""The memory of a workload's device: the limit, the peak, and the settings of its allocator."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import torch
+
+from gpuconsole.agent.allocator import fix_mmap_threshold, keep_freed_memory, settle_heap
+from gpuconsole.model.knobs.catalogue import Knobs
+
+MB = 2**20
+RENAMED_IN = (2, 9)
+"""The first torch that reads PYTORCH_ALLOC_CONF. Earlier versions read PYTORCH_CUDA_ALLOC_CONF."""
+
+
+def limit_bytes(device: torch.device, knobs: Knobs) -> float:
+    """The memory that the run may use: `memory_limit_mb`, else the device's memory (on a CPU the host's)."""
+    if knobs.get("memory_limit_mb"):
+        return float(int(knobs["memory_limit_mb"]) * MB)
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def enforce_limit(device: torch.device, knobs: Knobs) -> None:
+    """Make CUDA's allocator refuse more than `memory_limit_mb`. No CPU allocator can; there the limit is only a reference for the rules."""
+    if device.type == "cuda" and knobs.get("memory_limit_mb"):
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(device, knobs) / total), device)
+
+
+def set_up_allocator(knobs: Knobs) -> None:
+    """Configure the allocators. Call this before the first use of CUDA in the process: CUDA's allocator reads the environment only then."""
+    mmap_threshold_kb = int(knobs.get("malloc_mmap_threshold_kb", 0))
+    if not mmap_threshold_kb:
+        settle_heap()
+    fix_mmap_threshold(mmap_threshold_kb)
+    keep_freed_memory(int(knobs.get("malloc_trim_threshold_mb", 0)), mmap_threshold_kb)
+    conf = str(knobs.get("pytorch_alloc_conf", "default"))
+    if conf != "default":
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # torch reads either, the old name first where it is set
+            os.environ.pop(name, None)
+        newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= RENAMED_IN
+        os.environ["PYTORCH_ALLOC_CONF" if newer else "PYTORCH_CUDA_ALLOC_CONF"] = conf
+
+
+def peak_bytes(device: torch.device) -> float:
+    """Peak device memory that this process allocated; on a CPU its peak resident set."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def forget_peak(device: torch.device) -> None:
+    """Restart the peak and free cached memory, because buffers of a calibration do not belong to the workload (CUDA only)."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def restart_peak(device: torch.device) -> None:
+    """Make `peak_bytes` report the peak from now on (CUDA only: the peak resident set of a process cannot be reset)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

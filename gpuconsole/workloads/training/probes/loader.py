@@ -1,0 +1,123 @@
+"""The probe of the data loader (P6)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.workloads.training.input.loader import LoaderStream, waits_for_messages
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+
+SLEEPS = 0.5
+"""Loading processes that use a core for a smaller share of their time wait for storage (as in rule input.slow_storage)."""
+LONGEST = 4
+"""A drain may take this many times its budget, and as much before, where batches come slowly and in bursts."""
+
+
+def loader_alone(loop: TrainingLoop) -> Signals:
+    """P6: the rate of the loader alone at the present number of workers, and whether its processes compute or wait for storage.
+
+    Then the rate with one more worker; with four more where the processes wait for storage, so that the limit of the storage shows. Where the
+    training process receives individual samples, also the rate with batches made in the workers.
+    """
+    if "num_workers" not in loop.knobs:
+        raise ProbeError("this workload has no DataLoader")
+    present = int(loop.knobs["num_workers"])
+    first = _drain(loop, loop.knobs)
+    more = 4 if first.cpu_ratio < SLEEPS else 1
+    ways: dict[str, Knobs] = {f"loader_plus_{more}": {"num_workers": present + more}}
+    if present and loop.knobs["collate_fn"] == "list":
+        ways["loader_stacked"] = {"collate_fn": "stack"}
+    drained, failed = {"loader": first}, ""
+    for label, way in ways.items():
+        try:
+            drained[label] = _drain(loop, {**loop.knobs, **way})
+        except (OSError, RuntimeError) as error:  # shared memory or descriptors do not suffice: report what is known so far
+            failed = f"; {describe_changes(way, loop.knobs)} failed: {error}"
+            break
+    signals: Signals = {}
+    for label, found in drained.items():
+        source = f"probe P6, {found.batches} batches, {found.workers} workers{failed}"
+        signals[f"probe.{label}_samples_per_s"] = Signal(found.samples_per_s, "samples/s", source)
+        signals[f"probe.{label}_cpu_ratio"] = Signal(
+            found.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
+        )
+    if present:
+        source = f"probe P6, {first.batches} batches: time that the receiving process does not wait for a message, but unpacks one"
+        signals["probe.loader_receive_ratio"] = Signal(first.receive_ratio, "ratio", source)
+    return signals
+
+
+class Drained(NamedTuple):
+    """A loader's rate when nothing else runs. `cpu_ratio`: CPU time of the loading processes over their time outside of run queues.
+
+    `receive_ratio`: share of the time in which the receiving process does not wait for a message.
+    """
+
+    workers: int
+    samples_per_s: float
+    cpu_ratio: float
+    receive_ratio: float
+    batches: int
+
+
+def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
+    """Measure a new loader with `knobs`, after emptying its queue."""
+    workers = int(knobs["num_workers"])
+    with waits_for_messages() as waits:
+        stream = loop.task.open_stream(knobs)
+        assert isinstance(stream, LoaderStream)
+        try:
+            batch = stream.next()
+            start = now()
+            for _ in range(workers * int(knobs["prefetch_factor"])):
+                if now() - start < LONGEST * budget_s:
+                    stream.next()
+            usage = LoaderUsage(stream, workers, loop.account.times)
+            start, batches = now(), 0
+            waits.clear()
+            least = 3 * max(1, workers)  # several workers deliver their batches in bursts
+            while batches < 2 or now() - start < budget_s or (batches < least and now() - start < LONGEST * budget_s):
+                stream.next()
+                batches += 1
+                usage.read()
+            wall, waited = now() - start, sum(waits)
+        finally:
+            stream.close()
+    busy, queued = usage.seconds()
+    present = max(1e-9, wall * max(1, workers) - queued)
+    return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / wall), batches)
+
+
+class LoaderUsage:
+    """CPU and run-queue seconds of a loader's processes from now on; of this thread where the loader has no processes.
+
+    The end of an epoch may replace the processes. So they are read after each batch, and the last reading of a process that has ended counts.
+    """
+
+    def __init__(self, stream: LoaderStream, workers: int, times: ThreadTimes) -> None:
+        self._stream, self._workers, self._times = stream, workers, times
+        self._last: dict[int, tuple[float, float]] = {}
+        self.read()
+        self._first = dict(self._last)
+
+    def read(self) -> None:
+        if not self._workers:
+            self._last[0] = (self._times.cpu_s(), self._times.runq_s())
+            return
+        for pid in self._stream.worker_pids():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                self._last[pid] = process_cpu_s(pid)
+
+    def seconds(self) -> tuple[float, float]:
+        """CPU and run-queue seconds between the construction and the last reading."""
+        first = [self._first.get(pid, (0.0, 0.0)) for pid in self._last]  # a process that began later began at 0
+        return (
+            sum(cpu for cpu, _ in self._last.values()) - sum(cpu for cpu, _ in first),
+            sum(queued for _, queued in self._last.values()) - sum(queued for _, queued in first),
+        )

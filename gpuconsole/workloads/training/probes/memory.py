@@ -1,0 +1,113 @@
+"""Probes of memory: its parts, and how much of it is lost to fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gpuconsole.agent.allocator import allocator_name, allocator_stats, watched_heap_peaks
+from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.probes import ProbeError, resident_batch, rounds, untouched
+from gpuconsole.model.finding import Signal
+from gpuconsole.workloads.device_memory import limit_bytes
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+
+BUDGET_S = 1.5
+LEAST, MOST = 3, 12
+"""Passes: batches differ in length, and memory is fullest in the longest."""
+
+
+def heap_peaks(loop: TrainingLoop) -> Signals:
+    """Reserved and used memory when the job's memory is fullest, from passes on fresh batches. The difference is lost to fragments."""
+    if loop.device.type != "cpu":
+        raise ProbeError("CUDA's allocator reports its peaks without a probe")
+    stream = loop.task.open_stream(loop.knobs)
+    try:
+        with untouched(loop), watched_heap_peaks() as peaks:
+            for _ in rounds(loop, BUDGET_S, LEAST, MOST):
+                loop.forward(stream.next()).backward()
+                loop.drop_gradients()
+    finally:
+        stream.close()
+    if not peaks:
+        raise ProbeError("the C library does not report what its heap holds (glibc 2.33 or newer does)")
+    return {
+        f"memory.{name}": Signal(value, "B", f"{allocator_name(loop.device)}, the most in a few passes") for name, value in peaks.items()
+    }
+
+
+def memory_parts(loop: TrainingLoop) -> Signals:
+    """The parts of this process's device memory, and its limit. Activations: what one forward pass saves for its backward pass."""
+    batch = resident_batch(loop)
+    model, device = loop.task.model, loop.device
+    figures = {f"memory.{name}": value for name, value in allocator_stats(device).items()}  # of the job itself, before this probe allocates
+    with untouched(loop):
+        loss, activations = saved_bytes(lambda: loop.forward(batch), [*batch, *model.parameters()])
+        loss.backward()
+        gradients = held_bytes(parameter.grad for parameter in model.parameters())
+    parts = {
+        "parameters": (held_bytes(model.parameters()), "this process's part"),
+        "gradients": (gradients, "after a backward pass, this process's part"),
+        "optimizer": (state_bytes(loop.plan.local(loop.optimizer)), "optimizer state, this process's part"),
+        "activations": (activations, "saved_tensors_hooks on one forward pass, each storage once, without parameters and batch"),
+        "limit": (limit_bytes(device, loop.knobs), "memory_limit_mb" if loop.knobs["memory_limit_mb"] else "the device's memory"),
+    }
+    signals = {f"memory.{name}_bytes": Signal(value, "B", source) for name, (value, source) in parts.items()}
+    for name, value in figures.items():
+        signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", allocator_name(device))
+    return signals
+
+
+def held_bytes(tensors: Iterable[object]) -> float:
+    """Bytes that this process holds: of a sharded tensor its own part, of a sparse tensor its values and indices."""
+    return float(sum(_bytes(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)))
+
+
+def _bytes(tensor: torch.Tensor) -> float:
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:  # a tensor that consists of others: DTensor's local part, an 8-bit state's codes and scales
+        return held_bytes(getattr(tensor, name) for name in flatten()[0])
+    if tensor.is_sparse:
+        return held_bytes([tensor._values(), tensor._indices()])
+    return tensor.numel() * tensor.element_size()
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """Bytes of the optimizer's states, step counters included."""
+    return held_bytes(value for values in optimizer.state.values() for value in values.values())
+
+
+def saved_bytes(forward: Callable[[], torch.Tensor], besides: Iterable[torch.Tensor]) -> tuple[torch.Tensor, float]:
+    """The result of `forward`, and the bytes that it saved for the backward pass, each storage once.
+
+    Parameters and `besides` (the batch) do not count, because they exist anyway. Copies of weights that autocast made do count.
+    """
+    known = {part.untyped_storage().data_ptr() for tensor in besides for part in _plain(tensor)}
+    found: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        for part in _plain(tensor):
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in known and not isinstance(_root(part), torch.nn.Parameter):
+                found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = forward()
+    return result, float(sum(found.values()))
+
+
+def _root(tensor: torch.Tensor) -> Any:
+    """The tensor of which `tensor` is a view; `tensor` itself where it is no view."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with a storage of which `tensor` consists."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return [] if tensor.is_sparse else [tensor]
+    parts = [getattr(tensor, name) for name in flatten()[0]]  # among them the mesh of a DTensor
+    return [plain for part in parts if isinstance(part, torch.Tensor) for plain in _plain(part)]

@@ -1,0 +1,99 @@
+"""The agent's plain data is what the console's decoder reads, and the agent runs where gpuconsole is not installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import gpuconsole.agent
+from gpuconsole.agent import protocol
+from gpuconsole.model import run
+from gpuconsole.model.finding import Signal
+from gpuconsole.wire import events, marks
+
+AGENT = Path(gpuconsole.agent.__file__).parent
+
+
+def test_phases_kinds_and_the_fields_of_a_step_are_the_consoles() -> None:
+    assert protocol.PHASES == run.PHASES
+    assert (protocol.COUNTS, protocol.SETTLING, protocol.PROBE) == (run.COUNTS, run.SETTLING, run.PROBE)
+    assert protocol.MarkedStep._fields == marks.MarkedStep.__struct_fields__
+
+
+STEP = protocol.MarkedStep(3, 1.0, [2, 9], [1.5, 1.75], [], 4, 0, 0.5, 1, protocol.SETTLING)
+MESSAGES: list[tuple[dict[str, Any], events.Event]] = [
+    (
+        protocol.marked_steps(2.0, [STEP], 1.0, 0.1, 0.01, 5e8, 2, 1, {"gc.collections": 3.0}),
+        events.MarkedSteps(2.0, [marks.MarkedStep(*STEP)], 1.0, 0.1, 0.01, 5e8, 2, 1, {"gc.collections": 3.0}).added_up(),
+    ),
+    (protocol.knobs_set(1.0, 2, 30, {"batch_size": 8}), events.KnobsSet(1.0, 2, 30, {"batch_size": 8})),
+    (protocol.knobs_set(1.0, 2, 0, {}, "no room"), events.KnobsSet(1.0, 2, 0, {}, "no room")),
+    (
+        protocol.probe_done(1.0, 4, "launch", {"probe.issue_s": {"value": 1.5, "unit": "s", "source": "P9"}}, cost_s=2.0),
+        events.ProbeDone(1.0, 4, "launch", {"probe.issue_s": Signal(1.5, "s", "P9")}, cost_s=2.0),
+    ),
+    (protocol.probe_done(1.0, 4, "launch", error="no GPU"), events.ProbeDone(1.0, 4, "launch", error="no GPU")),
+    (protocol.paused(1.0, 6), events.Paused(1.0, 6)),
+    (protocol.not_profiled(1.0, 7, "paused"), events.Profiled(1.0, 7, error="paused")),
+]
+
+
+@pytest.mark.parametrize(("message", "event"), MESSAGES, ids=lambda value: value["event"] if isinstance(value, dict) else "")
+def test_the_console_reads_each_message_with_either_encoder(message: dict[str, Any], event: events.Event) -> None:
+    assert events.decode_event(protocol.encode(message)) == events.decode_event(events.encode(message)) == event
+
+
+COMMANDS = [
+    events.SetKnobs(1, {"batch_size": 8}, arm=2),
+    events.SetKnobs(1, {"batch_size": 8}),
+    events.RunProbe(2, "launch"),
+    events.Profile(3, 5, "trace.json.gz"),
+    events.Pause(),
+    events.Pause(4),
+    events.Resume(1),
+    events.Resume(),
+    events.Stop(),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_the_agent_reads_each_command(command: events.Command) -> None:
+    read = protocol.command_of(json.loads(events.encode(command)))
+    assert type(read).__name__ == type(command).__name__
+    assert dataclasses.asdict(read) == msgspec.structs.asdict(command)
+
+
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys(("gpuconsole", "msgspec", "torch", "psutil", "numpy")))  # an import of one of these raises ImportError
+sys.path.insert(0, sys.argv[1])
+import importlib, json, pkgutil, elsewhere
+for module in pkgutil.iter_modules(elsewhere.__path__):
+    importlib.import_module("elsewhere." + module.name)
+from elsewhere.account import FORWARD, StepAccount
+from elsewhere.clock import ThreadTimes
+from elsewhere.protocol import encode, marked_steps
+account = StepAccount(ThreadTimes())
+for _ in range(3):
+    account.mark(FORWARD)
+    account.end(4, 0, None, 0, 0)
+print(encode(marked_steps(1.0, account.take(), 0.0, 0.0, account.overhead_s, 0.0, 0, 0, {})).decode())
+"""
+
+
+def test_a_copy_of_the_agent_runs_without_gpuconsole_and_its_libraries(tmp_path: Path) -> None:
+    shutil.copytree(AGENT, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run([sys.executable, "-I", "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    event = events.decode_event(done.stdout.strip())
+    assert isinstance(event, events.Steps)
+    assert [step.index for step in event.steps] == [0, 1, 2]
+    assert all(sum(step.phases) == pytest.approx(step.wall_s) for step in event.steps)
