@@ -30,6 +30,7 @@ from gpuconsole.wire.events import (
     Started,
     Steps,
     Stop,
+    confirmed_knobs,
 )
 
 TRAINING = "gpuconsole.workloads.worker"
@@ -66,6 +67,8 @@ class WorkerHandle:
         self.failed: Failed | None = None
         self.progress: Progress | None = None
         self.last_started: Started | None = None
+        self.knobs: Knobs = {}
+        """The knobs that the worker last confirmed."""
         self._on_exit = on_exit
         self._scratch = Scratch()
         self._request = 0
@@ -189,6 +192,7 @@ class WorkerHandle:
         self._answers.clear()
 
     def _on_event(self, event: AnyEvent) -> None:
+        self.knobs = confirmed_knobs(event) or self.knobs
         self.listener(event)
         if isinstance(event, KnobsSet | ProbeDone | Profiled | Paused):
             answer = self._answers.pop(event.request, None)

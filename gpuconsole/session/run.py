@@ -19,7 +19,6 @@ from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
-    KnobsSet,
     ProbeDone,
     Processes,
     Profiled,
@@ -29,6 +28,7 @@ from gpuconsole.wire.events import (
     ServerState,
     Started,
     Steps,
+    confirmed_knobs,
 )
 
 MAX_STEPS = 20_000
@@ -93,13 +93,12 @@ class RunRecord:
 
     def apply(self, event: AnyEvent) -> None:
         """Take in an event that the worker of this run sent, or that ends the run. Other events change nothing."""
+        self.knobs_in_force = confirmed_knobs(event) or self.knobs_in_force
         match event:
             case Started():
                 self._started(event)
             case RankJoined():
                 self.ranks.join(event)
-            case KnobsSet():  # a refused change reports the knobs that stay in force
-                self.knobs_in_force = event.knobs
             case Steps():
                 self._add_steps(event)
             case Requests() if self.serving is not None:
@@ -123,7 +122,6 @@ class RunRecord:
 
     def _started(self, event: Started) -> None:
         """Facts about the workload. Facts of the other side of a trial do not belong to this run."""
-        self.knobs_in_force = event.knobs
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
             self.run.unavailable |= {

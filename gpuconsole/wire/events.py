@@ -320,6 +320,11 @@ AnyEvent = (
 )  # fmt: skip
 
 
+def confirmed_knobs(event: AnyEvent) -> Knobs | None:
+    """The knobs that a worker confirms to be in force by this event; None for all other events. A refused change confirms the old knobs."""
+    return event.knobs if isinstance(event, Started | KnobsSet) else None
+
+
 # --- commands to a child ------------------------------------------------------------------------------------
 
 
