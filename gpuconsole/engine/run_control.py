@@ -282,7 +282,7 @@ class RunControl:
             return
         device = next((one for one in self._state.devices if one.id == record.run.device), Device(record.run.device, ""))
         self._close("finished")
-        self._open({**record.run.knobs, **changes}, device, changes)
+        self._open(worker.knobs, device, changes)
         for event in (*worker.joined, worker.last_started):
             if event is not None:
                 self._emit(msgspec.structs.replace(event, t=time.monotonic()))

@@ -36,6 +36,7 @@ MAX_STEPS = 20_000
 LIVE_STEPS = 1500
 """Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
 STEADY_EVERY_S = 0.5
+LIVE_EVERY_S = 1.0
 STEP_TIMES = 1000
 """Durations of recent steps in a view; of a serving run, of recent requests."""
 
@@ -74,9 +75,14 @@ class RunRecord:
         """Share of the cores of this console that other programs keep busy, where it is known."""
         self.version = 0
         """Rises with every event of the run: what was computed at the same version is the same."""
+        self.live: tuple[ServingRecord, list[Step]] | None = None
+        """Of a serving run: the requests and ticks of which a live view shows the summary. They are copied once a second, because percentiles of
+        thousands of gaps cost too much for every view."""
+        self.live_version = 0
+        """Rises when a live summary may change."""
         self.archived: Run | None = None
         """The run with its last summary, once its steps are gone."""
-        self._evaluated_t = 0.0
+        self._evaluated_t = self._live_t = 0.0
 
     @property
     def facts(self) -> dict[str, float]:
@@ -119,6 +125,8 @@ class RunRecord:
             case _:
                 return
         self.version += 1
+        if self.serving is None or not isinstance(event, Steps | Requests | ServerState):
+            self.live_version += 1
 
     def _started(self, event: Started) -> None:
         """Facts about the workload. Facts of the other side of a trial do not belong to this run."""
@@ -151,10 +159,15 @@ class RunRecord:
         if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
             self._evaluated_t = event.t
             self._detect_steady()
+        if self.serving is not None and (self.live is None or event.t - self._live_t >= LIVE_EVERY_S):
+            self._live_t = event.t
+            self.live = self.serving.copied(), self.steady_steps(LIVE_STEPS) or list(self.steps)[-LIVE_STEPS:]
+            self.live_version += 1
 
     def tried(self, begun: float, ended: float) -> None:
         """A trial is over: what a model server reported in that time belongs to both sides."""
         self.version += 1
+        self.live_version += 1
         if self.serving is not None:
             self.serving.probed(begun, ended)
 
@@ -198,7 +211,7 @@ class RunRecord:
         self.ranks.clear()
         self.work = WorkCounts()
         if self.serving is not None:
-            self.serving = ServingRecord()
+            self.serving, self.live = ServingRecord(), None
 
     def durations(self) -> list[float]:
         """Seconds of the recent steady steps, oldest first; of a serving run E2E seconds of the recent requests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import statistics
 from collections import Counter, deque
@@ -47,6 +48,13 @@ class ServingRecord:
     def counted(event: Requests) -> list[Request]:
         """The requests of the ordinary load: not of a trial's other side, of a probe, or of the time after a change."""
         return [request for request in event.requests if request.arm == 0 and request.kind == COUNTS]
+
+    def copied(self) -> ServingRecord:
+        """The record as it stands now; later messages do not change the copy."""
+        other = copy.copy(self)
+        other.requests, other.states, other.load = self.requests.copy(), self.states.copy(), self.load.copy()
+        other.failures, other._probes = self.failures.copy(), list(self._probes)
+        return other
 
     def add_requests(self, event: Requests) -> None:
         for request in self.counted(event):

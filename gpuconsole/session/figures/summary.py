@@ -30,7 +30,8 @@ _memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary(
 def summarized(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None = None) -> Run:
     """A copy of the record's run with its summary, its ranks, and the reasons for missing figures.
 
-    The summary is over the last `limit` steady steps (None: all that are kept), or over the first steps while no step is steady. Energy and cost
+    The summary is over the last `limit` steady steps (None: all that are kept), or over the first steps while no step is steady. Of a serving
+    run any `limit` means the last LIVE_STEPS ticks. Energy and cost
     are known once the run is closed. The record does not change. `environment` has the price and what this machine was calibrated to reach.
     """
     if record.archived is not None:
@@ -38,7 +39,7 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
         return msgspec.structs.replace(
             record.run, summary=before.summary, ranks=before.ranks, unavailable={**before.unavailable, **record.run.unavailable}
         )
-    key = (record.version, limit, tuple(devices), environment)
+    key = (record.version if limit is None else record.live_version, limit, tuple(devices), environment)
     known = _memo.get(record)
     if known is None or known[0] != key:
         known = _memo[record] = (key, _compute(record, devices, environment, limit))
@@ -67,7 +68,10 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     steps = record.steady_steps(limit) or list(record.steps)[-(limit or MAX_STEPS) :]
     peaks = peaks_of(record, devices, environment)
     if record.serving is not None:
-        summary, ranks = _serving_summary(record, record.serving, steps, peaks, limit is not None), list[Rank]()
+        serving = record.serving
+        if limit is not None and record.live is not None:
+            serving, steps = record.live
+        summary, ranks = _serving_summary(record, serving, steps, peaks, limit is not None), list[Rank]()
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
