@@ -1,0 +1,205 @@
+"""Starts, changes and trials on a worker that answers as the test wants: no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from gpuconsole.engine.run_control import RunControl, RunLock
+from gpuconsole.experiments.trial import USUAL
+from gpuconsole.machine import environment
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.processes.serving import ServingChoice
+from gpuconsole.processes.worker import SERVING, WorkerHandle
+from gpuconsole.session.state import SessionState
+from gpuconsole.wire.events import AnyEvent, KnobsSet, Started, TrialUpdate
+from gpuconsole.workloads.serving.servers import READY_S
+
+SECONDS = {8: 0.2, 16: 0.25}
+"""Step time by batch size: 16 is 1.6 times as fast."""
+
+
+class FakeWorker:
+    """Trains without a process. `refuses`: batch sizes that do not fit, by the arm of the request; None: any arm."""
+
+    def __init__(self, start_limit_s: float = 1.0, starts: bool = True) -> None:
+        self.alive, self.progress, self.failed, self.hanging = True, None, None, ""
+        self.joined: list[Any] = []
+        self.probed: list[str] = []
+        self.last_started: Started | None = None
+        self.listener: Callable[[AnyEvent], None] = lambda event: None
+        self.trial_steps: list[Step] = []
+        self.knobs: Knobs = {}
+        self.arm = 0
+        self.refuses: dict[int, list[int]] = {}
+        self.start_limit_s, self._starts = start_limit_s, starts
+        self.stopped = False
+        self.seconds = SECONDS
+        self._t = 0.0
+
+    def start(self, workload: str, knobs: Knobs, device: object, options: Mapping[str, str]) -> None:
+        self.knobs = dict(knobs)
+        if self._starts:
+            self.last_started = Started(1.0, {}, {}, dict(knobs))
+            self.listener(self.last_started)
+
+    async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
+        if changes.get("batch_size") in self.refuses.get(arm, []):
+            return KnobsSet(self._t, 1, 0, {}, "out of memory")
+        self.knobs, self.arm = {**self.knobs, **changes}, arm
+        return KnobsSet(self._t, 1, 0, changes)
+
+    async def next_steps(self) -> None:
+        await asyncio.sleep(0 if self._starts else 3600)
+        seconds = self.seconds[int(self.knobs["batch_size"])] * (1.0 + 0.002 * (len(self.trial_steps) % 3))
+        self._t += seconds
+        phases = tuple(seconds / len(PHASES) for _ in PHASES)
+        batch = int(self.knobs["batch_size"])
+        self.trial_steps.append(Step(len(self.trial_steps), self._t, seconds, batch, batch, phases, None, None, self.arm, 0))
+
+    async def pause(self) -> None:
+        pass
+
+    def resume(self, arm: int) -> None:
+        self.arm = arm
+
+    def release(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.alive, self.stopped = False, True
+
+    def cause(self) -> str:
+        return "gone"
+
+
+class FakePool:
+    """Hands out the workers that the test made."""
+
+    def __init__(self, *workers: FakeWorker) -> None:
+        self._workers = list(workers)
+
+    async def take(self, *_: object) -> FakeWorker:
+        return self._workers.pop(0)
+
+    def hold(self, reason: str) -> None:
+        pass
+
+    release = hold
+
+    @property
+    def nodes(self) -> Any:
+        from gpuconsole.processes.torchrun import Launch
+
+        return Launch(1)
+
+
+def with_control(play: Callable[[RunControl, SessionState], Awaitable[None]], *workers: FakeWorker) -> None:
+    state = SessionState()
+
+    async def main() -> None:
+        control = RunControl(state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), "cpu")
+        await control.start(control.plan("train-gpt", {"batch_size": 8}))
+        await play(control, state)
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "torch_version", lambda: "2.13")
+
+
+async def tried(control: RunControl, changes: Knobs) -> Trial:
+    return await control.try_change(changes, None, keep=True, limits=USUAL)
+
+
+def test_a_win_is_kept_and_opens_a_run_with_the_knobs_of_the_worker() -> None:
+    worker = FakeWorker()
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        trial = await tried(control, {"batch_size": 16})
+        assert (trial.verdict, trial.kept, trial.error) == ("win", True, None)
+        assert [record.run.knobs["batch_size"] for record in state.records] == [8, 16]
+        assert (worker.knobs["batch_size"], worker.arm) == (16, 0)
+
+    with_control(play, worker)
+
+
+def test_a_win_whose_knobs_cannot_be_applied_again_is_not_kept() -> None:
+    """Memory is filled by another program between the last block and the end of the trial."""
+    worker = FakeWorker()
+    worker.refuses = {0: [16]}
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        trial = await tried(control, {"batch_size": 16})
+        assert (trial.verdict, trial.kept) == ("win", False)
+        assert trial.error == "not kept: batch_size 16 could not be applied again: out of memory"
+        assert state.trials[trial.id] == trial
+        assert [record.run.knobs["batch_size"] for record in state.records] == [8]
+        assert (worker.knobs["batch_size"], worker.arm) == (8, 0)
+        assert state.records[-1].run.state == "running"
+
+    with_control(play, worker)
+
+
+def test_a_worker_that_cannot_go_back_ends_its_run_with_the_cause() -> None:
+    worker = FakeWorker()
+    worker.refuses = {0: [16, 8]}
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        await tried(control, {"batch_size": 16})
+        run = state.records[-1].run
+        assert run.state == "failed"
+        assert run.error == "the worker could not go back to batch_size 8 after a trial: out of memory"
+        assert worker.stopped
+
+    with_control(play, worker)
+
+
+def test_the_second_worker_has_the_time_that_its_server_has_to_start() -> None:
+    server = WorkerHandle(lambda event: None, lambda worker, code: None, module=SERVING)
+    assert server.start_limit_s > READY_S
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        trial = await tried(control, {"n_layer": 2})
+        assert trial.error == "not running after 0 s"
+
+    with_control(play, FakeWorker(), FakeWorker(start_limit_s=0.05, starts=False))
+
+
+def test_a_second_worker_that_wins_and_takes_over_is_the_worker_of_the_next_run() -> None:
+    first, second = FakeWorker(), FakeWorker()
+    second.seconds = {8: 0.1}
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        trial = await tried(control, {"n_layer": 2})
+        assert (trial.verdict, trial.kept, trial.method) == ("win", True, "two workers ABBA")
+        assert control.worker is cast("Any", second)
+        assert first.stopped and not second.stopped
+        assert [record.run.knobs["n_layer"] for record in state.records][1:] == [2]
+
+    with_control(play, first, second)
+
+
+def test_a_second_worker_that_won_and_died_is_not_kept() -> None:
+    first, second = FakeWorker(), FakeWorker()
+    second.seconds = {8: 0.1}
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        def on_event(event: AnyEvent) -> None:
+            if isinstance(event, TrialUpdate) and event.trial.blocks:
+                second.alive = False
+
+        control._emit = on_event
+        trial = await tried(control, {"n_layer": 2})
+        assert (trial.verdict, trial.kept, trial.error) == ("win", False, "not kept: gone")
+        assert control.worker is cast("Any", first)
+        assert len(state.records) == 1
+
+    with_control(play, first, second)
