@@ -8,7 +8,7 @@ import contextlib
 import gc
 import importlib
 import signal
-import time
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from gpuconsole.cli.options.console import eco, has_screen, interval, record_pat
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.text import visible
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen
 
@@ -45,15 +46,8 @@ def open_console(
     """Open the screen on a live engine; returns the exit code once the user quits."""
     serve_address(args)  # bad usage is reported before the screen is painted
     show_first_picture()
-    from gpuconsole.session.api import SessionError
-
     engine = live_engine(args)
-
-    def save() -> None:
-        """Whatever ends the console, a session with runs in it is not lost."""
-        if engine.state.records:
-            with contextlib.suppress(SessionError):
-                engine.export(snapshot or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.json"))
+    session_file = SessionFile(engine, snapshot)
 
     async def session() -> int:
         """The engine's children start while the screen's modules are imported."""
@@ -62,16 +56,48 @@ def open_console(
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         console = app.ConsoleApp(
-            engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=save,
+            engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=session_file.save,
             eco=eco(args), opening=opening,
         )  # fmt: skip
         return int(await app.show(console))
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # no longer the first picture's: the loop ends on it in good order
-    code = asyncio.run(session())
-    if snapshot is not None:
-        engine.export(snapshot)
-    return code
+    try:
+        code = asyncio.run(session())
+    finally:  # a crash of the screen must not lose the session
+        session_file.save()
+        session_file.report()
+    return code or (1 if session_file.error else 0)
+
+
+class SessionFile:
+    """Saves the session when the console ends, however it ends. `error` is the reason why it could not be saved."""
+
+    def __init__(self, engine: Engine, path: Path | None) -> None:
+        """`path`: the file that the user chose; None: a dated file in the current folder, if the session has runs."""
+        self.error = ""
+        self._engine, self._path = engine, path
+        self._saved: Path | None = None
+
+    def save(self) -> None:
+        """Write the file; nothing happens when it was written before. A failure is kept in `error`."""
+        from gpuconsole.session.api import SessionError
+
+        if self._saved is not None or (self._path is None and not self._engine.state.records):
+            return
+        try:
+            self._saved = self._engine.export(self._path)
+            self.error = ""
+        except SessionError as error:
+            self.error = str(error)
+
+    def report(self) -> None:
+        """Print where the session is, or why it could not be saved."""
+        with contextlib.suppress(OSError):  # the terminal is gone
+            if self.error:
+                print(f"gpuconsole: the session could not be saved: {visible(self.error)}", file=sys.stderr)
+            elif self._saved is not None:
+                print(f"gpuconsole: session saved to {visible(str(self._saved))}", file=sys.stderr)
 
 
 async def open_checked(engine: Engine) -> None:
