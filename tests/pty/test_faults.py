@@ -152,3 +152,28 @@ def test_heat_is_told_in_the_title(box: tuple[Script, Terminal]) -> None:
     script.write("gpus 8", *GPM, "gpu 6 clocks_reasons 72")
     terminal.wait_for("gpu:6: clocks cut by the hardware: heat")
     assert_alive(terminal)
+
+
+WATCHING_BYTES = 80e6
+
+
+def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Path) -> None:
+    """The spare worker, with torch imported, ends some time after the scenario picker was closed."""
+    with Terminal(cwd=tmp_path, module="tests.pty.brief_spare") as terminal:
+        terminal.wait_for("train-gpt")
+        console = psutil.Process(terminal.process.pid)
+
+        def workers() -> list[psutil.Process]:
+            terminal.settle()
+            living = [child for child in console.children() if not gone(child.pid)]
+            return [child for child in living if "gpuconsole.workloads.worker" in child.cmdline()]
+
+        wait_until(workers, 20, "the spare worker, while the picker is open")
+        terminal.press("escape")
+        wait_until(lambda: not workers(), 20, "the spare worker is gone")
+        terminal.wait_for("cores busy", timeout_s=20)
+        tree = [console, *console.children(recursive=True)]
+        assert sum(process.memory_info().rss for process in tree) < WATCHING_BYTES, [
+            (process.cmdline()[2:4], process.memory_info().rss) for process in tree
+        ]
+        assert_alive(terminal)
