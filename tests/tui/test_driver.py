@@ -17,8 +17,8 @@ from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver import terminal as terminals
 from gpuconsole.tui.driver.cells import clip, split
-from gpuconsole.tui.driver.looks import PLAIN, after, change, look
 from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Screen
+from gpuconsole.tui.driver.styles import PLAIN, after, cell_style, change
 from gpuconsole.tui.driver.terminal import Colours, Terminal, terminal, why_no_screen
 from gpuconsole.tui.driver.wanted import Effect, Wanted
 from gpuconsole.tui.driver.writer import Writer
@@ -100,8 +100,8 @@ def wanted_cells(screen: Screen) -> list[list[tuple[object, ...]]]:
     """The wanted screen as an emulator would show it, drawn cell by cell without any cleverness."""
     wanted = screen._wanted
     plain = Emulator(wanted.width, wanted.height)
-    for y, (chars, looks) in enumerate(zip(wanted.chars, wanted.looks, strict=True)):
-        for x, (char, one) in enumerate(zip(chars, looks, strict=True)):
+    for y, (chars, styles) in enumerate(zip(wanted.chars, wanted.styles, strict=True)):
+        for x, (char, one) in enumerate(zip(chars, styles, strict=True)):
             if char:
                 plain.feed(f"\x1b[{y + 1};{x + 1}H{change(None, one)}{char}")
     return plain.cells()
@@ -224,7 +224,7 @@ def test_a_sequence_in_two_writes_is_one() -> None:
         text = "\x1b[2;3H\x1b[1mx"
         wanted.feed(text[:cut])
         wanted.feed(text[cut:])
-        assert wanted.chars[1][2] == "x" and wanted.looks[1][2] is look(frozenset({1}), "", "", "")
+        assert wanted.chars[1][2] == "x" and wanted.styles[1][2] is cell_style(frozenset({1}), "", "", "")
         assert not wanted.passing
 
 
@@ -273,7 +273,7 @@ def test_synchronized_output_stays_around_a_frame() -> None:
     assert screen.cost.frames == 2
 
 
-def test_looks_change_by_the_shortest_way() -> None:
+def test_styles_change_by_the_shortest_way() -> None:
     bold = after(PLAIN, "1", Colours.TRUE)
     accent = after(bold, "36", Colours.TRUE)
     assert change(bold, bold) == ""

@@ -88,7 +88,7 @@ class Screen:
         return "".join(parts)
 
     def last_words(self) -> str:
-        """What passes through and is still here, without a look at the cells."""
+        """What passes through and is still here, without reading the cells."""
         passing, self._wanted.passing = self._wanted.passing, []
         return "".join(item.text for item in passing)
 
@@ -121,7 +121,7 @@ class Screen:
             y = min((y for y in wanted.changed if y >= self._row), default=min(wanted.changed))  # each row gets its turn
             self._row = y
             wanted.changed.remove(y)
-            row = self._sent.row(y, wanted.chars[y], wanted.looks[y])
+            row = self._sent.row(y, wanted.chars[y], wanted.styles[y])
             if row and not self._in_frame:
                 self._in_frame = True
                 if wanted.synchronized:

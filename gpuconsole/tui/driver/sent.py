@@ -8,14 +8,14 @@ from functools import lru_cache
 from itertools import pairwise
 
 from gpuconsole.tui.driver.cells import is_narrow, is_steady
-from gpuconsole.tui.driver.looks import PLAIN, Look, change
+from gpuconsole.tui.driver.styles import PLAIN, CellStyle, change
 
 UNKNOWN = -1
 _BLANKS = re.compile(" {8,}")
 """From so many on, erasing is shorter than writing blanks."""
 
 Cells = list[str]
-Looks = list[Look]
+Styles = list[CellStyle]
 
 
 class Sent:
@@ -31,33 +31,33 @@ class Sent:
 
     def forget(self) -> None:
         self._chars: list[list[str | None]] = [[None] * self._width for _ in range(self._height)]
-        self._looks: list[list[Look | None]] = [[None] * self._width for _ in range(self._height)]
-        self._look: Look | None = None
+        self._styles: list[list[CellStyle | None]] = [[None] * self._width for _ in range(self._height)]
+        self._style: CellStyle | None = None
         self._x = self._y = UNKNOWN
 
-    def row(self, y: int, chars: Cells, looks: Looks) -> str:
+    def row(self, y: int, chars: Cells, styles: Styles) -> str:
         """What makes row `y` show these cells."""
-        shown, shown_looks = self._chars[y], self._looks[y]
-        if chars == shown and looks == shown_looks:
+        shown, shown_styles = self._chars[y], self._styles[y]
+        if chars == shown and styles == shown_styles:
             return ""
-        different = zip(chars, shown, looks, shown_looks, strict=True)
-        changed = [x for x, (char, old, look, old_look) in enumerate(different) if char != old or look is not old_look]
-        text_ends = _end_of_text(chars, looks)
+        different = zip(chars, shown, styles, shown_styles, strict=True)
+        changed = [x for x, (char, old, style, old_style) in enumerate(different) if char != old or style is not old_style]
+        text_ends = _end_of_text(chars, styles)
         tail = [x for x in changed if x >= text_ends]
         parts: list[str] = []
-        for start, end in _spans(changed if len(tail) <= 4 else changed[: -len(tail)], chars, looks):
-            for first, stop, look in _pieces(start, end, chars, looks):
+        for start, end in _spans(changed if len(tail) <= 4 else changed[: -len(tail)], chars, styles):
+            for first, stop, style in _pieces(start, end, chars, styles):
                 parts.append(self.go(first, y))
-                parts.append(self._take_on(look))
+                parts.append(self._change_style(style))
                 text = "".join(chars[first:stop])
                 if is_narrow(text):
                     self._narrow(parts, y, first, text)
                 else:
                     self._any(parts, y, first, chars[first:stop])
         if len(tail) > 4:
-            parts += (self.go(tail[0], y), self._take_on(None), "\x1b[K")
+            parts += (self.go(tail[0], y), self._change_style(None), "\x1b[K")
         shown[:] = chars
-        shown_looks[:] = looks
+        shown_styles[:] = styles
         return "".join(parts)
 
     @property
@@ -77,23 +77,23 @@ class Sent:
 
     def plain(self) -> str:
         """Leave nothing that would colour what others write."""
-        if self._look is PLAIN:
+        if self._style is PLAIN:
             return ""
-        before, self._look = self._look, PLAIN
+        before, self._style = self._style, PLAIN
         return change(before, PLAIN)
 
-    def _take_on(self, look: Look | None) -> str:
-        before = self._look
-        if look is None:
-            look = PLAIN if before is None or before.inks else before
-        self._look = look
-        return change(before, look)
+    def _change_style(self, style: CellStyle | None) -> str:
+        before = self._style
+        if style is None:
+            style = PLAIN if before is None or before.shows_on_blanks else before
+        self._style = style
+        return change(before, style)
 
     def _narrow(self, parts: list[str], y: int, start: int, text: str) -> None:
         """One character a cell; long blanks are erased rather than written."""
         at = 0
-        assert self._look is not None
-        for blanks in () if self._look.inks else _BLANKS.finditer(text):
+        assert self._style is not None
+        for blanks in () if self._style.shows_on_blanks else _BLANKS.finditer(text):
             self._write(parts, text[at : blanks.start()])
             at = blanks.end()
             parts.append(f"\x1b[{at - blanks.start()}X")
@@ -119,13 +119,13 @@ class Sent:
                 self._x = UNKNOWN
 
 
-def _spans(changed: list[int], chars: Cells, looks: Looks) -> Iterator[tuple[int, int]]:
+def _spans(changed: list[int], chars: Cells, styles: Styles) -> Iterator[tuple[int, int]]:
     """Runs of cells to write, with whole wide characters: gaps that cost no more than the way over them are filled."""
     if not changed:
         return
     start = changed[0]
     for last, following in pairwise([*changed, len(chars) + 10]):
-        if following == last + 1 or (following < len(chars) and _cheap(last, following, chars, looks)):
+        if following == last + 1 or (following < len(chars) and _cheap(last, following, chars, styles)):
             continue
         end = last + 1
         while end < len(chars) and chars[end] == "":
@@ -136,37 +136,40 @@ def _spans(changed: list[int], chars: Cells, looks: Looks) -> Iterator[tuple[int
         start = following
 
 
-def _cheap(last: int, following: int, chars: Cells, looks: Looks) -> bool:
+def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
     """Whether to write the unchanged cells between two changed ones rather than move over them."""
     gap = slice(last + 1, following)
     text = "".join(chars[gap])
     if len(text.encode()) > (3 if following == last + 2 else 4) or not is_narrow(text):
         return False
-    look = looks[last]
-    return all(one is look or (one is PLAIN and char == " " and not look.inks) for char, one in zip(chars[gap], looks[gap], strict=True))
+    style = styles[last]
+    return all(
+        one is style or (one is PLAIN and char == " " and not style.shows_on_blanks)
+        for char, one in zip(chars[gap], styles[gap], strict=True)
+    )
 
 
-def _pieces(start: int, end: int, chars: Cells, looks: Looks) -> Iterator[tuple[int, int, Look | None]]:
-    """Runs that can be written in one look. None: plain blanks, which go with any look that does not show on them."""
+def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[tuple[int, int, CellStyle | None]]:
+    """Runs that can be written in one style. None: plain blanks, which go with any style that does not show on them."""
     run = start
-    look: Look | None = None
+    style: CellStyle | None = None
     for x in range(start, end):
-        here = None if looks[x] is PLAIN and chars[x] == " " else looks[x]
-        if here is look or (here is None and look is not None and not look.inks):
+        here = None if styles[x] is PLAIN and chars[x] == " " else styles[x]
+        if here is style or (here is None and style is not None and not style.shows_on_blanks):
             continue
-        if here is not None and look is None and not here.inks:  # the blanks before it take its look
-            look = here
+        if here is not None and style is None and not here.shows_on_blanks:  # the blanks before it take its style
+            style = here
             continue
         if x > run:
-            yield run, x, look
-        run, look = x, here
-    yield run, end, look
+            yield run, x, style
+        run, style = x, here
+    yield run, end, style
 
 
-def _end_of_text(chars: Cells, looks: Looks) -> int:
+def _end_of_text(chars: Cells, styles: Styles) -> int:
     """From here on the row is blank."""
     end = len(chars)
-    while end and chars[end - 1] == " " and looks[end - 1] is PLAIN:
+    while end and chars[end - 1] == " " and styles[end - 1] is PLAIN:
         end -= 1
     return end
 

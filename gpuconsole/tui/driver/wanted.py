@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from gpuconsole.tui.driver.cells import clip, split
-from gpuconsole.tui.driver.looks import PLAIN, Look, after, linked
+from gpuconsole.tui.driver.styles import PLAIN, CellStyle, after, linked
 from gpuconsole.tui.driver.terminal import Terminal
 
 _TOKENS = re.compile(
@@ -52,7 +52,7 @@ class Wanted:
     def __init__(self, width: int, height: int, terminal: Terminal) -> None:
         self.width, self.height = width, height
         self.chars: list[list[str]] = []
-        self.looks: list[list[Look]] = []
+        self.styles: list[list[CellStyle]] = []
         self.changed: set[int] = set()
         self.passing: list[Passing] = []
         self.cursor = (0, 0)
@@ -64,7 +64,7 @@ class Wanted:
         """The terminal knows synchronized output."""
         self._terminal = terminal
         self._x = self._y = 0
-        self._look = PLAIN
+        self._style = PLAIN
         self._rest = ""
         self.resize(width, height)
 
@@ -72,11 +72,11 @@ class Wanted:
         """Keep what fits; what is new is blank."""
         for row in self.chars:
             row[:] = clip(row, width) + [" "] * (width - len(row))
-        for looks in self.looks:
-            looks[:] = looks[:width] + [PLAIN] * (width - len(looks))
-        del self.chars[height:], self.looks[height:]
+        for styles in self.styles:
+            styles[:] = styles[:width] + [PLAIN] * (width - len(styles))
+        del self.chars[height:], self.styles[height:]
         self.chars += [[" "] * width for _ in range(height - len(self.chars))]
-        self.looks += [[PLAIN] * width for _ in range(height - len(self.looks))]
+        self.styles += [[PLAIN] * width for _ in range(height - len(self.styles))]
         self.width, self.height = width, height
         self.changed = {y for y in self.changed if y < height}
 
@@ -91,14 +91,14 @@ class Wanted:
                     self._put(token["text"])
                     drawn = True
                 case "sgr":
-                    self._look = after(self._look, token["sgr"], self._terminal.colours)
+                    self._style = after(self._style, token["sgr"], self._terminal.colours)
                 case "move":
                     self._move(token["move"])
                 case "newline":
                     self._x = 0
                     self._y += token["newline"].endswith("\n")
                 case "link":
-                    self._look = linked(self._look, token["link"])
+                    self._style = linked(self._style, token["link"])
                 case "update":
                     self.synchronized = True
                     self.updating = token["update"] == "h"
@@ -118,7 +118,9 @@ class Wanted:
     @property
     def blank(self) -> bool:
         """Nothing is on it: Textual clears a screen before it draws the next one."""
-        return all(row.count(" ") == self.width for row in self.chars) and not any(look.inks for row in self.looks for look in set(row))
+        return all(row.count(" ") == self.width for row in self.chars) and not any(
+            style.shows_on_blanks for row in self.styles for style in set(row)
+        )
 
     @property
     def first_row_blank(self) -> bool:
@@ -143,11 +145,11 @@ class Wanted:
             cells = clip(cells, self.width - x)
         self._mend(y, x, x + len(cells))
         self.chars[y][x : x + len(cells)] = cells
-        look = self._look
-        if look.inks or look is PLAIN or " " not in text:
-            self.looks[y][x : x + len(cells)] = [look] * len(cells)
-        else:  # a blank looks the same in any colour
-            self.looks[y][x : x + len(cells)] = [PLAIN if cell == " " else look for cell in cells]
+        style = self._style
+        if style.shows_on_blanks or style is PLAIN or " " not in text:
+            self.styles[y][x : x + len(cells)] = [style] * len(cells)
+        else:  # a blank has the same appearance in any colour
+            self.styles[y][x : x + len(cells)] = [PLAIN if cell == " " else style for cell in cells]
         self.changed.add(y)
 
     def _join(self, y: int, x: int, joined: str) -> None:

@@ -1,4 +1,4 @@
-"""How a cell looks: read from SGR sequences, and written as the shortest change from one look to the next."""
+"""The style of a cell: read from SGR sequences, and written as the shortest change from one style to the next."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from gpuconsole.tui.driver.terminal import Colours
 
 _OFF = {22: {1, 2}, 23: {3}, 24: {4, 21}, 25: {5, 6}, 27: {7}, 28: {8}, 29: {9}, 54: {51, 52}, 55: {53}}
 _ON = frozenset().union(*_OFF.values())
-_SEEN_ON_BLANKS = frozenset({4, 7, 9, 21, 51, 52, 53})
+_SHOWN_ON_BLANKS = frozenset({4, 7, 9, 21, 51, 52, 53})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
-    """Attributes as SGR codes, colours as SGR parameters ("" is the default), a hyperlink. One object per look: compare with `is`.
+class CellStyle:
+    """Attributes as SGR codes, colours as SGR parameters ("" is the default), a hyperlink. One object per style: compare with `is`.
 
-    `inks`: a blank in this look can be told from a plain blank.
+    `shows_on_blanks`: a blank in this style can be told from a plain blank.
     """
 
     attributes: frozenset[int]
     fore: str
     back: str
     link: str
-    inks: bool
+    shows_on_blanks: bool
 
 
 @cache
-def look(attributes: frozenset[int], fore: str, back: str, link: str) -> Look:
-    """The one object for this look."""
-    return Look(attributes, fore, back, link, bool(back or link or attributes & _SEEN_ON_BLANKS))
+def cell_style(attributes: frozenset[int], fore: str, back: str, link: str) -> CellStyle:
+    """The one object for this style."""
+    return CellStyle(attributes, fore, back, link, bool(back or link or attributes & _SHOWN_ON_BLANKS))
 
 
-PLAIN = look(frozenset(), "", "", "")
+PLAIN = cell_style(frozenset(), "", "", "")
 
 
 @lru_cache(4096)
-def after(before: Look, codes: str, colours: Colours) -> Look:
-    """The look after an SGR sequence with these parameters, in colours that the terminal has."""
+def after(before: CellStyle, codes: str, colours: Colours) -> CellStyle:
+    """The style after an SGR sequence with these parameters, in colours that the terminal has."""
     attributes, fore, back = set(before.attributes), before.fore, before.back
     for code, parameters in _codes(codes):
         if code == 0:
@@ -53,12 +53,12 @@ def after(before: Look, codes: str, colours: Colours) -> Look:
             fore = _colour(code, parameters, colours, foreground=True)
         elif 40 <= code <= 49 or 100 <= code <= 107:
             back = _colour(code, parameters, colours, foreground=False)
-    return look(frozenset(attributes), fore, back, before.link)
+    return cell_style(frozenset(attributes), fore, back, before.link)
 
 
-def linked(before: Look, link: str) -> Look:
-    """The look with another hyperlink; ";" ends one."""
-    return look(before.attributes, before.fore, before.back, "" if link == ";" else link)
+def linked(before: CellStyle, link: str) -> CellStyle:
+    """The style with another hyperlink; ";" ends one."""
+    return cell_style(before.attributes, before.fore, before.back, "" if link == ";" else link)
 
 
 def _codes(text: str) -> Iterator[tuple[int, list[int]]]:
@@ -93,8 +93,8 @@ def _colour(code: int, parameters: list[int], colours: Colours, *, foreground: b
 
 
 @lru_cache(4096)
-def change(before: Look | None, wanted: Look) -> str:
-    """The shortest sequence from one look to another; None: whatever the terminal has now."""
+def change(before: CellStyle | None, wanted: CellStyle) -> str:
+    """The shortest sequence from one style to another; None: whatever the terminal has now."""
     if before is wanted:
         return ""
     link = "" if before is not None and before.link == wanted.link else f"\x1b]8;{wanted.link or ';'}\x1b\\"
