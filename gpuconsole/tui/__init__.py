@@ -1,7 +1,7 @@
-"""The full-screen console: the only room that imports Textual."""
+"""The full-screen console: the only folder that imports Textual."""
 
 import os
 
-# Textual waits for its next frame before it draws. At its usual 60 a second that is most of what a key waits for its screen
-# (p50 40 ms, at 240 it is 30); nothing is drawn more often, since a frame in which nothing changed is none.
+# Textual draws at its next frame. At 60 frames a second this wait is most of the latency of a key: p50 is 40 ms, and 30 ms at 240 frames.
+# Textual does not draw more often: it skips a frame in which nothing changed.
 os.environ.setdefault("TEXTUAL_FPS", "240")

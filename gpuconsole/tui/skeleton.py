@@ -1,7 +1,7 @@
-"""The first picture: what the console will look like, without a number, on screen before anything large is imported.
+"""The first picture: the layout of the console without any number. It is on the screen before the large imports.
 
-Plain ANSI, standard library only. The driver takes the alternate screen over; until then `restore` gives the terminal back, and
-so does being killed.
+Plain ANSI, standard library only. Later the driver takes over the alternate screen. Until then `restore` and the signal handlers give
+the terminal back.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[?1049l\x1b[?25h"
 _ALL_MODES_OFF = "\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h\x1b[<u"
 _DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""SIGINT too: as an exception in the midst of an import it can crash msgspec, which is building its decoders then."""
+"""SIGINT too: an exception in the middle of an import can crash msgspec while it builds its decoders."""
 
 _painted = False
 _handed_over = False
 _found: list[Any] | None = None
-"""The terminal's attributes before we came."""
+"""The attributes of the terminal before the picture."""
 
 
 def fits(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is a terminal that can show it: keys come from stdin, and the screen is drawn on stderr."""
+    """Whether there is a terminal for the console: keys come from stdin, and the screen is drawn on stderr."""
     return os.isatty(0) and os.isatty(2) and why_no_screen(environ) is None
 
 
@@ -54,7 +54,7 @@ def paint(environ: Mapping[str, str] = os.environ) -> None:
     _painted = True
     for number in _DEADLY:
         signal.signal(number, _die)
-    # Keys pressed now are for the console: they are not shown, and wait as they are until `typed` reads them.
+    # Keys pressed from now on are for the console: the terminal does not show them, and keeps them until `typed` reads them.
     quiet: list[Any] = [list(part) if isinstance(part, list) else part for part in _found]
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
@@ -84,7 +84,7 @@ def typed() -> bytes:
 
 
 def hand_over() -> list[Any] | None:
-    """From here on the driver gives the terminal back, with the attributes that this returns; None: with those that it has found."""
+    """From now on the driver gives the terminal back, with the returned attributes; None: with the attributes that the driver found."""
     global _handed_over
     found = _found if painted() else None
     _handed_over = True
@@ -92,7 +92,7 @@ def hand_over() -> list[Any] | None:
 
 
 def restore() -> None:
-    """Give the terminal back, unless the driver has it or has given it back."""
+    """Give the terminal back, unless the driver has taken it over."""
     global _painted
     if painted():
         _painted = False
@@ -101,13 +101,13 @@ def restore() -> None:
 
 
 def restore_by_force() -> None:
-    """Give the terminal back whoever has it, because nobody else will."""
+    """Give the terminal back in any case: the process is about to end."""
     _reset_attributes()
     _write(_ALL_MODES_OFF + _LEAVE)
 
 
 def _die(number: int, frame: object) -> None:
-    """Killed before the app could listen."""
+    """End by a signal that came before the app's own handlers."""
     restore_by_force()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -125,7 +125,7 @@ def _write(text: str, encoding: str = "ascii") -> None:
 
 
 def _nvidia() -> bool:
-    """A guess that costs nothing; the console asks the driver."""
+    """Whether an NVIDIA driver seems to be loaded. The console asks the driver later."""
     return sys.platform == "linux" and os.path.exists("/dev/nvidiactl")
 
 

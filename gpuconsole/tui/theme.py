@@ -1,6 +1,6 @@
-"""Style names to colours: the terminal's own sixteen, so that its light or dark theme is kept and colour bytes stay few.
+"""Style names and their colours: the terminal's own sixteen, which follow its light or dark theme and need few bytes.
 
-One accent colour; red only for what needs action. Under NO_COLOR what is left is bold, dim and reverse.
+One accent colour; red only for what needs action. Under NO_COLOR bold, dim and reverse remain.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ STYLES: dict[str, str] = {
 
 
 def style_of(name: str) -> Style:
-    """The rich style behind a painter's style name."""
+    """The rich style of a style name in a row."""
     return Style.parse(STYLES[name]) if STYLES[name] else Style.null()

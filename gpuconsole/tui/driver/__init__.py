@@ -1,9 +1,9 @@
-"""What stands between Textual and the terminal: of every update only the cells that differ are sent.
+"""The driver between Textual and the terminal: it sends only the cells of an update that differ.
 
     Textual's writes -> `Screen.feed` -> the wanted screen
                         `Screen.take` -> the bytes that turn what the terminal shows into it -> `Writer` -> the terminal
 
-`Writer` takes the next bytes only when the terminal has taken the last ones, so a slow line gets fewer frames and never old ones.
+`Writer` takes the next bytes when the terminal has taken the last ones. A slow line gets fewer frames, and never an outdated frame.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text cut into terminal cells: one string per cell, "" where a wide character goes on."""
+"""Text cut into terminal cells: one string per cell, and "" for the second cell of a wide character."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NARROW = " -~\u00a0-\u00ac\u00ae-\u02ff\u0370-\u0482\u2010-\u2027\u2030-\u205e\
 _WIDE = "\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff60"
 is_narrow = re.compile(f"[{_NARROW}]*").fullmatch
 is_steady = re.compile(f"[{_NARROW}{_WIDE}]*").fullmatch
-"""Characters on whose width terminals agree: after others the cursor may be anywhere."""
+"""Characters whose width is the same on all terminals. After any other character the position of the cursor is unknown."""
 
 
 def split(text: str, ascii_only: bool = False) -> tuple[str, list[str]]:
@@ -46,7 +46,7 @@ def _cluster(cluster: str) -> list[str]:
 
 _DRAWN_AS = {"-": "▔", "|": "▏▎▍▋▊▉▕", "*": "•✓", "o": "○◐◯", "x": "✗", "'": "‘’", '"': "“”"}
 _FRAMES = {ord(char): shown for shown, chars in _DRAWN_AS.items() for char in chars}
-"""What Textual's own widgets draw with, beside what `to_ascii` knows."""
+"""Characters of Textual's own widgets that `to_ascii` does not translate."""
 
 
 @lru_cache(2048)

@@ -1,4 +1,4 @@
-"""Textual's driver for POSIX terminals with another way out: cells instead of whole updates."""
+"""Textual's driver for POSIX terminals, with an output that sends changed cells instead of whole updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CellDriver(LinuxDriver):
-    """Keys, mouse and modes are LinuxDriver's; what it writes goes through a `Writer`."""
+    """LinuxDriver handles keys, mouse and modes. Its output goes through a `Writer`."""
 
     def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
@@ -31,7 +31,7 @@ class CellDriver(LinuxDriver):
 
     @property  # type: ignore[override]
     def _writer_thread(self) -> Writer:
-        """LinuxDriver makes a WriterThread, starts it, writes to it and stops it: all of that reaches our writer."""
+        """The writer in place of LinuxDriver's WriterThread: LinuxDriver starts it, writes to it and stops it."""
         return self._out
 
     @_writer_thread.setter
@@ -43,27 +43,27 @@ class CellDriver(LinuxDriver):
         return self._file.fileno()
 
     def redraw(self) -> None:
-        """Send the whole screen again: something else has written to the terminal."""
+        """Send the whole screen again: another program has written to the terminal."""
         self._out.redraw()
 
     # --- modes ----------------------------------------------------------------------------------------------
 
     def start_application_mode(self) -> None:
-        for key in keyboard.parse(skeleton.typed()):  # before Textual's parser reads the newer ones
+        for key in keyboard.parse(skeleton.typed()):  # before Textual reads newer keys
             self.process_message(key)
         super().start_application_mode()  # type: ignore[no-untyped-call]
         if (found := skeleton.hand_over()) is not None:
-            self.attrs_before = found  # not those that the skeleton has set
+            self.attrs_before = found  # the attributes from before the first picture
 
     def _sigtstp_application(self, *_: object) -> None:
-        # In a signal handler the app may be anywhere, in `write` too.
+        # A signal handler may interrupt the app anywhere, also in `write`.
         self._loop.call_soon_threadsafe(super()._sigtstp_application)
 
     def _sigcont_application(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._continue)
 
     def _continue(self) -> None:
-        """Back in the foreground. Where nobody suspended us (SIGSTOP), the modes are still on, or the shell has changed them."""
+        """Continue in the foreground. After SIGSTOP, which skips the suspension, the terminal's modes may be on or changed by the shell."""
         if not self._auto_restart:
             return
         if self._out.running:
@@ -73,10 +73,10 @@ class CellDriver(LinuxDriver):
     # --- size -----------------------------------------------------------------------------------------------
 
     def _get_terminal_size(self) -> tuple[int, int]:
-        """Asked at the start and in the handler of SIGWINCH. The terminal that counts is the one that is drawn on."""
+        """The size of the terminal that is drawn on. LinuxDriver calls this at the start and in the handler of SIGWINCH."""
         size = _size_of(self._terminal())
         self._loop.call_soon_threadsafe(self._out.resize, *size)
-        self._loop.call_soon_threadsafe(self._out.redraw)  # a terminal that is attached anew may have the same size
+        self._loop.call_soon_threadsafe(self._out.redraw)  # a terminal that was attached again may have the same size
         return size
 
     def process_message(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""A wanted and a sent screen: Textual's writes go in, what the terminal needs to show them comes out. No clock, no thread, no I/O."""
+"""A wanted and a sent screen. Textual's writes go in; the bytes that the terminal needs come out. No clock, no thread, no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGIN_UPDATE, END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 
 @dataclass
 class Cost:
-    """What the screen has cost the line so far. `merged` updates were overtaken by newer ones before they were sent."""
+    """The output so far. `merged` counts updates that were replaced by newer updates before they were sent."""
 
     bytes: int = 0
     frames: int = 0
@@ -23,11 +23,11 @@ class Cost:
 class Screen:
     """`feed` it, and `take` from it while something is `pending`.
 
-    A frame may be taken in parts. Each part shows the newest state, so a frame that is overtaken goes on as the next one.
+    A frame may be taken in parts. Each part shows the newest state, so that a frame can change while it is sent.
     """
 
     def __init__(self, width: int, height: int, terminal: Terminal, *, entered: bool = False) -> None:
-        """`entered`: the alternate screen is there already, with a picture on it that the first frame replaces."""
+        """`entered`: the alternate screen is on, with a picture that the first frame replaces."""
         self.cost = Cost()
         self._wanted = Wanted(width, height, terminal)
         self._sent = Sent(width, height)
@@ -39,7 +39,7 @@ class Screen:
         self._row = 0
 
     def feed(self, data: str) -> None:
-        """Take a write of Textual's."""
+        """Add one write of Textual."""
         wanted = self._wanted
         wanted.feed(data)
         if wanted.changed and not wanted.updating:
@@ -49,36 +49,36 @@ class Screen:
                 self._opening = False
 
     def resize(self, width: int, height: int) -> None:
-        """The terminal has this size now; if it is another, it may show anything."""
+        """Set the size of the terminal. After a change of the size the content of the terminal is unknown."""
         if (width, height) == (self._wanted.width, self._wanted.height):
             return
-        self._laid_out_after = self._wanted.updates  # what was laid out for another size is not worth sending
+        self._laid_out_after = self._wanted.updates  # updates for the old size are not sent
         self._wanted.resize(width, height)
         self._sent.resize(width, height)
         self.redraw()
 
     def redraw(self) -> None:
-        """The terminal may show anything: send all of it again."""
+        """Send the whole screen again: the content of the terminal is unknown."""
         self._sent.forget()
         if self._wanted.updates:
             self._wanted.changed.update(range(self._wanted.height))
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to take now."""
+        """Whether `take` has anything to return."""
         return bool(self._wanted.passing) or (self._has_cells and not self._opening)
 
     @property
     def opening(self) -> bool:
-        """A screen is held back that Textual has cleared and not drawn yet: it soon will be."""
+        """Whether a cleared screen is held back: Textual clears a screen before it draws the next one."""
         return self._has_cells and self._opening
 
     def open(self) -> None:
-        """Show it as it is."""
+        """Send the cleared screen."""
         self._opening = False
 
     def take(self, limit: int) -> str:
-        """What to send next: what passes through, then rows, until there are `limit` characters."""
+        """The next bytes: sequences that pass through, then rows, until there are `limit` characters."""
         parts: list[str] = []
         passing, self._wanted.passing = self._wanted.passing, []
         for item in passing:
@@ -88,7 +88,7 @@ class Screen:
         return "".join(parts)
 
     def last_words(self) -> str:
-        """What passes through and is still here, without reading the cells."""
+        """The remaining sequences that pass through. No cells."""
         passing, self._wanted.passing = self._wanted.passing, []
         return "".join(item.text for item in passing)
 
@@ -106,7 +106,7 @@ class Screen:
             case Effect.UNKNOWN:
                 parts += (self._sent.plain(), item.text)
                 self.redraw()
-            case Effect.ENTER if not self._entered:  # entering twice would clear what is there
+            case Effect.ENTER if not self._entered:  # a second sequence would clear the picture
                 parts.append(item.text)
                 self._entered = True
                 self.redraw()
@@ -118,7 +118,7 @@ class Screen:
     def _take_rows(self, parts: list[str], limit: int) -> None:
         wanted, size = self._wanted, 0
         while wanted.changed and size < limit:
-            y = min((y for y in wanted.changed if y >= self._row), default=min(wanted.changed))  # each row gets its turn
+            y = min((y for y in wanted.changed if y >= self._row), default=min(wanted.changed))  # continue below the last row
             self._row = y
             wanted.changed.remove(y)
             row = self._sent.row(y, wanted.chars[y], wanted.styles[y])

@@ -1,4 +1,4 @@
-"""The sent screen: what the terminal shows, and the shortest bytes that make it show something else."""
+"""The sent screen: the present content of the terminal, and the shortest bytes that change it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gpuconsole.tui.driver.styles import PLAIN, CellStyle, change
 
 UNKNOWN = -1
 _BLANKS = re.compile(" {8,}")
-"""From so many on, erasing is shorter than writing blanks."""
+"""From this many blanks on, erasing needs fewer bytes than writing."""
 
 Cells = list[str]
 Styles = list[CellStyle]
 
 
 class Sent:
-    """Rows as the terminal shows them; None is a cell that shows who knows what. So is the cursor at `UNKNOWN`."""
+    """The rows of the terminal. None is a cell with unknown content; `UNKNOWN` is a cursor at an unknown position."""
 
     def __init__(self, width: int, height: int) -> None:
         self.resize(width, height)
 
     def resize(self, width: int, height: int) -> None:
-        """A terminal of another size: nothing is known about it."""
+        """Set the size; the content becomes unknown."""
         self._width, self._height = width, height
         self.forget()
 
@@ -36,7 +36,7 @@ class Sent:
         self._x = self._y = UNKNOWN
 
     def row(self, y: int, chars: Cells, styles: Styles) -> str:
-        """What makes row `y` show these cells."""
+        """The bytes that make row `y` show these cells."""
         shown, shown_styles = self._chars[y], self._styles[y]
         if chars == shown and styles == shown_styles:
             return ""
@@ -65,7 +65,7 @@ class Sent:
         return self._x, self._y
 
     def go(self, x: int, y: int) -> str:
-        """The shortest way for the cursor."""
+        """The shortest bytes that move the cursor."""
         if (self._x, self._y) == (x, y):
             return ""
         best = _absolute(x, y)
@@ -76,7 +76,7 @@ class Sent:
         return best
 
     def plain(self) -> str:
-        """Leave nothing that would colour what others write."""
+        """The bytes that reset the style, so that other programs write without our colours."""
         if self._style is PLAIN:
             return ""
         before, self._style = self._style, PLAIN
@@ -90,7 +90,7 @@ class Sent:
         return change(before, style)
 
     def _narrow(self, parts: list[str], y: int, start: int, text: str) -> None:
-        """One character a cell; long blanks are erased rather than written."""
+        """Write one character per cell. Long blanks are erased."""
         at = 0
         assert self._style is not None
         for blanks in () if self._style.shows_on_blanks else _BLANKS.finditer(text):
@@ -102,7 +102,7 @@ class Sent:
         self._write(parts, text[at:])
 
     def _any(self, parts: list[str], y: int, start: int, cells: Cells) -> None:
-        """Cell by cell; after a character on whose width terminals differ, the cursor is placed anew."""
+        """Write cell by cell. After a character whose width differs between terminals, the cursor is positioned again."""
         for x, cell in enumerate(cells, start):
             if not cell:
                 continue
@@ -115,12 +115,12 @@ class Sent:
         if text:
             parts.append(text)
             self._x += len(text)
-            if self._x >= self._width:  # terminals differ on where the cursor is now
+            if self._x >= self._width:  # terminals differ in the position of the cursor here
                 self._x = UNKNOWN
 
 
 def _spans(changed: list[int], chars: Cells, styles: Styles) -> Iterator[tuple[int, int]]:
-    """Runs of cells to write, with whole wide characters: gaps that cost no more than the way over them are filled."""
+    """Runs of cells to write, with whole wide characters. A gap is written too where a cursor move needs as many bytes."""
     if not changed:
         return
     start = changed[0]
@@ -137,7 +137,7 @@ def _spans(changed: list[int], chars: Cells, styles: Styles) -> Iterator[tuple[i
 
 
 def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
-    """Whether to write the unchanged cells between two changed ones rather than move over them."""
+    """Whether writing the unchanged cells between two changed cells needs no more bytes than a cursor move."""
     gap = slice(last + 1, following)
     text = "".join(chars[gap])
     if len(text.encode()) > (3 if following == last + 2 else 4) or not is_narrow(text):
@@ -150,14 +150,14 @@ def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
 
 
 def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[tuple[int, int, CellStyle | None]]:
-    """Runs that can be written in one style. None: plain blanks, which go with any style that does not show on them."""
+    """Runs that can be written in one style. None: plain blanks, which fit any style that is invisible on blanks."""
     run = start
     style: CellStyle | None = None
     for x in range(start, end):
         here = None if styles[x] is PLAIN and chars[x] == " " else styles[x]
         if here is style or (here is None and style is not None and not style.shows_on_blanks):
             continue
-        if here is not None and style is None and not here.shows_on_blanks:  # the blanks before it take its style
+        if here is not None and style is None and not here.shows_on_blanks:  # the blanks before this cell get its style
             style = here
             continue
         if x > run:
@@ -167,7 +167,7 @@ def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[tupl
 
 
 def _end_of_text(chars: Cells, styles: Styles) -> int:
-    """From here on the row is blank."""
+    """The index from which on the row is blank."""
     end = len(chars)
     while end and chars[end - 1] == " " and styles[end - 1] is PLAIN:
         end -= 1
@@ -179,7 +179,7 @@ def _step(count: int, direction: str) -> str:
 
 
 def _along(x: int, to: int) -> str:
-    """The way along a row."""
+    """The shortest cursor move within a row."""
     if to >= x:
         return _step(to - x, "C")
     back = "\b" * (x - to)

@@ -19,7 +19,7 @@ _SHOWN_ON_BLANKS = frozenset({4, 7, 9, 21, 51, 52, 53})
 class CellStyle:
     """Attributes as SGR codes, colours as SGR parameters ("" is the default), a hyperlink. One object per style: compare with `is`.
 
-    `shows_on_blanks`: a blank in this style can be told from a plain blank.
+    `shows_on_blanks`: a blank in this style differs from a plain blank.
     """
 
     attributes: frozenset[int]
@@ -40,7 +40,7 @@ PLAIN = cell_style(frozenset(), "", "", "")
 
 @lru_cache(4096)
 def after(before: CellStyle, codes: str, colours: Colours) -> CellStyle:
-    """The style after an SGR sequence with these parameters, in colours that the terminal has."""
+    """The style after an SGR sequence with these parameters, reduced to the colours of the terminal."""
     attributes, fore, back = set(before.attributes), before.fore, before.back
     for code, parameters in _codes(codes):
         if code == 0:
@@ -62,7 +62,7 @@ def linked(before: CellStyle, link: str) -> CellStyle:
 
 
 def _codes(text: str) -> Iterator[tuple[int, list[int]]]:
-    """(code, its parameters): 38 and 48 take what follows them."""
+    """(code, its parameters): the codes 38 and 48 have parameters."""
     numbers = [int(part) if part else 0 for part in text.split(";")]
     while numbers:
         code = numbers.pop(0)
@@ -94,7 +94,7 @@ def _colour(code: int, parameters: list[int], colours: Colours, *, foreground: b
 
 @lru_cache(4096)
 def change(before: CellStyle | None, wanted: CellStyle) -> str:
-    """The shortest sequence from one style to another; None: whatever the terminal has now."""
+    """The shortest sequence from one style to another; None: the present style is unknown."""
     if before is wanted:
         return ""
     link = "" if before is not None and before.link == wanted.link else f"\x1b]8;{wanted.link or ';'}\x1b\\"

@@ -1,4 +1,4 @@
-"""What the terminal can show, as far as the environment tells. Imported before the first paint: standard library only."""
+"""What the terminal can show, according to the environment. Imported before the first paint: standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 NO_ADDRESSING = ("dumb", "unknown", "emacs", "cons25-dumb", "network", "dialup")
-"""Terminal types on which a cursor cannot be placed."""
+"""Terminal types without cursor addressing."""
 TRUE_COLOUR_TERMS = ("direct", "kitty", "ghostty", "alacritty", "wezterm", "foot", "contour", "iterm")
 
 
@@ -62,7 +62,7 @@ def _colours(environ: Mapping[str, str]) -> Colours:
 
 
 def _utf8_locale(environ: Mapping[str, str]) -> bool:
-    """What the user's locale says. Unset says nothing, as in most containers: then Python's choice stands."""
+    """Whether the user's locale is UTF-8. Without a locale, as in most containers, Python's choice counts."""
     if environ.get("PYTHONUTF8") == "1" or environ.get("PYTHONIOENCODING"):
         return True
     names = [environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]

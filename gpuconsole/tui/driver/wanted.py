@@ -1,7 +1,7 @@
-"""The wanted screen: what Textual has written, as cells, and what of it is not for cells.
+"""The wanted screen: Textual's writes as cells, and the sequences that do not change cells.
 
-Textual's updates are regular: cursor moves, SGR, hyperlinks, text and newlines. All else passes through in order; a sequence
-that is not known to leave the cells alone is marked, so that the whole screen is drawn again after it.
+Textual's updates are regular: cursor moves, SGR, hyperlinks, text and newlines. All other sequences pass through in order. After a
+sequence that may change cells the whole screen is drawn again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TOKENS = re.compile(
     re.DOTALL,
 )
 LONGEST_SEQUENCE = 1 << 20
-"""What is longer has no end, and is passed on as it is."""
+"""A longer sequence has no end; it passes through unchanged."""
 
 
 class Effect(Enum):
-    """What a sequence that passes through does to the screen."""
+    """The effect of a passing sequence on the screen."""
 
     NONE = "none"
     UNKNOWN = "unknown"
@@ -47,7 +47,7 @@ class Passing(NamedTuple):
 
 
 class Wanted:
-    """A grid of cells. `feed` brings it up to date; `changed` rows and `passing` sequences wait to be taken."""
+    """A grid of cells. `feed` updates it. `changed` rows and `passing` sequences wait to be taken."""
 
     def __init__(self, width: int, height: int, terminal: Terminal) -> None:
         self.width, self.height = width, height
@@ -57,11 +57,11 @@ class Wanted:
         self.passing: list[Passing] = []
         self.cursor = (0, 0)
         self.updates = 0
-        """How many writes have drawn something."""
+        """The number of writes that have drawn cells."""
         self.updating = False
-        """Between the begin and the end of an update: the screen is half done."""
+        """An update has begun and not ended: the screen is incomplete."""
         self.synchronized = False
-        """The terminal knows synchronized output."""
+        """The terminal supports synchronized output."""
         self._terminal = terminal
         self._x = self._y = 0
         self._style = PLAIN
@@ -69,7 +69,7 @@ class Wanted:
         self.resize(width, height)
 
     def resize(self, width: int, height: int) -> None:
-        """Keep what fits; what is new is blank."""
+        """Keep the cells that fit; new cells are blank."""
         for row in self.chars:
             row[:] = clip(row, width) + [" "] * (width - len(row))
         for styles in self.styles:
@@ -81,7 +81,7 @@ class Wanted:
         self.changed = {y for y in self.changed if y < height}
 
     def feed(self, data: str) -> None:
-        """Take one write."""
+        """Add one write."""
         if self._rest:
             data, self._rest = self._rest + data, ""
         drawn = False
@@ -111,13 +111,13 @@ class Wanted:
                 case _:
                     self.passing.append(Passing(token[0], Effect.UNKNOWN))
         if drawn and not self.updates:
-            self.changed = set(range(self.height))  # the blanks are wanted too
+            self.changed = set(range(self.height))  # the blank rows must be sent too
         self.updates += drawn
         self.cursor = (min(self._x, self.width - 1), min(self._y, self.height - 1))
 
     @property
     def blank(self) -> bool:
-        """Nothing is on it: Textual clears a screen before it draws the next one."""
+        """Whether the screen is empty: Textual clears a screen before it draws the next one."""
         return all(row.count(" ") == self.width for row in self.chars) and not any(
             style.shows_on_blanks for row in self.styles for style in set(row)
         )
@@ -161,7 +161,7 @@ class Wanted:
         self.changed.add(y)
 
     def _mend(self, y: int, start: int, end: int) -> None:
-        """Wide characters of which one half is about to be written over become blanks."""
+        """Replace wide characters that are about to lose one half with blanks."""
         chars = self.chars[y]
         if chars[start] == "":
             x = start

@@ -1,4 +1,4 @@
-"""The thread that writes to the terminal, and waits for it in place of the app."""
+"""The thread that writes to the terminal. The thread waits for a slow terminal; the app does not."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import time
 from gpuconsole.tui.driver.screen import Screen
 
 CHUNK = 1024
-"""Characters per write: what is still in hand when a newer state, or the end, comes."""
+"""Characters per write. A newer state, or the end, waits for at most this much."""
 OPENING_S = 0.25
-"""How long a screen that was cleared may take to be drawn before the cleared one is shown."""
+"""How long a cleared screen is held back before it is sent as it is."""
 LAST_WORDS_S = 0.5
-"""How long a terminal may hold up the end."""
+"""How long the end may wait for the terminal."""
 
 
 class Writer:
-    """Takes the place of Textual's writer thread: `write` never blocks, and nothing queues up but the newest state.
+    """Replaces Textual's writer thread. `write` never blocks, and only the newest state waits.
 
-    `stop` waits for the last words to go out, within bounds; `start` begins again after it.
+    `stop` waits up to LAST_WORDS_S for the last bytes; `start` may follow.
     """
 
     def __init__(self, fileno: int, screen: Screen, encoding: str = "utf-8") -> None:
@@ -45,7 +45,7 @@ class Writer:
 
     def write(self, data: str) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None  # once: what gives the terminal back must get through
+            failure, self._failure = self._failure, None  # raise once: the bytes that restore the terminal follow
             raise RuntimeError("the screen cannot be sent") from failure
         with self._wake:
             self._screen.feed(data)
@@ -76,11 +76,11 @@ class Writer:
         try:
             while (data := self._next(stop)) is not None:
                 self._send(data)
-        except Exception as error:  # told to the app, which would otherwise go on behind a frozen screen
+        except Exception as error:  # the next `write` raises it: the app must not continue behind a frozen screen
             self._failure = error
 
     def _next(self, stop: threading.Event) -> bytes | None:
-        """Wait until there is something to send; None once stopped and all is out, or another thread has taken over."""
+        """Wait for bytes to send. None after the end, or when another thread has taken over."""
         with self._wake:
             held_until = None
             while not self._screen.pending:
@@ -105,7 +105,7 @@ class Writer:
         while data and not self._gone:
             try:
                 data = data[os.write(self._fileno, data) :]
-            except BlockingIOError:  # somebody else made it so
+            except BlockingIOError:  # another process made the terminal non-blocking
                 select.select([], [self._fileno], [], 0.1)
-            except OSError:  # the terminal is gone: SIGHUP says so to the app
+            except OSError:  # the terminal is gone: the app receives SIGHUP
                 self._gone = True

@@ -1,1 +1,1 @@
-"""One file a screen."""
+"""One file per screen; pages of text share a file."""

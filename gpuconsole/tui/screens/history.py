@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 
 from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.report import charts, facts
-from gpuconsole.report import units as format
+from gpuconsole.report import charts, facts, units
 from gpuconsole.report.cells import Row, fill, line
 from gpuconsole.session.api import SessionApi
 from gpuconsole.tui.screens.base import BackScreen
@@ -40,7 +39,7 @@ class HistoryScreen(BackScreen):
         view = self.api.view()
         metric, unit = facts.throughput_metric(view)
         times, values = self.api.points(series_key(metric, view.device))
-        self._heading.say(f"at {format.clock(view.now)} of the session; ctrl+l draws again")
+        self._heading.say(f"at {units.clock(view.now)} of the session; ctrl+l draws again")
         serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2
         if len(times) >= 2:

@@ -1,1 +1,1 @@
-"""Zones: the few widgets that the screens are made of."""
+"""The widgets of the screens: zones that draw rows."""

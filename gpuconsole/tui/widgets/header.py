@@ -1,10 +1,9 @@
-"""The first rows: what this is, where it runs, what it does, and each device in a line."""
+"""The first rows: host, present run, and each device in a line."""
 
 from __future__ import annotations
 
 from gpuconsole.model.machine.device import Device
-from gpuconsole.report import facts
-from gpuconsole.report import units as format
+from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.session.api import View
@@ -13,13 +12,13 @@ CUT = {
     "gpu.clocks_hw_thermal": "clocks cut by the hardware: heat",
     "gpu.clocks_power_brake": "clocks cut from outside: power brake",
     "gpu.clocks_hw_slowdown": "clocks cut by the hardware",
-    "gpu.row_remap_failed": "memory is worn: it wants service",
+    "gpu.row_remap_failed": "memory is worn: it needs service",
 }
-"""What wants somebody's action, worst first."""
+"""Conditions that need action, worst first."""
 
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
-    """The title row, then as many devices as there is room for; what is left out is counted."""
+    """The title row, then as many devices as fit; the rest is counted."""
     shown = _devices(view)
     rows = [_title(view, width)]
     room = height - 1
@@ -31,12 +30,12 @@ def paint_header(view: View, width: int, height: int) -> list[Row]:
 
 
 def header_rows(view: View) -> int:
-    """How many rows the header has use for: where the GPUs have a strip of their own, only the one in use has a line here."""
+    """How many rows the header can use. Where the GPUs have a strip of their own, the header shows only the GPU in use."""
     return 1 + (1 if has_fleet(view) else max(1, len(_devices(view))))
 
 
 def device_line(view: View, width: int) -> Row:
-    """The device that runs use, in a line, with its figures of now."""
+    """The device that runs use, in a line, with its present figures."""
     return _strip(view, facts.device(view), width, 0)
 
 
@@ -45,7 +44,7 @@ def has_fleet(view: View) -> bool:
 
 
 def _devices(view: View) -> list[Device]:
-    """The GPUs, the one in use first; the host where there is none."""
+    """The GPUs, the GPU in use first; the host where there is no GPU."""
     current = facts.device(view)
     return [current] + [one for one in view.devices if one.is_gpu and one.id != current.id]
 
@@ -53,7 +52,7 @@ def _devices(view: View) -> list[Device]:
 def _title(view: View, width: int) -> Row:
     right = _trouble(view) or _activity(view)
     if view.own_cpu_ratio is not None and width >= 70:
-        right.append((f"   own cost {format.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
+        right.append((f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
     gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
     what = f"{len(gpus)}x {gpus[0].name}" if gpus else ""
     if view.environment.driver and gpus:
@@ -69,7 +68,7 @@ def _title(view: View, width: int) -> Row:
 
 
 def _trouble(view: View) -> list[Segment]:
-    """A source that does not answer: what it waits for, and how long already."""
+    """A source that does not answer, with the call that it waits for and the time; else a device that needs action."""
     for state in view.sources.values():
         if state.stuck_s:
             return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
@@ -93,7 +92,7 @@ def _activity(view: View) -> list[Segment]:
     parts.append((run.scenario, "title"))
     if (several := facts.processes(run)) > 1:
         parts.append((f"  {several} processes", ""))
-    parts.append((f"  {state} {format.clock(view.running_s)}", style))
+    parts.append((f"  {state} {units.clock(view.running_s)}", style))
     return parts
 
 
@@ -117,18 +116,18 @@ def _gpu_strip(view: View, device: Device, width: int) -> list[Segment]:
     watts = f"{power:3.0f}/{limit:.0f} W" if power is not None and limit else f"{power:3.0f} W" if power is not None else "power n/a"
     warmth = value("gpu.temperature_c")
     figures = [
-        f"SM {format.percent(value('gpu.sm_active_ratio'))}",
-        f"tensor {format.percent(value('gpu.tensor_active_ratio'))}",
-        f"HBM {format.used_of(value('gpu.hbm_used_bytes'), value('gpu.hbm_total_bytes'))}",
+        f"SM {units.percent(value('gpu.sm_active_ratio'))}",
+        f"tensor {units.percent(value('gpu.tensor_active_ratio'))}",
+        f"HBM {units.used_of(value('gpu.hbm_used_bytes'), value('gpu.hbm_total_bytes'))}",
         *(
-            [f"HBM bw {format.si(value('gpu.hbm_bytes_per_s'), 'B/s')} {format.percent(value('gpu.dram_active_ratio'))}"]
+            [f"HBM bw {units.si(value('gpu.hbm_bytes_per_s'), 'B/s')} {units.percent(value('gpu.dram_active_ratio'))}"]
             if width >= 100
             else []
         ),
         watts,
         f"{warmth:2.0f} °C" if warmth is not None else "temp n/a",
-        *([f"power cap {format.percent(capped)} of time"] if (capped := value("gpu.power_cap_time_ratio")) else []),
-        f"SM clock {format.si(value('gpu.sm_clock_hz'), 'Hz').strip()}",
+        *([f"power cap {units.percent(capped)} of time"] if (capped := value("gpu.power_cap_time_ratio")) else []),
+        f"SM clock {units.si(value('gpu.sm_clock_hz'), 'Hz').strip()}",
     ]
     return _fitting(name, figures, width)
 
@@ -137,19 +136,19 @@ def _cpu_strip(view: View, device: Device, width: int) -> list[Segment]:
     why = view.no_gpu_reason
     cores = view.environment.cores
     busy = facts.latest(view, "host.cores_busy")
-    memory = format.used_of(facts.latest(view, "host.memory_used_bytes"), facts.latest(view, "host.memory_total_bytes"))
+    memory = units.used_of(facts.latest(view, "host.memory_used_bytes"), facts.latest(view, "host.memory_total_bytes"))
     label = f"CPU (no GPU: {why})" if why else "CPU" if any(one.is_gpu for one in view.devices) else "CPU (no GPU)"
     figures = [
         facts.short_name(device.name),
-        f"cores busy {f'{busy:4.1f}' if busy is not None else format.NA}" + (f" of {cores}" if cores else ""),
+        f"cores busy {f'{busy:4.1f}' if busy is not None else units.NA}" + (f" of {cores}" if cores else ""),
         f"memory {memory}",
-        f"waiting for a core {format.percent(facts.latest(view, 'host.run_queue_delay_ratio'))}",
+        f"waiting for a core {units.percent(facts.latest(view, 'host.run_queue_delay_ratio'))}",
     ]
     return _fitting((label, "accent"), figures, width)
 
 
 def _fitting(name: Segment, figures: list[str], width: int) -> list[Segment]:
-    """`name`, then figures as long as they fit whole: a cut number is a wrong number."""
+    """`name`, then the figures that fit whole: a cut number is a wrong number."""
     parts: list[Segment] = [name]
     room = width - row_width(line_of(parts))
     for text in figures:

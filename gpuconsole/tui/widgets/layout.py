@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Plan(NamedTuple):
-    """Heights in rows; `runs_width` 0: the runs stand under the diagnosis, or nowhere when `runs` is 0 too. `fleet`: of many GPUs."""
+    """Heights in rows. `runs_width` 0: the runs stand under the diagnosis; they are hidden when `runs` is 0 too. `fleet`: the strip of many GPUs."""
 
     header: int
     fleet: int
@@ -22,14 +22,14 @@ class Plan(NamedTuple):
 
 
 def plan(width: int, height: int, devices: int = 1, fleet: int = 0, idle: bool = False, serves: bool = False) -> Plan:
-    """The layout for a terminal of `width` x `height`: what matters most keeps its room longest.
+    """The layout for a terminal of `width` x `height`: the most important zones keep their room longest.
 
-    `devices` are the lines that the header has use for, `fleet` the rows of the strip of many GPUs. While nothing runs (`idle`) the
-    GPUs are what there is to see. A run that `serves` has two lines more to say of a request than a step has.
+    `devices` are the lines that the header can use, `fleet` the rows of the strip of many GPUs. While nothing runs (`idle`) the GPUs get more
+    room. A run that `serves` needs two lines more for a request than a step needs.
     """
     wide, tall = width >= 100, height >= 32
     boxed = wide and tall
-    if width >= 120 and height >= 24:  # narrower, a tile could not hold its title and its figure
+    if width >= 120 and height >= 24:  # a narrower tile has no room for its title and its figure
         per_row, grid, tile_height = 4, 2, 6 if height >= 38 else 4 if tall else 3
     elif width >= 60 and height >= 20:
         per_row, grid, tile_height = 2, 2, 5 if tall else 3

@@ -1,4 +1,4 @@
-"""The zones of the main screen: each hands a view to its painter."""
+"""The zones of the main screen. Each draws one report of the present state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SECONDS_PER_COLUMN = 2.0
 
 
 class LiveZone(Zone):
-    """A zone of the main screen. `view` is what it shows, `plan` the layout in force."""
+    """A zone of the main screen. `view` is the state that it shows, `plan` the present layout."""
 
     def __init__(self, api: SessionApi, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._front = api
+        self._api = api
         self.view: View | None = None
         self.plan: Plan = plan(80, 24)
 
@@ -53,7 +53,7 @@ class TilesZone(LiveZone):
         return paint_tiles(shown, self._history, width, self.plan.tiles_per_row, self.plan.tile_height)
 
     def _history(self, key: str, columns: int) -> list[float | None]:
-        return self._front.history(key, columns, columns * SECONDS_PER_COLUMN)
+        return self._api.history(key, columns, columns * SECONDS_PER_COLUMN)
 
 
 class PhasesZone(LiveZone):

@@ -21,7 +21,7 @@ def paint_tile(tile: Tile, history: History, width: int, height: int) -> list[Ro
 
 
 def _figure(tile: Tile, room: int) -> str:
-    """The full figure where it leaves the title whole, else the short one."""
+    """The full figure where the title fits beside it, else the short figure."""
     fits = cell_width(tile.title) + cell_width(tile.figure) <= room
     return tile.figure if fits or not tile.short else tile.short
 

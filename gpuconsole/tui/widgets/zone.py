@@ -1,4 +1,4 @@
-"""The base of all that is drawn here: rows in, and only the rows that differ go out."""
+"""The base of every widget that draws rows: only the rows that differ are refreshed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Zone(Widget):
         super().__init__(id=id)
         self._rows: list[Row] = []
         self._strips: dict[int, Strip] = {}
-        self._looks: dict[str, Style] = {}
+        self._styles_by_name: dict[str, Style] = {}
         self.refreshed_rows = 0
 
     def paint(self, width: int, height: int) -> list[Row]:
@@ -34,7 +34,7 @@ class Zone(Widget):
 
     @property
     def rows(self) -> list[Row]:
-        """What is on the screen."""
+        """The rows on the screen."""
         return self._rows
 
     def repaint(self) -> None:
@@ -61,7 +61,7 @@ class Zone(Widget):
         self.refresh()
 
     def notify_style_update(self) -> None:
-        self._looks.clear()
+        self._styles_by_name.clear()
         self._strips.clear()
         super().notify_style_update()
 
@@ -71,12 +71,12 @@ class Zone(Widget):
             return Strip.blank(width)
         strip = self._strips.get(y)
         if strip is None:
-            segments = [Segment(text, self._look(name)) for text, name in self._rows[y]]
+            segments = [Segment(text, self._named_style(name)) for text, name in self._rows[y]]
             strip = self._strips[y] = Strip(segments).adjust_cell_length(width)
         return strip
 
-    def _look(self, name: str) -> Style:
-        style = self._looks.get(name)
+    def _named_style(self, name: str) -> Style:
+        style = self._styles_by_name.get(name)
         if style is None:
-            style = self._looks[name] = self.rich_style + style_of(name)
+            style = self._styles_by_name[name] = self.rich_style + style_of(name)
         return style
