@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 import msgspec
 
@@ -16,11 +15,9 @@ from gpuconsole.experiments.choose import LIVE_S, WORTH, Candidate, candidates, 
 from gpuconsole.experiments.until_diagnosed import until_diagnosed
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments.trial import Trial
-from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Environment
-from gpuconsole.session.api import Busy, SessionError, View
+from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
 
 BUSY_S = 1.0
@@ -34,24 +31,12 @@ TUNE_S = 300.0
 """Default length of a session in seconds: five to fifteen trials."""
 
 
-class Tuned(Protocol):
-    """What a tuner needs of the engine."""
-
-    def view(self) -> View: ...
-
-    def environment(self) -> Environment: ...
-
-    def probe_only_for(self, knobs: Collection[str]) -> None: ...
-
-    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial: ...
-
-
 class Tuner:
     """Tunes the run of an engine that has been started. `certificate` is complete after every attempt."""
 
     def __init__(
         self,
-        engine: Tuned,
+        engine: SessionApi,
         scenario: str,
         budget_s: float,
         *,
@@ -212,7 +197,7 @@ class Tuner:
 class TuningSession:
     """Runs a Tuner for the engine: one session at a time. Every change of the session is emitted as an event."""
 
-    def __init__(self, engine: Tuned, emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, engine: SessionApi, emit: Callable[[AnyEvent], None]) -> None:
         self._engine, self._emit = engine, emit
         self._task: asyncio.Task[Certificate] | None = None
 

@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from gpuconsole.diagnosis.standing import Standing
 from gpuconsole.model.run import Run
-from gpuconsole.session.api import SessionError, View
+from gpuconsole.session.api import SessionApi, SessionError, View
 
 READ_EVERY_S = 0.25
 
 
-class Viewed(Protocol):
-    """A session whose state can be read."""
-
-    def view(self) -> View: ...
-
-
 async def until_diagnosed(
-    api: Viewed, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, tunable: Collection[str] = ()
+    api: SessionApi, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, tunable: Collection[str] = ()
 ) -> Run:
     """The run, as soon as its diagnosis stands (see `Standing`) or `enough` returns True. `seen` receives every state that was read.
 

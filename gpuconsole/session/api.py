@@ -94,6 +94,10 @@ class SessionApi(Protocol):
         """The present state."""
         ...
 
+    def environment(self) -> Environment:
+        """The machine and its software, as they are now."""
+        ...
+
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
         """Means of the series `key` in `columns` equal time buckets of the last `seconds`, the newest last; None: no sample in the bucket."""
         ...

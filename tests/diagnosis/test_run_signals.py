@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from gpuconsole.diagnosis.signals.run import DATA_WAIT, run_signals
-from gpuconsole.engine.diagnosis_loop import Diagnosing
+from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
+from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.machine.device import Device, Peaks
@@ -63,9 +64,9 @@ def served(device: Device, gap_s: float, **knobs: int) -> dict[str, Finding]:
         state.apply(Requests(t, [Request(t, 0.0, 0.05, 0.05 + 63 * gap_s, 64, 64, (gap_s,) * 63, (1.0,) * 63)]))
         state.apply(ServerState(t, {"requests_running": 1.0, "requests_waiting": 0.0}, {}))
     record.steady_t = 0.0
-    diagnosing = Diagnosing(state, emitted.append, lambda: None, asyncio.Lock())
-    asyncio.run(diagnosing.look(record, Unused()))  # type: ignore[arg-type]
-    asyncio.run(diagnosing.look(record, Unused()))  # type: ignore[arg-type]
+    loop = DiagnosisLoop(state, emitted.append, lambda: None, RunLock())
+    asyncio.run(loop.evaluate(record, Unused()))  # type: ignore[arg-type]
+    asyncio.run(loop.evaluate(record, Unused()))  # type: ignore[arg-type]
     found = [event for event in emitted if isinstance(event, Found)][-1]
     return {finding.rule: finding for finding in found.findings}
 

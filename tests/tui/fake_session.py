@@ -211,6 +211,9 @@ class FakeSession:
     async def keep_warm(self, wanted: bool) -> None:
         self.warm = wanted
 
+    def environment(self) -> Environment:
+        return self.shown.environment
+
     def snapshot(self) -> Snapshot:
         return Snapshot(created="", gpuconsole="", environment=self.shown.environment, runs=list(self.shown.runs), trials=[])
 
