@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import subprocess
 import sys
@@ -53,3 +54,34 @@ def test_the_links_between_the_pages_lead_somewhere() -> None:
             if "://" not in target and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions, classes, methods and constants of a file: `Class`, `Class.method`, `function`, `CONSTANT`."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_the_names_on_the_page_of_the_architecture_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)(?:::([\w.]+))?`", page)
+    assert len(named) > 30
+    wrong = [
+        f"{file}::{name}"
+        for file, name in named
+        if not (ROOT / "gpuconsole" / file).exists() or (name and name not in names_in(ROOT / "gpuconsole" / file))
+    ]
+    assert wrong == []
+
+
+def test_the_table_of_keys_is_current() -> None:
+    done = subprocess.run([sys.executable, ROOT / "docs" / "make_keys.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,70 @@
+"""Writes keys.md, the table of all keys, from `gpuconsole/tui/keys.py`:
+
+python docs/make_keys.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuconsole.tui.keys import Action, everywhere, on
+
+PAGE = Path(__file__).with_name("keys.md")
+HEAD = """# Keys
+
+Made by `python docs/make_keys.py` from `gpuconsole/tui/keys.py`; a test checks that this page is current.
+
+On the screen, `?` shows all keys, and the bar at the bottom shows the keys that are useful now.
+
+## Everywhere
+
+"""
+LISTS = "Lists and pages"
+SCREENS = {
+    "main": "Main screen",
+    "scenarios": "Scenarios",
+    "knobs": "Knobs",
+    "processes": "Processes",
+    "device": "Device",
+    "topology": "Links",
+    "tuning": "Tuning",
+}
+MOVES = ("up", "down", "page_up", "page_down", "first", "last", "back")
+FOOT = """
+## Slow SSH lines and terminals
+
+The console sends only the cells that changed. A slow line gets fewer frames, never old frames. `--eco` updates the screen every two seconds, and `ssh -C` (compression) helps
+further. The console reads `NO_COLOR`, the number of colours and the character set from the environment. It works with 16 colours and with ASCII only.
+
+The title of the console shows its own CPU use. All NVML calls run in a child process: when a driver call hangs, the title shows which call hangs and for how long, and `q` still quits
+at once.
+"""
+
+
+def table(actions: Iterable[Action]) -> str:
+    rows = dict.fromkeys(f"| {', '.join(f'`{key}`' for key in action.written.split(', '))} | {action.help} |\n" for action in actions)
+    return "| key | action |\n|---|---|\n" + "".join(rows)
+
+
+def page() -> str:
+    parts = [HEAD, table(everywhere())]
+    for screen, title in SCREENS.items():
+        parts.append(f"\n## {title}\n\n{table(action for action in on(screen) if action.id not in MOVES)}")
+    parts.append(f"\n## {LISTS}\n\n{table(action for action in on('processes') if action.id in MOVES)}")
+    return "".join([*parts, FOOT])
+
+
+def main() -> int:
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") == page():
+        return 0
+    print(f"{PAGE.name} is out of date: python docs/make_keys.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
