@@ -119,6 +119,7 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     from gpuconsole.workloads.device_memory import set_up_allocator
     from gpuconsole.workloads.training.loop.loop import TrainingLoop
     from gpuconsole.workloads.training.parallel.choose import plan_for
+    from gpuconsole.workloads.training.probes.catalog import probes_of
 
     channel.send(Progress(now(), "building", start.workload))
     device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", world.local_rank)
@@ -141,7 +142,9 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     plan = plan_for(start.knobs, world)
     task = module.create(start.knobs, device, start.seed + plan.replica)
     channel.send(Progress(now(), "warming", "first steps"))
-    return TrainingLoop(task, start.knobs, device, scratch, plan)
+    loop = TrainingLoop(task, start.knobs, device, scratch, plan)
+    loop.probes = probes_of(loop)
+    return loop
 
 
 def warm_up(channel: Channel) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +80,7 @@ class TrainingLoop:
         self._peak_bytes = 0.0
         self._buckets_ready: Moment | None = None
         self.plan.on_bucket = self._bucket_ready
+        self.probes: Mapping[str, Probe] = {}
 
     # --- one step -------------------------------------------------------------------------------------------
 
@@ -137,12 +137,6 @@ class TrainingLoop:
     @property
     def exchanges(self) -> bool:
         return self.plan.exchanges
-
-    @property
-    def probes(self) -> Mapping[str, Probe]:
-        from gpuconsole.workloads.training.probes.catalog import PROBES  # late: probes import this module
-
-        return {name: partial(probe, self) for name, probe in PROBES.items()}
 
     def drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from gpuconsole.agent.loop import Signals
+from gpuconsole.agent.loop import Probe, Signals
 from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, timed_pass, untouched
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.profile import BYTES_NOTE, OP_CLASSES
@@ -147,3 +148,8 @@ PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "exchange_sizes": exchange_sizes,
     **GPU_PROBES,
 }
+
+
+def probes_of(loop: TrainingLoop) -> dict[str, Probe]:
+    """Every probe by name, ready to run on `loop`."""
+    return {name: partial(probe, loop) for name, probe in PROBES.items()}
