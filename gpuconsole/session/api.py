@@ -36,11 +36,13 @@ class Busy(SessionError):
 class View(msgspec.Struct, frozen=True):
     """Everything a screen shows, at one moment.
 
-    `latest` and `unavailable` are keyed by series name (`gpu.power_w{device=gpu:0}`). `device` is the one that the
-    current run uses (or would). `stage` says what a run is doing before its first step; `probing` names the probe under way.
-    `runs[-1]` is the current run, if there is any. `now` is seconds on the session's own clock, and `sampled` says when each of
-    `latest` was taken; `substitutes` names the source of a value that did not come from the catalogued one. `processes_missing` gives, for devices that do not tell their processes, the reason.
-    `silent`: for how many seconds nothing has come of a device, where that is too long for its values to be fresh. `wall` is Unix time at `now`, 0 when it is not known. `sources` says of each source how it keeps its beat, and which one is stuck. `tuning_at`: when `tuning` was last told. `step_times` are seconds of recent steps, of a serving run E2E of recent requests.
+    Times are seconds: `now`, `sampled` and `tuning_at` are session seconds, `wall` is Unix time at `now` (0 when it is not known).
+    `latest`, `sampled`, `substitutes` and `unavailable` are keyed by series (`gpu.power_w{device=gpu:0}`). `sampled`: when each value was read.
+    `substitutes`: the source of a value that did not come from the source in the catalogue. `silent`: for each device whose values are not
+    fresh, the seconds since its last message. `device`: the device of the current run, or of the next run. `runs[-1]` is the current run.
+    `stage`: what a run does before its first step. `probing`: the probe that runs now. `processes_missing`: why a device does not list its
+    processes. `sources`: the real period of each source, and whether it is stuck. `step_times`: durations of recent steps; of a serving run, E2E
+    of recent requests.
     """
 
     now: float

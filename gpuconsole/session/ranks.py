@@ -1,4 +1,4 @@
-"""The steps of every process of a run that has several."""
+"""The steps of every process of a run with several processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMM = PHASES.index("comm")
 
 
 class Ranks:
-    """Empty for a run in one process, which leads itself."""
+    """Empty for a run in one process."""
 
     def __init__(self) -> None:
         self._joined: dict[int, RankJoined] = {}
@@ -31,7 +31,7 @@ class Ranks:
         self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
 
     def carry_on(self, before: Ranks) -> None:
-        """The same processes go on, counting anew."""
+        """The same processes continue; their steps are counted from here."""
         for event in before.joined:
             self.join(event)
 
@@ -42,7 +42,7 @@ class Ranks:
 
     @property
     def joined(self) -> list[RankJoined]:
-        """What the processes said as they joined, by rank."""
+        """The first message of each process, by rank."""
         return [event for _, event in sorted(self._joined.items())]
 
     def leads(self, rank: int) -> bool:
@@ -55,16 +55,16 @@ class Ranks:
             self._memory[event.rank] = event.memory_bytes
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
-        """Each process by rank, over its last `limit` steps."""
+        """A summary of each process over its last `limit` steps, by rank."""
         return [self._summary(event, limit or KEPT_STEPS) for event in self.joined]
 
     def signals(self) -> dict[str, Signal]:
-        """Which process is busiest outside of communication, and by how much; nothing before all have taken some steps."""
+        """The process that is busiest outside of communication, and its time over that of the others. Empty before every process has made some steps."""
         busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
         if len(busy) < max(2, len(self._joined)):
             return {}
         if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
-            return {}  # shards and split matrices wait within their passes: those times tell nothing
+            return {}  # processes with shards or split matrices wait within their passes: these times cannot be compared
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
         source = f"step account of {len(busy)} processes: time without communication and run-queue delay, its median over the others'"
@@ -75,18 +75,18 @@ class Ranks:
         }
 
     def _least_communication(self) -> dict[str, Signal]:
-        """Of each step the communication of the process that communicated least: it came last, so it waited for nobody."""
+        """In each step the process that communicates least came last and waited for no other process: its communication time is the pure one."""
         recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
         common = set.intersection(*(set(steps) for steps in recent))
         if len(common) < LEAST_STEPS:
             return {}
         least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
-        source = f"step account of {len(recent)} processes, n={len(common)}: of each step the process that communicated least"
+        source = f"step account of {len(recent)} processes, n={len(common)}: of each step, the process that communicated least"
         return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
 
     def _sampled(self, rank: int) -> list[Step]:
-        """The last steps on which run-queue delay was read, as soon as there are enough of them."""
+        """The last steps for which run-queue delay was read; empty while there are fewer than LEAST_STEPS."""
         sampled = [step for step in self._steps[rank] if step.runq is not None][-SAMPLED_STEPS:]
         return sampled if len(sampled) >= LEAST_STEPS else []
 
@@ -105,6 +105,6 @@ class Ranks:
 
 
 def _busy_s(step: Step) -> float:
-    """A step's time without communication, which is waiting for others too, and without waiting for a core."""
+    """Seconds of a step without communication, which includes the wait for other processes, and without run-queue delay."""
     runq = step.runq or (0.0,) * len(PHASES)
     return step.wall_s - sum(runq) - (step.phases[COMM] - runq[COMM])

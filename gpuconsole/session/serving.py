@@ -1,4 +1,4 @@
-"""A serving run while it is measured: its requests, the load generator's state, and what the server tells of itself."""
+"""A serving run while it is measured: its requests, the state of the load generator, and what the server reports."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gpuconsole.wire.events import Requests, ServerState
 
 MOST_REQUESTS = 20_000
 MOST_GAPS = 200_000
-"""Gaps between chunks that are kept one by one: until there are more, percentiles of ITL are exact."""
+"""Gaps between chunks that are kept one by one. While a run has fewer, percentiles of ITL are exact."""
 LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
 MOST_STATES = 4000
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
 FULL_KV = 0.9
 DRAIN_S = 2.0
-"""After a probe or a trial requests of its load still end, and the server counts them like any other."""
+"""For this time after a probe or a trial, requests of its load still end, and the server counts them too."""
 
 
 class ServingRecord:
@@ -73,11 +73,11 @@ class ServingRecord:
         self.states.append(event)
 
     def probed(self, begun: float, ended: float) -> None:
-        """What the server told in between was of another load."""
+        """Between these times the server reported about another load."""
         self._probes.append((begun, ended))
 
     def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
-        """Requests that ended after `since`, oldest first; the last of them, where they have more gaps than `most_gaps`."""
+        """Requests that ended after `since`, oldest first. Where they have more than `most_gaps` gaps, only the newest requests."""
         found: list[Request] = []
         gaps = 0
         for request in reversed(self.requests):
@@ -88,7 +88,7 @@ class ServingRecord:
         return found[::-1]
 
     def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
-        """Over the steady `ticks`; a live one looks at the last requests and, of gaps, at fewer yet, since it is made every second."""
+        """The summary over the steady `ticks`. A live summary uses only the last LIVE_REQUESTS requests and the last LIVE_GAPS gaps."""
         since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
         requests = self.recent(since)
         if live:
@@ -104,18 +104,18 @@ class ServingRecord:
         return summary
 
     def means(self, since: float) -> dict[str, float]:
-        """The server's own means over the requests (and tokens, and iterations) that it finished after `since`."""
+        """Means that the server reports, over the requests, tokens and iterations that it finished after `since`."""
         gained, _ = self._gained(since)
         counts = {key.removesuffix("_count"): count for key, count in gained.items() if key.endswith("_count") and count > 0}
         return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
 
     def rates(self, since: float) -> dict[str, float]:
-        """Per second: what the server's totals gained after `since`."""
+        """How much each total of the server rose per second after `since`."""
         gained, wall = self._gained(since)
         return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
-        """What the rules work on, from the requests and states after `since`."""
+        """The signals that rules read, from the requests and states after `since`."""
         return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
 
     def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
@@ -181,10 +181,12 @@ class ServingRecord:
                 full, "ratio", f"{SERVER}, share of {len(usage)} readings at {FULL_KV:.0%} or more"
             )
         running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
-        if running and "max_num_seqs" in facts:  # of a server that was not started here the seats are not known
-            seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # fewer, where they were lowered while it runs
+        if running and "max_num_seqs" in facts:  # the sequence slots of a server that was not started here are not known
+            seats = min(facts["max_num_seqs"], float(knobs["max_num_seqs"]))  # a live change may have lowered the limit
             share = sum(value >= seats for value in running) / len(running)
-            found["server.seats_taken_ratio"] = Signal(share, "ratio", f"{SERVER}, share of {len(running)} readings with every seat taken")
+            found["server.seats_taken_ratio"] = Signal(
+                share, "ratio", f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
+            )
         deltas, wall = self._gained(since)
         for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
             if name in deltas and wall > 0:
@@ -208,7 +210,7 @@ class ServingRecord:
         return found
 
     def _gained(self, since: float) -> tuple[dict[str, float], float]:
-        """What the server's totals gained from the last state before `since` on, and in how many seconds: other loads left out."""
+        """How much each total of the server rose since the last state before `since`, and in how many seconds. Time of other loads is left out."""
         before = sum(1 for _ in itertools.takewhile(lambda one: one.t < since, self.states))
         gained: Counter[str] = Counter()
         wall = 0.0
@@ -220,5 +222,5 @@ class ServingRecord:
         return dict(gained), wall
 
     def _is_own(self, t: float) -> bool:
-        """The load at `t` is that of the run: no probe, no trial, and not what is still under way after one."""
+        """Whether the load at `t` is that of the run, not that of a probe or a trial."""
         return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)

@@ -1,4 +1,4 @@
-"""A child's end of the wire: sending never blocks, and the parent's death ends the child."""
+"""The wire in a child: sending never blocks, and the child ends when its parent dies."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gpuconsole.wire.events import (
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
-"""Of what must not be lost: a parent that has stopped for hours must not cost all memory."""
+"""The limit for events that must not be lost: a parent that was stopped for hours must not take all memory."""
 REPLACEABLE = {kind.__struct_config__.tag for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)}
-"""Tags of events that a full pipe drops, because later events of the kind follow."""
+"""Tags of events that a full pipe drops, because later events of the same kind follow."""
 _PR_SET_PDEATHSIG = 1
 QUIET_S, BETWEEN_S, ASKED = 10, 5, 4
-"""A connection to another machine is over when nothing has come for 10 s, nor in answer to 4 questions 5 s apart."""
+"""A connection to another machine is closed after 10 s of silence and 4 unanswered questions, 5 s apart."""
 
 
 def die_with_parent() -> None:
@@ -43,7 +43,7 @@ def die_with_parent() -> None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel notice when the other machine is gone, or cut off, without a word."""
+    """Make the kernel close the connection when the other machine is gone or unreachable."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", QUIET_S), ("TCP_KEEPINTVL", BETWEEN_S), ("TCP_KEEPCNT", ASKED)):
         if hasattr(socket, option):  # not on every system
@@ -63,7 +63,7 @@ class ChildChannel:
         self.dropped = 0
 
     def send(self, event: Event | dict[str, Any]) -> None:
-        """Send `event`; the agent gives its messages as dictionaries with the same keys."""
+        """Send `event`. The agent passes its messages as dictionaries with the same keys."""
         line = encode(event) + b"\n"
         tag = event["event"] if isinstance(event, dict) else type(event).__struct_config__.tag
         limit = OUTBOX_BYTES if tag in REPLACEABLE else LAST_RESORT_BYTES
@@ -75,14 +75,14 @@ class ChildChannel:
             self._push()
 
     def flush(self) -> bool:
-        """Send what an earlier full pipe left behind, as far as it goes now. Returns whether that was all."""
+        """Send what waits because of a full pipe, as much as fits now. Returns whether nothing waits any more."""
         if self._outbox:
             with self._lock:
                 self._push()
         return not self._outbox
 
     def drain(self, timeout_s: float) -> None:
-        """Send everything that is left, waiting up to `timeout_s`. For the last words of a child."""
+        """Send everything that waits, within `timeout_s`. For the last messages of a child."""
         with self._lock:
             self._socket.settimeout(timeout_s)
             try:
@@ -92,7 +92,7 @@ class ChildChannel:
             self._outbox.clear()
 
     def listen(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
-        """Read commands on a thread of its own until the parent goes away."""
+        """Read commands on a separate thread until the parent ends."""
         threading.Thread(target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True).start()
 
     def _push(self) -> None:
@@ -124,7 +124,7 @@ class ChildChannel:
 
 
 def kill_own_group() -> None:
-    """End this process and everything it started, at once."""
+    """End this process and everything that it started, at once."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

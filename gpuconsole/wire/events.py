@@ -1,7 +1,7 @@
-"""Every message there is, as one tagged union. `t` is seconds on CLOCK_MONOTONIC, which all processes share.
+"""All messages of the wire. `t` is seconds on CLOCK_MONOTONIC, which all processes of a machine share.
 
-Events travel from children to the runtime; the runtime's own conclusions are events too, so a recording of all of
-them is enough to rebuild every screen. Commands travel the other way.
+Children send events to the console. The conclusions of the console are events too, so a recording of all events is enough to rebuild every
+screen. The console sends commands to children.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Hello(Event, frozen=True):
 
 
 class Devices(Event, frozen=True):
-    """What there is to watch. `reason` says why there is no GPU, where there is none; `cuda` is the newest CUDA that the driver runs."""
+    """The list of devices; replaces the list before. `reason`: why there is no GPU, where there is none. `cuda`: the newest CUDA version of the driver."""
 
     devices: list[Device]
     driver: str | None = None
@@ -51,7 +51,7 @@ class Devices(Event, frozen=True):
 
 
 class Sample(Event, frozen=True):
-    """One reading of one device; keys are names in the metric catalogue. `sources`: those that came from another source than catalogued."""
+    """One reading of one device, by metric name. `sources`: the source of each value that did not come from the source in the catalogue."""
 
     device: str
     values: dict[str, float]
@@ -59,7 +59,7 @@ class Sample(Event, frozen=True):
 
 
 class Unavailable(Event, frozen=True):
-    """Metrics that a device cannot report, each with the reason. Replaces what was said before of that device."""
+    """Metrics that a device cannot report, each with the reason. Replaces the earlier reasons of that device."""
 
     device: str
     reasons: dict[str, str]
@@ -71,13 +71,13 @@ class DeviceLost(Event, frozen=True):
 
 
 class Topology(Event, frozen=True):
-    """How the GPUs are linked, each pair once."""
+    """The links between the GPUs, each pair once."""
 
     links: list[Link]
 
 
 class Processes(Event, frozen=True):
-    """All processes on all devices; replaces what was said before. `reasons`: devices that do not tell theirs, and why."""
+    """All processes on all devices; replaces the list before. `reasons`: why a device does not list its processes."""
 
     processes: list[Process]
     reasons: dict[str, str] = {}
@@ -92,10 +92,10 @@ class Xid(Event, frozen=True):
 
 
 class SourceState(Event, frozen=True):
-    """How a source keeps its beat: `period_s` as it really is. `stuck_s` above 0: it has not answered for so long.
+    """The state of a source. `period_s`: the real time between two readings. `stuck_s`: seconds without an answer, 0 while it answers.
 
-    `detail` says in words what is slow or stuck; `missed` counts rounds that were skipped, since the source began; `opening`: it has
-    not begun yet (a driver without persistence mode takes seconds for each GPU).
+    `detail`: what is slow or stuck, in words. `missed`: rounds skipped since the source began. `opening`: the source has not begun yet (a driver
+    without persistence mode takes seconds for each GPU).
     """
 
     source: str
@@ -110,14 +110,14 @@ class SourceState(Event, frozen=True):
 
 
 class Progress(Event, frozen=True):
-    """What a worker is doing before its first step: importing, calibrating, building, warming."""
+    """What a worker does before its first step: importing, calibrating, building, warming."""
 
     stage: str
     detail: str = ""
 
 
 class Started(Event, frozen=True):
-    """The first step is about to begin, or the knobs have changed: facts about the workload as it now is.
+    """The first step begins now, or the knobs have changed: facts about the workload with its present knobs.
 
     `facts`: `parameters`, `flops_per_sample`, `peak_flops_per_s` (measured here), ... see Workload implementations.
     """
@@ -128,7 +128,7 @@ class Started(Event, frozen=True):
 
 
 class RankJoined(Event, frozen=True):
-    """A process of a run that has several is there. `leads`: its steps stand for the run's. `token` proves that it may join."""
+    """A process joined a run with several processes. `leads`: its steps stand for the run. `token` proves that it may join."""
 
     rank: int
     host: str
@@ -138,7 +138,7 @@ class RankJoined(Event, frozen=True):
 
 
 class Doing(Event, frozen=True):
-    """What a process's training thread is doing: the innermost calls, outermost first."""
+    """What the training thread of a process does: its innermost calls, the outermost of them first."""
 
     rank: int
     calls: str
@@ -147,9 +147,8 @@ class Doing(Event, frozen=True):
 class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
 
-    `overhead_s` is the cumulative time that measuring has cost; `dropped` counts messages lost to a full pipe.
-    `counters`: totals since the process began (garbage collection, the loader's epochs, exchanges of gradients, its memory as it is), and
-    where the workload is compiled what torch.compile has done.
+    `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
+    began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory.
     """
 
     steps: list[Step]
@@ -163,7 +162,7 @@ class Steps(Event, frozen=True):
 
 
 class MarkedSteps(Event, frozen=True):
-    """What a training worker sends for `Steps`, which it becomes as it is decoded; the other fields are alike."""
+    """The form in which a training worker sends `Steps`. Decoding turns it into `Steps`; the other fields are the same."""
 
     steps: list[MarkedStep]
     cpu_s: float
@@ -175,17 +174,17 @@ class MarkedSteps(Event, frozen=True):
     counters: dict[str, float] = {}
 
     def added_up(self) -> Steps:
-        """Raises IndexError or ValueError where a step has no marks, or not as many phases as moments."""
+        """The same as `Steps`. Raises IndexError or ValueError where a step has no marks, or different numbers of phases and times."""
         steps = [step.step() for step in self.steps]
         return Steps(self.t, steps, self.cpu_s, self.runq_s, self.overhead_s, self.memory_bytes, self.dropped, self.rank, self.counters)
 
 
 class Requests(Event, frozen=True):
-    """Requests that ended since the last message, and how the load generator is doing.
+    """Requests that ended since the last message, and the state of the load generator.
 
-    `active`: on their way now. `lateness_s`: 95th percentile, since the last message, of how late the generator's own event loop was. `cpu_s`:
-    its CPU time so far. `dropped` counts messages lost. `shared_prefix_ratio`: of the text of the last prompts (of all recorded
-    ones), the share with which another of them begins too; None until there are some.
+    `active`: requests under way. `lateness_s`: 95th percentile of the delay of the generator's event loop since the last message. `cpu_s`: CPU
+    time of the generator so far. `dropped`: messages lost. `shared_prefix_ratio`: the share of prompt text that is a prefix of another prompt,
+    over the last prompts (or all recorded prompts); None before there are prompts.
     """
 
     requests: list[Request]
@@ -197,14 +196,14 @@ class Requests(Event, frozen=True):
 
 
 class ServerState(Event, frozen=True):
-    """What a model server told of itself at `t`: `gauges` as they stood, `totals` since it began (names of the catalogue, without `server.`)."""
+    """What a model server reported at `t`: `gauges` now, `totals` since it began (names in the metric catalogue, without `server.`)."""
 
     gauges: dict[str, float]
     totals: dict[str, float]
 
 
 class KnobsSet(Event, frozen=True):
-    """The answer to SetKnobs: in force from `step` on, or refused with `error` and nothing changed."""
+    """The answer to SetKnobs. `knobs` are in force from `step` on. With `error` the change was refused, and `knobs` are the old knobs."""
 
     request: int
     step: int
@@ -213,7 +212,7 @@ class KnobsSet(Event, frozen=True):
 
 
 class ProbeDone(Event, frozen=True):
-    """What a probe measured, as signals; or why it could not."""
+    """The signals that a probe measured, or the reason why it failed."""
 
     request: int
     probe: str
@@ -223,13 +222,13 @@ class ProbeDone(Event, frozen=True):
 
 
 class Paused(Event, frozen=True):
-    """The answer to Pause: its steps are done, on the device too, and none follows. (A loader's workers may still fill their queues.)"""
+    """The answer to Pause: all steps are done, on the device too, and no step follows. Workers of a loader may still fill their queues."""
 
     request: int
 
 
 class Profiled(Event, frozen=True):
-    """What a profiler window showed; or why there is none. `cost_s`: for how long the workload stood under the profiler."""
+    """The report of a profiler window, or the reason why there is none. `cost_s`: how long the profiler slowed the workload."""
 
     request: int
     report: ProfileReport | None = None
@@ -238,19 +237,19 @@ class Profiled(Event, frozen=True):
 
 
 class Failed(Event, frozen=True):
-    """The workload ended by an error: `cause` is one line for people, `detail` the traceback's end."""
+    """The workload ended with an error. `cause` is one line for the user, `detail` the end of the traceback."""
 
     cause: str
     detail: str = ""
 
 
 class Calibrated(Event, frozen=True):
-    """One figure of a calibration: what the machine reaches, or why that is not known."""
+    """One figure of a calibration: the rate that the machine reached, or the reason why it is not known."""
 
     reached: Reached
 
 
-# --- the runtime's own --------------------------------------------------------------------------------------
+# --- from the console -----------------------------------------------------------------------------------------
 
 
 class EnvironmentKnown(Event, frozen=True):
@@ -258,7 +257,7 @@ class EnvironmentKnown(Event, frozen=True):
 
 
 class RunOpened(Event, frozen=True):
-    """A run begins, or a kept change turns the running one into the next. `objective`: what a request must keep (`--slo`)."""
+    """A run begins, or a kept change ends the current run and begins the next. `objective`: the limits of a good request (`--slo`)."""
 
     run: str
     scenario: str
@@ -276,7 +275,7 @@ class RunClosed(Event, frozen=True):
 
 
 class Found(Event, frozen=True):
-    """All rules' conclusions about a run, best first, and the signals behind them; replaces the earlier ones."""
+    """The findings of all rules about a run, best first, with their signals; replaces the findings before."""
 
     run: str
     findings: list[Finding]
@@ -284,14 +283,14 @@ class Found(Event, frozen=True):
 
 
 class Compared(Event, frozen=True):
-    """A run beside its baseline; replaces what was said before."""
+    """The comparison of a run with its baseline; replaces the comparison before."""
 
     run: str
     baseline: BaselineComparison
 
 
 class SamplerEnded(Event, frozen=True):
-    """The sampler ended, or was replaced; another one starts. `text` says why, in one line for the person at the screen."""
+    """The sampler ended, or was replaced; another one starts. `text` says why, in one line for the user."""
 
     text: str
     level: str = "warning"
@@ -302,13 +301,13 @@ class TrialUpdate(Event, frozen=True):
 
 
 class TuningUpdate(Event, frozen=True):
-    """A tuning session has begun, has tried something, or has ended."""
+    """A tuning session began, tried a change, or ended."""
 
     tuning: Tuning
 
 
 class Note(Event, frozen=True):
-    """One line for the person at the screen."""
+    """One line for the user."""
 
     text: str
     level: str = "info"
@@ -333,7 +332,7 @@ class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, o
 
 
 class Start(Command, frozen=True):
-    """Run `workload` until told to stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
+    """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
 
     `options`: what a model server needs beside knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ...
     """
@@ -348,7 +347,7 @@ class Start(Command, frozen=True):
 
 
 class SetKnobs(Command, frozen=True):
-    """Change hot knobs between two steps; later steps carry `arm`."""
+    """Change hot knobs between two steps. Later steps carry `arm`."""
 
     request: int
     changes: Knobs
@@ -369,7 +368,7 @@ class Profile(Command, frozen=True):
 
 
 class Pause(Command, frozen=True):
-    """Stand still between two steps until Resume, so that another worker has the device to itself. Answered by Paused."""
+    """Pause between two steps until Resume, so that another worker can use the whole device. Answered by Paused."""
 
     request: int = 0
 
@@ -379,7 +378,7 @@ class Resume(Command, frozen=True):
 
 
 class WhatNow(Command, frozen=True):
-    """Answered by `Doing`, by a thread of its own, also while the training thread hangs."""
+    """Ask what the training thread does. A separate thread answers with `Doing`, also while the training thread hangs."""
 
 
 class Stop(Command, frozen=True):
@@ -393,7 +392,7 @@ _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 
 
 def decode_event(line: bytes | str) -> AnyEvent:
-    """The event that `line` tells. Raises msgspec.DecodeError where it tells none."""
+    """The event in `line`. Raises msgspec.DecodeError where it holds none."""
     event = _decode_sent(line)
     if not isinstance(event, MarkedSteps):
         return cast("AnyEvent", event)

@@ -1,4 +1,4 @@
-"""Steps on their way from a worker, as they were marked. The console adds them up: a training thread has none of it in a cache and is slow at it."""
+"""Steps in the form in which a worker sends them. The console adds up the phases, because a training thread is slow at it: its caches are cold."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpuconsole.model.run import PHASES, Step
 
 
 class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One step: when it began, and of each mark the phase that ended there and when. All times in seconds, on CLOCK_MONOTONIC.
+    """One step: its start, and for each mark the phase that ended there and its time. All times are seconds on CLOCK_MONOTONIC.
 
-    `runq`: the training thread's run-queue seconds so far, at the start and at each mark; empty where they were not read.
+    `runq`: run-queue seconds of the training thread so far, at the start and at each mark; empty where they were not read.
     """
 
     index: int
@@ -28,7 +28,7 @@ class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: int
 
     def step(self) -> Step:
-        """Its phases' shares of wall time and of run-queue delay, summed up."""
+        """The step with the sums of wall time and run-queue delay of each phase."""
         return Step(
             self.index,
             self.times[-1],
@@ -44,7 +44,7 @@ class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:
-    """How much a reading grew in each phase; `readings` begins with that at the start."""
+    """How much a reading rose in each phase. `readings` begins with the reading at the start of the step."""
     phases = [0.0] * len(PHASES)
     for phase, (before, after) in zip(ended, itertools.pairwise(readings), strict=True):
         phases[phase] += after - before

@@ -1,4 +1,4 @@
-"""Recordings: the wire written to a file, one JSON line an event, `Hello` with role `recording` first."""
+"""Recordings: a file with one JSON line for each event of the wire. The first event is `Hello` with role `recording`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpuconsole.wire.events import AnyEvent, Event, Hello, Processes, decode_eve
 
 
 class RecordingError(ValueError):
-    """A file that is no recording; the message is one line."""
+    """The file is not a recording; the message is one line."""
 
 
 class RecordingWriter:
-    """Appends events as they come, so that a crash loses at most the last second. Raises OSError."""
+    """Appends each event at once, so that a crash loses at most the last second. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class RecordingWriter:
 
 
 def without_command_lines(event: AnyEvent) -> AnyEvent:
-    """What a recording may hold of an event: other people's command lines stay here."""
+    """The event as a recording may hold it: without command lines of processes."""
     if not isinstance(event, Processes):
         return event
     return msgspec.structs.replace(event, processes=[msgspec.structs.replace(one, command="") for one in event.processes])
@@ -49,7 +49,7 @@ def without_command_lines(event: AnyEvent) -> AnyEvent:
 def read_recording(path: Path) -> Iterator[AnyEvent]:
     """The events of a recording in order; raises RecordingError, OSError.
 
-    A last line cut short by a crash is left out; a damaged line before it is an error.
+    A last line that a crash cut short is left out. Any other damaged line is an error.
     """
     with open(path, "rb") as file:
         lines = iter(file)

@@ -1,6 +1,6 @@
 """Prometheus: the newest value of every metric of every device, under our own names and, where they mean the same, DCGM's.
 
-What is old, lost or n/a is absent, with a reason beside it, never a zero.
+A value that is old, lost or n/a is absent, and its reason is exported. It is never exported as zero.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gpuconsole.report.prometheus.scrape import Scrape
 from gpuconsole.session.readings import parent
 
 PREFIX = "gpuconsole_"
-visible = lru_cache(4096)(_visible)  # the same few names stand in thousands of labels
+visible = lru_cache(4096)(_visible)  # thousands of labels contain the same few names
 _UNITS = {"w": "watts", "j": "joules", "c": "celsius", "hz": "hertz", "s": "seconds"}
 _PER = {"s": "second", "j": "joule"}
 
-# Our metrics about the exporter itself; the values of devices are those of the catalogue.
+# Metrics about the exporter itself. The catalogue has the metrics of devices.
 OWN = {
     "gpuconsole_build_info": "The exporter's version.",
-    "gpuconsole_device_info": "A device and what is fixed about it.",
-    "gpuconsole_device_lost": "1 for a device that the driver has given up, with the reason.",
+    "gpuconsole_device_info": "A device and its fixed properties.",
+    "gpuconsole_device_lost": "1 for a device that the driver has lost, with the reason.",
     "gpuconsole_unavailable": "1 for a metric that a device cannot report, with the reason.",
-    "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Values that are too old are not exported.",
-    "gpuconsole_sampler_up": "Whether the process that reads the devices runs and answers.",
-    "gpuconsole_sampler_restarts_total": "Times that this process had to be started again.",
-    "gpuconsole_source_stuck_seconds": "For how long a reader of metrics has not answered; 0 when it does.",
-    "gpuconsole_source_period_seconds": "Time between two readings of a source as it really is.",
+    "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Old values are not exported.",
+    "gpuconsole_sampler_up": "Whether the process that reads the devices runs and reports.",
+    "gpuconsole_sampler_restarts_total": "How often this process was started again.",
+    "gpuconsole_source_stuck_seconds": "Seconds without an answer from a source of metrics; 0 while it answers.",
+    "gpuconsole_source_period_seconds": "Real time between two readings of a source.",
 }
 
 
@@ -51,12 +51,12 @@ def exported_name(metric: Declared) -> str:
 
 
 NAMES = {name: exported_name(metric) for name, metric in CATALOGUE.items()}
-# Prometheus' linter rejects a name that has its type in it.
+# Prometheus' linter rejects a name that contains its type.
 EXPORTED_FIELDS = tuple(field for field in FIELDS if field.kind != "rate" and not field.field.endswith("_COUNTER"))
 
 
 def exported_names() -> set[str]:
-    """Every series name that an exporter may show, but for the figures of its own process."""
+    """Every series name that an exporter may show, without the figures of its own process."""
     return {*NAMES.values(), *(field.field for field in EXPORTED_FIELDS), XID_FIELD, *OWN}
 
 
@@ -104,7 +104,7 @@ class _Families:
         gpus = [(device, values.get(device.id, {})) for device in self._scrape.devices if device.is_gpu and not device.is_mig]
         for field in EXPORTED_FIELDS:
             metric = CATALOGUE[field.metric]
-            # dcgm-exporter's counters have no `_total`, which ours would get if they were typed as counters.
+            # The counters of dcgm-exporter have no `_total`, which prometheus-client adds to counters.
             family = Metric(field.field, f"As DCGM has it. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
             for device, found in gpus:
                 if field.metric in found and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
@@ -113,13 +113,13 @@ class _Families:
                 yield family
         xids = Metric(XID_FIELD, "As DCGM has it. The last error (XID) of the GPU; 0 when there was none.", "gauge")
         for device, found in gpus:
-            if "gpu.xid_errors" in found:  # else errors are not watched, and none seen says nothing
+            if "gpu.xid_errors" in found:  # without this metric nothing watches for errors
                 xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._scrape.last_xid.get(device.id, 0))
         if xids.samples:
             yield xids
 
     def _dcgm_labels(self, device: Device) -> dict[str, str]:
-        """dcgm-exporter's, but for `modelName`: Prometheus' linter rejects it, and `gpuconsole_device_info` has the model."""
+        """The labels of dcgm-exporter without `modelName`, which Prometheus' linter rejects; `gpuconsole_device_info` has the model."""
         index = device.id.rpartition(":")[2]
         labels = {
             "gpu": index,

@@ -1,4 +1,4 @@
-"""The HTTP side of the exporter: `/metrics`, `/healthz` and `/`, on a thread of their own."""
+"""The HTTP server of the exporter: `/metrics`, `/healthz` and `/`, on separate threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import NoAnswer, Scrape
 
 REQUEST_S = 10.0
-"""For one piece of a request."""
+"""Limit for one piece of a request."""
 CLIENT_S = 20.0
-"""For all of it, and the answer."""
+"""Limit for a whole request and its answer."""
 MOST_CLIENTS = 32
 ABOUT = f"""gpuconsole {__version__} exporter
 
@@ -44,7 +44,7 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        """As it stands in a URL, with the port that the system chose."""
+        """Host and port as in a URL, with the port that the system chose."""
         host, port = self._server.server_name, self._server.server_port
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -60,7 +60,7 @@ class MetricsServer:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """So many clients at once, each for so long: whoever dawdles must not shut out the others, nor eat our descriptors."""
+    """Limits the number of clients and the time of each client, so that slow clients neither shut out others nor take all descriptors."""
 
     daemon_threads = True
 
@@ -85,13 +85,13 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._slots.release()
 
     def server_bind(self) -> None:
-        # Not HTTPServer's: it asks DNS for the address's name, which can take seconds, and nobody needs it.
+        # HTTPServer's own method asks DNS for the name of the address, which can take seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up or dawdles is its own affair; anything else is ours."""
+        """A client that hangs up or is too slow is no error of the server."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line for every scrape would fill the journal."""
+        """Print nothing: a line for every scrape would fill the journal."""
 
 
 def application(take: Callable[[], Scrape], token: bytes | None) -> Wsgi:
@@ -141,5 +141,5 @@ def application(take: Callable[[], Scrape], token: bytes | None) -> Wsgi:
 
 def _authorized(header: str, token: bytes) -> bool:
     scheme, _, given = header.partition(" ")
-    # Headers come as latin-1. The comparison takes as long for a nearly right token as for a wrong one.
+    # Headers are latin-1. The comparison takes equally long for every wrong token.
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), token)

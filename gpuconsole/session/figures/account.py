@@ -1,4 +1,4 @@
-"""The time account of a run: where its steps went, how fast it was, and since when it is steady."""
+"""The time account of a run: the phases of its steps, its rates, and the time from which it is steady."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Mean, sample standard deviation and percentiles; None when there is nothing."""
+    """Mean, sample standard deviation and percentiles; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -31,7 +31,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def wall_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """Each phase's share of the steps' wall time; they sum to 1. Empty without steps."""
+    """The share of each phase in the wall time of all steps. The shares sum to 1. Empty without steps."""
     total = sum(step.wall_s for step in steps)
     if total <= 0:
         return {}
@@ -40,7 +40,7 @@ def wall_shares(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def runq_ratio(steps: Sequence[Step]) -> float | None:
-    """Run-queue delay over wall time, from the steps on which it was read; None if on none."""
+    """Run-queue delay over wall time, from the steps for which the delay was read; None without such steps."""
     sampled = [step for step in steps if step.runq is not None]
     wall = sum(step.wall_s for step in sampled)
     return sum(sum(step.runq or ()) for step in sampled) / wall if wall > 0 else None
@@ -49,8 +49,8 @@ def runq_ratio(steps: Sequence[Step]) -> float | None:
 def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
     """Phase shares with run-queue delay taken out: (phase wall - phase delay) / (step wall - step delay).
 
-    Wall time comes from all steps, the delay's spread over the phases from the sampled ones. Without any
-    sampled step this is `wall_shares`.
+    Wall time comes from all steps. The distribution of the delay over the phases comes from the sampled steps. Without sampled steps the
+    result is that of `wall_shares`.
     """
     shares = wall_shares(steps)
     sampled = [step for step in steps if step.runq is not None]
@@ -64,9 +64,9 @@ def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def steady_from(steps: Sequence[Step]) -> int | None:
-    """Index into `steps` from which step time shows no trend, or None while it still does.
+    """Index into `steps` from which step time has no trend; None while it has one.
 
-    The last steps (at least 8 and 2 s of them) are halved: steady means that the halves' medians differ by less than 2 %,
+    The last steps (at least 8, and at least 2 s) are split into two halves. Steady means that the medians of the halves differ by less than 2 %,
     or by no more than the noise between steps explains.
     """
     start, span = len(steps), 0.0
@@ -83,7 +83,7 @@ def steady_from(steps: Sequence[Step]) -> int | None:
 
 
 def _median_error(values: list[float]) -> float:
-    """Relative standard error of the median, from the median absolute deviation (robust to a few slow steps)."""
+    """Relative standard error of the median, from the median absolute deviation. A few slow steps hardly change it."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
     return 1.2533 * spread / middle / math.sqrt(len(values))
@@ -104,7 +104,7 @@ def rates(steps: Sequence[Step], what: str, block_s: float = 0.5) -> list[float]
 
 
 def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple[float, str] | None) -> Summary:
-    """The figures of `steps`. `peak` is the FLOP/s to hold the run against, and where that figure comes from."""
+    """The figures of `steps`. `peak`: the FLOP/s that the run is compared with, and the source of that figure."""
     summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([s.wall_s for s in steps]))
     if not steps:
         return summary
@@ -124,7 +124,7 @@ def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple
 
 
 def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: float | None, peak: tuple[float, str] | None) -> None:
-    """Bytes/s that `steps` had to move, where the workload counts them for a sample. `peak`: the bytes/s to hold them against."""
+    """Add the bytes per second that `steps` had to move, where the workload reports the bytes of a sample. `peak`: the bandwidth to compare with."""
     wall = sum(step.wall_s for step in steps)
     if not bytes_per_sample or wall <= 0:
         return

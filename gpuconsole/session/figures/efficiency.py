@@ -1,4 +1,4 @@
-"""What work costs: tokens per joule, model FLOP/s per watt, price per million tokens."""
+"""Cost of work: tokens per joule, model FLOPs per joule, price per million tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NO_POWER = "the device reports no power"
 
 
 def rates_per_watt(tokens_per_s: float | None, samples_per_s: float, flops_per_s: float | None, power_w: float | None) -> dict[str, float]:
-    """Work per joule, by metric. Work per second over joules per second; `power_w` must be of the same time. Empty without a power."""
+    """Work per joule, by metric: work per second over watts of the same time. Empty without a power."""
     if not power_w:
         return {}
     found = {"workload.samples_per_j": samples_per_s / power_w}
@@ -20,5 +20,5 @@ def rates_per_watt(tokens_per_s: float | None, samples_per_s: float, flops_per_s
 
 
 def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float:
-    """In the price's currency. `price_per_hour` is for everything that the run uses, so this is what a million tokens cost at this rate."""
+    """Price of a million tokens, in the currency of `price_per_hour`, which is the price of everything that the run uses."""
     return price_per_hour / (tokens_per_s * SECONDS_PER_HOUR) * 1e6

@@ -1,4 +1,4 @@
-"""Many latencies, and their percentiles: exact while they are few, within half a percent over any length of time."""
+"""Percentiles of many latencies: exact for a list, within half a percent for an unlimited number of values."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterable, Sequence
 from gpuconsole.model.run import Distribution
 
 GROWTH = math.log(1.01)
-"""Buckets grow by 1 %, so their middle is within 0.5 % of every value in them (as HdrHistogram and DDSketch do it)."""
+"""Each bucket is 1 % wider than the bucket before, so its middle is within 0.5 % of every value in it (as in HdrHistogram and DDSketch)."""
 SHARES = (0.50, 0.90, 0.95, 0.99)
 
 
 def weighted(pairs: Iterable[tuple[float, float]]) -> Distribution | None:
-    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs; None when there are none."""
+    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs; None without pairs."""
     ordered = sorted(pair for pair in pairs if pair[1] > 0)
     return _distribution(ordered) if ordered else None
 
 
 class Latencies:
-    """Counts of values by size. Memory does not grow with how many there are."""
+    """Counts of values by size. Memory does not grow with the number of values."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, float] = {}
         self._zeros = 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """`value` in any unit; what is not above 0 counts as 0."""
+        """Add a value in any unit. A value of 0 or less counts as 0."""
         if value <= 0:
             self._zeros += weight
         else:
@@ -34,7 +34,7 @@ class Latencies:
             self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
 
     def distribution(self) -> Distribution | None:
-        """Everything within 0.5 %; None when there is nothing."""
+        """The distribution within 0.5 %; None without values."""
         pairs = [(math.exp((bucket + 0.5) * GROWTH), weight) for bucket, weight in sorted(self._buckets.items())]
         pairs = [(0.0, self._zeros), *pairs] if self._zeros else pairs
         return _distribution(pairs) if pairs else None

@@ -1,4 +1,4 @@
-"""Where a request's time goes, and how fast requests are served: the account of serving runs."""
+"""The account of serving runs: the parts of a request's time, and the rates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RATE_BLOCK_S = 1.0
 def summarize_serving(
     requests: Sequence[Request], ticks: Sequence[Step], objective: Objective | None, of_gaps: Sequence[Request] | None = None
 ) -> Summary:
-    """The figures of `requests`, all of which counted, and of the load generator's `ticks` in the same time.
+    """The figures of `requests` and of the load generator's `ticks` in the same time.
 
-    `of_gaps`: those of them whose gaps are looked at, where not all are. Goodput is the answered requests' rate times the share of them
-    that keep the objective.
+    `of_gaps`: the requests whose gaps are used (None: all). Goodput is the rate of answered requests, multiplied by the share of them that meet
+    the objective.
     """
     good = [request for request in requests if not request.error]
     summary = Summary(steps=len(ticks), requests=len(good), failed_requests=len(requests) - len(good))
@@ -42,7 +42,7 @@ def summarize_serving(
 def add_served_work(
     summary: Summary, rates_per_s: Mapping[str, float], peak: tuple[float, str] | None, memory_peak: tuple[float, str] | None
 ) -> None:
-    """MFU and MBU from the server's own counters of FLOPs and bytes read (`flops`, `read_bytes`), where it has them and a peak is known."""
+    """Add MFU and MBU from the server's counters of FLOPs and bytes read (`flops`, `read_bytes`), where it has them and a peak is known."""
     summary.flops_per_s, summary.memory_bytes_per_s = rates_per_s.get("flops"), rates_per_s.get("read_bytes")
     if summary.flops_per_s and peak:
         summary.mfu_ratio, summary.mfu_peak_source = summary.flops_per_s / peak[0], peak[1]
@@ -51,14 +51,14 @@ def add_served_work(
 
 
 def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
-    """Gaps between tokens with how many of them there were: a chunk of k tokens after a gap is k gaps of gap/k."""
+    """Gaps between tokens, each with its count: a chunk of k tokens after a gap is k gaps of gap/k."""
     return [(gap / count, count) for r in requests for gap, count in zip(r.gaps, r.counts, strict=False) if count > 0]
 
 
 def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dict[str, float]:
-    """Each part's share of a request's time, from the client's means and the server's (`queue_s`, `prefill_s`, `decode_s`).
+    """The share of each part in the time of a request, from means of the client and of the server (`queue_s`, `prefill_s`, `decode_s`).
 
-    Empty where the server does not tell. What is left of E2E is `transport`: network, HTTP, and the event loops at both ends.
+    Empty where the server does not report these times. The rest of E2E is `transport`: network, HTTP, and the event loops at both ends.
     """
     good = [request for request in requests if not request.error and request.e2e_s is not None]
     if not good or not {"queue_s", "prefill_s", "decode_s"} <= server.keys():

@@ -1,4 +1,4 @@
-"""Whether something grows, beyond doubt: Theil and Sen's slope with its confidence interval."""
+"""Significant growth of a series: the Theil-Sen slope with its confidence interval."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 Z95 = 1.96
 MOST_POINTS = 60
-"""Every pair is looked at: 1770 of them."""
+"""The slope uses every pair of points: 1770 pairs."""
 LEAST_POINTS = 20
 KEEPS_ON = 0.5
-"""A leak is as steep later as before; what settles has lost half of its slope by then."""
+"""A leak keeps its slope. Growth that settles has lost half of its slope in the second half of the points."""
 
 
 def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:
-    """The slope per unit of time that is sure at 95 %, if it is positive and does not flatten out; else 0.
+    """The lower end of the 95 % interval of the slope per unit of time, if it is positive and the growth does not slow down; else 0.
 
     Raises ValueError for fewer than LEAST_POINTS points.
     """
@@ -27,13 +27,13 @@ def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:
     early, late = (statistics.median(_slopes(t, v)) for t, v in ((times[:half], values[:half]), (times[half:], values[half:])))
     slopes = _slopes(times, values)
     n = len(times)
-    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties: ties only make it smaller
+    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties; ties make it smaller
     low = slopes[max(0, math.floor((len(slopes) - spread) / 2))]
     return low if low > 0 and late >= KEEPS_ON * early else 0.0
 
 
 def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
-    """Of every pair of points, in order of size."""
+    """The slopes of all pairs of points, sorted."""
     return sorted(
         (values[j] - values[i]) / (times[j] - times[i]) for i in range(len(times)) for j in range(i + 1, len(times)) if times[j] > times[i]
     )
