@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.knobs.rows import rows
 from gpuconsole.cli.options.console import add_console_options
-from gpuconsole.cli.parser import COMMANDS
+from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.parser import COMMANDS, parse
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
@@ -85,3 +90,29 @@ def test_the_names_on_the_page_of_the_architecture_exist() -> None:
 def test_the_table_of_keys_is_current() -> None:
     done = subprocess.run([sys.executable, ROOT / "docs" / "make_keys.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def examples() -> list[str]:
+    """Every command line `gpuconsole ...` in a code block of a page, or in the examples of a command's help."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    lines = [
+        line for page in pages for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines() if line.startswith("    ")
+    ]
+    lines += [line for module in COMMANDS.values() for line in getattr(importlib.import_module(module), "EXAMPLES", "").splitlines()]
+    found = [re.sub(r"\s{4,}.*|\s+#.*|\s+[|>&].*", "", line.strip()) for line in lines]
+    return sorted({line for line in found if line.startswith("gpuconsole ") and "$" not in line})
+
+
+@pytest.mark.parametrize("line", examples())
+def test_every_command_line_on_the_pages_and_in_the_help_is_understood(line: str) -> None:
+    args = parse(shlex.split(line)[1:])  # raises SystemExit if it is not
+    name = getattr(args, "scenario", "my.toml")
+    if not name.endswith(".toml"):
+        varied = [f"{word.partition('=')[0]}={value}" for word in getattr(args, "vary", []) for value in word.partition("=")[2].split(",")]
+        assignments([*getattr(args, "knobs", []), *getattr(args, "tries", []), *varied], scenario(name))
+    if args.command == "run" and (args.tries or args.apply_top or args.profile or args.fail_on_regression):
+        assert args.headless or args.json
+
+
+def test_there_are_examples() -> None:
+    assert len(examples()) > 60

@@ -1,4 +1,4 @@
-"""The real `gpuconsole exporter` in a process of its own, and what Prometheus would read from it."""
+"""The real `gpuconsole exporter` in a separate process, and the page that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.waiting import wait_until
 
 
 class Exporter:
-    """One exporter on a port of its own. `lines` is what it has said on stderr."""
+    """One exporter on a free port. `lines`: its output on stderr."""
 
     def __init__(
         self, environment: dict[str, str], *options: str, listen: str = "127.0.0.1:0", interval: str = "0.2", command: tuple[str, ...] = ()
     ) -> None:
-        """`command` stands in for `exporter --listen ADDRESS`."""
+        """`command` replaces `exporter --listen ADDRESS`."""
         words = command or ("exporter", "--listen", listen)
         command = (sys.executable, "-m", "gpuconsole", *words, "--interval", interval, *options)
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -76,6 +76,6 @@ class Exporter:
         return self.values(name, **labels).get(device)
 
     def ready(self) -> Exporter:
-        """Wait until all is well."""
+        """Wait until /healthz answers 200."""
         wait_until(lambda: self.get("/healthz")[0] == 200 and self.values("gpuconsole_gpu_power_watts"), what=f"samples; {self.lines}")
         return self

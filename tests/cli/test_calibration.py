@@ -41,7 +41,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
-def test_every_figure_or_its_reason_and_kept_for_later_sessions(cli: Cli, own_cache: dict[str, str]) -> None:
+def test_every_figure_has_a_value_or_a_reason_and_is_kept(cli: Cli, own_cache: dict[str, str]) -> None:
     done = cli("calibrate", "--device", "cpu", "--json", "--budget", "0.05", env=own_cache)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
@@ -67,10 +67,10 @@ def test_every_figure_or_its_reason_and_kept_for_later_sessions(cli: Cli, own_ca
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ended_in_the_midst_it_leaves_no_process_and_keeps_nothing(
+def test_an_interrupted_calibration_leaves_no_process_and_keeps_nothing(
     tmp_path: Path, own_cache: dict[str, str], number: signal.Signals
 ) -> None:
-    """While it exchanges data between processes of its own."""
+    """Interrupted while its own processes exchange data."""
     command = [sys.executable, "-m", "gpuconsole", "calibrate", "--device", "cpu", "--budget", "0.05"]
     with (tmp_path / "said.txt").open("w") as said:
         process = subprocess.Popen(command, cwd=tmp_path, env={**own_cache, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=said)
@@ -87,7 +87,7 @@ def test_ended_in_the_midst_it_leaves_no_process_and_keeps_nothing(
 
 
 def children_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """The calibration process, and what it has started."""
+    """The calibration process and its children."""
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
@@ -112,7 +112,7 @@ def test_no_such_device(cli: Cli) -> None:
     assert "there is no device 'gpu:7'" in done.stderr
 
 
-def test_the_table_holds_it_against_the_datasheet_and_says_what_disturbed() -> None:
+def test_the_table_has_the_share_of_the_datasheet_and_the_load_of_others() -> None:
     gpu = Device("gpu:0", "NVIDIA H200", peaks=Peaks(bf16_flops_per_s=989.4e12, source="NVIDIA H200 datasheet (SXM), dense"))
     reached = [
         Reached("gemm_bf16_flops_per_s", "FLOP/s", 791.5e12, 780e12, 0.01, 200, "8192 x 8192"),

@@ -173,7 +173,7 @@ def test_a_killed_sampler_is_started_again(machine: Machine) -> None:
         assert "the sampler ended (exit -9); starting it again in 0.5 s" in exporter.lines[-1]
 
 
-def test_a_sampler_that_cannot_start_is_told_with_its_last_words(machine: Machine) -> None:
+def test_a_sampler_that_cannot_start_is_reported_with_its_last_output(machine: Machine) -> None:
     _, environment = machine("no such statement")
     with Exporter(environment) as exporter:
         wait_until(lambda: (exporter.value("gpuconsole_sampler_restarts_total") or 0) >= 2)
@@ -183,7 +183,7 @@ def test_a_sampler_that_cannot_start_is_told_with_its_last_words(machine: Machin
         assert not exporter.values("gpuconsole_gpu_power_watts")
 
 
-def test_values_of_a_driver_that_hangs_go_away_and_come_back(machine: Machine) -> None:
+def test_values_of_a_hanging_driver_disappear_and_return(machine: Machine) -> None:
     script, environment = machine("gpus 1", "gpu 0 power_mw 350000")
     with Exporter(environment).ready() as exporter:
         (sampler,) = exporter.children()
@@ -226,7 +226,7 @@ def test_what_is_not_available_is_absent_with_its_reason(machine: Machine) -> No
         assert exporter.values("DCGM_FI_PROF_PCIE_RX_BYTES").keys() == {"nvidia0"}
 
 
-def test_without_a_gpu_the_host_goes_on_and_the_reason_is_told(machine: Machine) -> None:
+def test_without_a_gpu_the_host_is_served_and_the_reason_is_given(machine: Machine) -> None:
     _, environment = machine("init_error 9")
     with Exporter(environment) as exporter:
         wait_until(lambda: exporter.get("/healthz")[0] == 200)
@@ -235,7 +235,7 @@ def test_without_a_gpu_the_host_goes_on_and_the_reason_is_told(machine: Machine)
         assert exporter.values("gpuconsole_unavailable", metric="gpu.*").keys() == {"gpu"}
 
 
-def test_dcgm_fills_in_what_nvml_cannot_tell(machine: Machine) -> None:
+def test_dcgm_supplies_what_nvml_cannot_report(machine: Machine) -> None:
     page = dcgm_page({UUID.format(0): {"DCGM_FI_PROF_SM_ACTIVE": "0.4375", "DCGM_FI_DEV_POWER_USAGE": "1.0"}})
     _, environment = machine("gpus 1", "gpu 0 gpm_support 0", "gpu 0 power_mw 250000")
     with FakeDcgm(page) as dcgm, Exporter(environment, "--dcgm", dcgm.url).ready() as exporter:
@@ -249,7 +249,7 @@ def test_help_has_examples(cli: Cli) -> None:
     assert "--token-file" in told
 
 
-def test_a_client_that_dawdles_or_hangs_up_is_no_news(machine: Machine) -> None:
+def test_slow_and_closed_clients_are_not_reported(machine: Machine) -> None:
     _, environment = machine("gpus 1")
     with Exporter(environment).ready() as exporter:
         host, port = exporter.address.rsplit(":", 1)
@@ -275,7 +275,7 @@ def test_a_run_serves_its_workload_too(machine: Machine) -> None:
         assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
 
 
-def test_clients_that_dawdle_do_not_shut_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "MOST_CLIENTS", 2)
     monkeypatch.setattr(metrics_server, "CLIENT_S", 0.5)
     server = metrics_server.MetricsServer("127.0.0.1", 0, LoopScraper(SessionState()))

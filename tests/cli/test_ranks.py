@@ -1,4 +1,4 @@
-"""Runs in several processes, through the real command line: who is slow, who died, and that nobody is left behind."""
+"""Runs in several processes through the real command line: slow and killed processes are named, and no process is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start(scenario: str, *words: str, errors: Path) -> subprocess.Popen[str]:
 
 
 def ranks_of(console: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes that torchrun has started for it."""
+    """The processes that torchrun has started for the run."""
     children = psutil.Process(console.pid).children(recursive=True)
     return [
         child

@@ -24,7 +24,7 @@ PARTS = ("gpuconsole.workloads.serving.worker", "gpuconsole.workloads.serving.en
 
 @pytest.fixture(scope="module")
 def fake_server() -> Iterator[str]:
-    """The address of the scripted server; a behaviour goes behind it."""
+    """The address of the scripted server; append a behaviour."""
     process = subprocess.Popen([sys.executable, "-m", "tests.fakes.model_server"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     yield process.stdout.readline().split()[1]
@@ -69,7 +69,7 @@ def test_recorded_prompts_are_sent_as_they_are(cli: Cli, tmp_path: Path) -> None
     assert "prompts come from a file" in run["unavailable"]["knob.prompt_tokens"]
 
 
-def test_fewer_seats_are_tried_in_the_same_server(cli: Cli) -> None:
+def test_fewer_sequence_slots_are_tried_in_the_same_server(cli: Cli) -> None:
     words = ("--try", "max_num_seqs=1", "--set", "output_tokens=16", *SMALL)
     done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", *words)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_the_key_is_used_and_written_nowhere(cli: Cli, fake_server: str, tmp_pat
     assert KEY not in done.stdout + done.stderr + record.read_text()
 
 
-def test_a_server_that_is_slow_to_start_is_waited_for(cli: Cli, fake_server: str) -> None:
+def test_the_run_waits_for_a_server_that_starts_slowly(cli: Cli, fake_server: str) -> None:
     done = cli(
         "run",
         "serve-chat",
@@ -192,7 +192,7 @@ def test_a_server_that_is_slow_to_start_is_waited_for(cli: Cli, fake_server: str
         (("serve-chat", "--set", "batch_size=3"), "has no knob 'batch_size'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(cli: Cli, words: tuple[str, ...], reason: str) -> None:
+def test_options_that_do_not_fit_are_refused(cli: Cli, words: tuple[str, ...], reason: str) -> None:
     done = cli("run", *words, "--headless")
     assert done.returncode == 2 and reason in done.stderr
 
@@ -201,7 +201,7 @@ STUB = Path(__file__).parent.parent / "fakes" / "vllm_stub"
 
 
 def with_vllm(cli: Cli, tmp_path: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A run with the stub of vLLM, and the file with the flags that it was started with."""
+    """A run with the stub of vLLM, and the file with its flags."""
     flags = tmp_path / "flags"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(STUB), os.environ["PYTHONPATH"])), "VLLM_STUB_FLAGS": str(flags)}
     common = ("--set", "server=vllm", "--vllm-python", sys.executable, "--device", "cpu", "--json", "--duration", "1")
@@ -227,7 +227,7 @@ def test_vllm_is_started_with_its_flags_and_followed_through_its_log(cli: Cli, t
     assert "--quantization" not in line and "--enable-mfu-metrics" in line
 
 
-def test_why_vllm_did_not_start_is_said_in_its_own_words(cli: Cli, tmp_path: Path) -> None:
+def test_the_reason_why_vllm_did_not_start_is_its_own_message(cli: Cli, tmp_path: Path) -> None:
     done, _ = with_vllm(cli, tmp_path, "--model", "too-large")
     assert done.returncode == 1
     assert "the model server ended with exit code 1: ValueError: No available memory for the cache blocks." in done.stderr

@@ -1,6 +1,6 @@
-"""The shipped scenarios at CPU scale, by the real command line: they run, and what they teach exists.
+"""The shipped scenarios at CPU scale through the real command line: they run, and their rule and fix exist.
 
-Whether the taught finding comes out on top hangs on timing: `python -m benchmarks.scenarios` measures that, on all of them.
+Whether the finding is on top depends on timing: `python -m benchmarks.scenarios` measures this for all scenarios.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def test_all_are_listed() -> None:
     assert {one["name"] for one in printed("scenarios", "--json")} == SCENARIOS.keys()
 
 
-def test_those_that_run_elsewhere_do() -> None:
+def test_scenarios_that_other_tests_run_exist() -> None:
     tests = Path(__file__).parents[1]
     assert all(f'"{name}"' in (tests / file).read_text() for name, file in ELSEWHERE.items())
     assert SCENARIOS.keys() >= {*OTHER_VALUES, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
-def test_the_rule_and_the_fix_that_it_teaches_exist(scenario: Scenario) -> None:
+def test_the_rule_and_the_fix_of_a_scenario_exist(scenario: Scenario) -> None:
     teaches = scenario.teaches
     assert teaches.see
     if teaches.rule:  # the one that is well set has none
@@ -70,7 +70,7 @@ def test_the_rule_and_the_fix_that_it_teaches_exist(scenario: Scenario) -> None:
 # A first step may wait for the C++ compiler, several processes for one another.
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("scenario", RUN_HERE.values(), ids=RUN_HERE.keys())
-def test_it_runs_headless_to_a_valid_snapshot(cli: Cli, scenario: Scenario) -> None:
+def test_a_scenario_runs_headless_to_a_valid_snapshot(cli: Cli, scenario: Scenario) -> None:
     knobs = scenario.knobs_for("cpu")
     quick = {"weights": "random"} if knobs.get("weights") == "trained" else {}  # the others take a minute of training
     sets = [word for name, value in quick.items() for word in ("--set", f"{name}={value}")]
