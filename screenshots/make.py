@@ -1,18 +1,21 @@
-"""Pictures of the main screen from a real run: `python screenshots/make.py`; `--box` makes those of a GPU box, `--serving` of a model server.
+"""Makes every picture in this folder again: `python screenshots/make.py`. `--only runs|serving|box` makes a part.
 
-Runs `data-starved` on this machine, waits for the finding, applies it, waits for the verdict, and keeps SVG and PNG at each point;
-with --record the session is kept for `gpuconsole replay` too. A box of GPUs is the tests' fake driver, and the picture's title says so.
-PNG needs `chromium` on the PATH.
+`runs`: `data-starved` on this machine, with the finding, the sub-screens, and the verdict of its trial; `--record` keeps the session for
+`gpuconsole replay` too. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
+title of the picture says so. PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
+and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +33,7 @@ async def until(condition: Callable[[], object], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit("the run never got there")
+            raise SystemExit(f"the run did not get there in {timeout_s:.0f} s")
         await asyncio.sleep(0.2)
 
 
@@ -48,7 +51,7 @@ async def session(scenario: str, size: tuple[int, int], label: str, record: Path
 
     async with app.run_test(size=size) as pilot:
 
-        async def look(key: str, name: str) -> None:
+        async def keep_screen(key: str, name: str) -> None:
             await pilot.press(key)
             await pilot.pause(1.0)
             keep(name)
@@ -58,14 +61,14 @@ async def session(scenario: str, size: tuple[int, int], label: str, record: Path
         await pilot.pause(2.5)
         keep("finding")
         if whole:
-            await look("d", "details")
+            await keep_screen("d", "details")
         await pilot.press("enter")
         await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
         await pilot.pause(16 if whole else 8)
         keep("main")
         if whole:
             for key, name in (("h", "history"), ("k", "knobs"), ("i", "device"), ("s", "scenarios")):
-                await look(key, name)
+                await keep_screen(key, name)
         await pilot.press("q")
     return files
 
@@ -112,12 +115,21 @@ def in_a_box(gpus: int) -> list[Path]:
         return asyncio.run(box(gpus))
 
 
-def to_png(svg: Path) -> None:
-    """Render with a browser: Textual's SVG relies on CSS that lighter converters do not know."""
+def to_png(svg: Path) -> bool:
+    """Render with a browser, else with resvg (`pip install resvg-py`): Textual's SVG needs CSS that other converters do not support.
+
+    False where there is neither.
+    """
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        print(f"no chromium: {svg.with_suffix('.png').name} not made")
-        return
+        try:
+            resvg = importlib.import_module("resvg_py")
+        except ImportError:
+            return False
+        font = "DejaVu Sans Mono"  # has the box and block characters; the SVG asks for a font from the web
+        text = svg.read_text().replace("Fira Code", font)
+        svg.with_suffix(".png").write_bytes(bytes(resvg.svg_to_bytes(svg_string=text, monospace_family=font)))
+        return True
     width, height = (float(value) for value in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg.read_text()).groups())  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -128,32 +140,44 @@ def to_png(svg: Path) -> None:
             check=True,
             capture_output=True,
         )
+    return True
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", default="data-starved")
-    parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
-    parser.add_argument("--box", type=int, metavar="GPUS", help="a box of so many fake GPUs instead")
-    parser.add_argument("--serving", metavar="SCENARIO", help="a model server instead, such as kv-pressure")
-    args = parser.parse_args()
-    if args.serving:
-        for label, size in SIZES.items():
-            svg = asyncio.run(serving(args.serving, size, label))
-            to_png(svg)
-            print(svg.name)
-        return
-    if args.box:
-        for svg in in_a_box(args.box):
-            to_png(svg)
-            print(svg.name)
-        return
+def runs(scenario: str, record: Path | None) -> list[Path]:
+    files = []
     for label, size in SIZES.items():
         whole = label == "120x40"
-        for svg in asyncio.run(session(args.scenario, size, label, args.record if whole else None, whole)):
-            to_png(svg)
-            print(svg.name)
+        files += asyncio.run(session(scenario, size, label, record if whole else None, whole))
+    return files
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("runs", "serving", "box"), help="a part of the pictures")
+    parser.add_argument("--scenario", default="data-starved")
+    parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
+    args = parser.parse_args()
+    parts: dict[str, Callable[[], list[Path]]] = {
+        "runs": lambda: runs(args.scenario, args.record),
+        "serving": lambda: [asyncio.run(serving("kv-pressure", size, label)) for label, size in SIZES.items()],
+        "box": lambda: in_a_box(8),
+    }
+    made: list[Path] = []
+    for name, make in parts.items():
+        if args.only in (None, name):
+            made += make()
+    rendered = [to_png(svg) for svg in made]
+    if args.only is None:
+        kept = {path.with_suffix(suffix) for path in made for suffix in (".svg", ".png")}
+        for path in HERE.glob("*.[sp][vn]g"):
+            if path not in kept:
+                print(f"removed {path.name}: nothing makes it any more")
+                path.unlink()
+    print("\n".join(path.name for path in made))
+    if not all(rendered):
+        print("no chromium and no resvg-py: the PNG files are older than the SVG files")
+    return 0 if all(rendered) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

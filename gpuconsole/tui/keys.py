@@ -79,7 +79,8 @@ class Action(NamedTuple):
 
 
 LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology")
-PAGES = ("details", "profile", "tuning", "help")
+PAGES = ("details", "profile", "tuning", "help", "process")
+"""`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
 _WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
 
@@ -155,8 +156,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes",), bar="left/right"),
     Action("reverse", "o", "reverse", "Reverse the order.", ("processes",)),
     Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", ("processes", "topology")),
-    Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes",)),
-    Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes",)),
+    Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process")),
+    Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process")),
     Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
     Action("next_device", "right,tab", "device", "Show the device on the right.", ("device",), bar="left/right"),
     Action("left", "left", "", "Scroll to the left.", ("topology",)),
@@ -201,11 +202,11 @@ def app_bindings() -> list[BindingType]:
 
 
 def bar(screen: str, view: View) -> list[tuple[str, str]]:
-    """(key, label) of what makes sense now. On a sub-screen: its own actions, then the way back, out, and to the help."""
+    """(key, label) of what makes sense now. On a sub-screen: the ways back and out, its own actions, the help."""
     own = [action for action in on(screen) if action.id != "back"]
     if screen == "main":
         shown = [action for action in ACTIONS if action in own or not action.screens]
     else:
-        ids = ("back", "quit", "help")
-        shown = own + sorted((one for one in [*on(screen), *everywhere()] if one.id in ids), key=lambda one: ids.index(one.id))
+        by_id = {action.id: action for action in [*on(screen), *everywhere()]}
+        shown = [by_id["back"], by_id["quit"], *own, by_id["help"]]
     return [(action.bar or action.written, action.label) for action in shown if action.label and action.makes_sense(view)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -132,8 +133,13 @@ def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(monkeypatch: py
 
     async def nothing(api: FakeSession) -> None: ...
 
+    def engine(args: argparse.Namespace) -> FakeSession:
+        api = FakeSession(view())
+        api.state = SimpleNamespace(records=[])  # type: ignore[attr-defined]
+        return api
+
     monkeypatch.setattr(app_module, "show", show)
-    monkeypatch.setattr(console, "live_engine", lambda args: FakeSession(view()))
+    monkeypatch.setattr(console, "live_engine", engine)
     monkeypatch.setattr(console, "open_checked", nothing)
     monkeypatch.setattr(console, "show_first_picture", lambda: None)
     for interval in (0.1, 1.0):

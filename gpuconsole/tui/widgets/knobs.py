@@ -120,9 +120,9 @@ def _meaning(name: str, no_effect: str, width: int) -> list[Row]:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]
     when = "hot: takes effect between two steps" if knob.apply == "hot" else "cold: needs a new worker, so only a trial can change it"
     if knob.lowered_live:
-        when = "hot up to what a server of ours was started with (between two iterations); above that cold: only a trial can change it"
+        when = "hot up to the value that the embedded server was started with (between two iterations); above it cold: only a trial can change it"
     if knob.changes_training:
-        when += "; changes what is learnt per step, not only how fast"
+        when += "; a change alters what the model learns per step, not only the speed"
     column = max(LABEL, len(name) + 2)
     default = f"; {show(knob.default)} by default" if knob.default is not None else ""
     likely = f"; for example {', '.join(show(value) for value in knob.examples)}" if knob.examples and knob.kind in ("int", "float") else ""

@@ -67,7 +67,7 @@ class ListZone(Zone):
         self._scroll()
         last = min(len(lines.keys), self._offset + self._room)
         rows = [lines.row(n, n == self._index and lines.keys[n] is not None) for n in range(self._offset, last)]
-        body = fill([*lines.head, *fill(rows, own, self._room), *foot], own, height)
+        body = fill([*lines.head, *rows, *foot], own, height)
         return beside(body, fill(side, lines.side_width, height)) if lines.side is not None else body
 
     def _read(self, width: int, height: int) -> Lines:
