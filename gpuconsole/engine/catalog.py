@@ -1,4 +1,4 @@
-"""Scenarios and workload descriptions, read from their TOML files."""
+"""The catalogue of scenarios and workloads, read from TOML files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE = Path(str(files("gpuconsole")))
 
 
 def workloads() -> dict[str, Workload]:
-    """Every workload that has a TOML file beside its code. The code itself is not imported."""
+    """All workloads by name, from the TOML files beside their code. The code is not imported."""
     found = {}
     for path in sorted((PACKAGE / "workloads").glob("*/*.toml")):
         workload = check_workload(_read(path, Workload), str(path))

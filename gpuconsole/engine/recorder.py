@@ -1,4 +1,4 @@
-"""A session's recording, while there is one."""
+"""Writes the events of a session to a recording, while there is one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from gpuconsole.wire.recording import RecordingWriter, without_command_lines
 
 
 class Recorder:
-    """Begins, goes on with and ends a recording."""
+    """Begins, continues and ends a recording."""
 
     def __init__(self) -> None:
         self._writer: RecordingWriter | None = None
 
     @property
     def path(self) -> str:
-        """The file, or nothing while there is none."""
+        """The file of the recording; empty if there is none."""
         return str(self._writer.path) if self._writer else ""
 
     def toggle(self, path: Path | None, prelude: Iterable[AnyEvent]) -> Path | None:
-        """Begin with `prelude`, in `path` or a dated file here, and return the file; or end and return None. Raises SessionError."""
+        """Begin a recording and return its file, or end the present recording and return None. Raises SessionError.
+
+        A recording begins with the events of `prelude`. Without `path` it is a dated file in the current folder.
+        """
         if self._writer is not None:
             self.close()
             return None
@@ -37,7 +40,7 @@ class Recorder:
         return target
 
     def write(self, event: AnyEvent) -> str:
-        """Add an event, if there is a recording; returns why the recording has ended, if it has."""
+        """Add an event, if there is a recording. When that fails, the recording ends and the reason is returned; else empty."""
         if self._writer is None:
             return ""
         try:

@@ -167,7 +167,11 @@ class RunControl:
             self.overrides, self._scenario = plan.overrides, plan.scenario
             self._kept.clear()
             self._open(plan.knobs, plan.device, {})
-            self.worker = worker = await self._pool.take(plan.scenario, plan.knobs)
+            try:
+                self.worker = worker = await self._pool.take(plan.scenario, plan.knobs)
+            except OSError as error:
+                self._close("failed", f"the worker could not be started: {error.strerror}")
+                return
             if worker.progress is not None:
                 self._emit(worker.progress)
             worker.listener = self._emit

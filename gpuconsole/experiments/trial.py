@@ -178,7 +178,10 @@ class LiveTrial:
     async def _start_challenger(self) -> WorkerHandle:
         """Pause the baseline; a second worker with the changes, past its start and paused. Raises TrialFailed, WorkerGone."""
         await self._on.worker.pause()
-        self.challenger = challenger = await self._on.start_second({**self._on.run.knobs, **self._trial.changes})
+        try:
+            self.challenger = challenger = await self._on.start_second({**self._on.run.knobs, **self._trial.changes})
+        except OSError as error:
+            raise TrialFailed(f"the second worker could not be started: {error.strerror}") from None
         try:
             async with asyncio.timeout(challenger.start_limit_s):
                 await challenger.next_steps()

@@ -1,4 +1,7 @@
-"""The machine, and this process on it: fingerprint, choice of device, own cost. Looked up without importing torch; no environment variables, no command lines."""
+"""The machine and the console's own cost: fingerprint, choice of the device, CPU and memory of this process. Without importing torch.
+
+No environment variables and no command lines are read into the fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.events import AnyEvent, Sample
 
 MEMORY_EVERY = 10
-"""Rounds: asking the system for it costs more than all else that is asked here."""
+"""The memory is read once in so many rounds: this reading costs more than all other readings here."""
 
 
 def cores() -> int:
@@ -26,7 +29,7 @@ def cores() -> int:
 
 
 def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", device: str = "") -> Environment:
-    """The machine as it is; with what `device` was measured to reach, where one is named and was calibrated."""
+    """The machine now, with the calibration of `device`, if there is one. `driver` and `cuda` are versions."""
     cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
     environment = Environment(
         host=platform.node(),
@@ -54,13 +57,13 @@ def torch_version() -> str | None:
 
 
 class DeviceChoiceError(ValueError):
-    """The device asked for is not there; the message is one line."""
+    """The chosen device does not exist; the message is one line."""
 
 
 def choose_device(devices: list[Device], wanted: str | None, lost: Container[str]) -> Device:
-    """The device asked for, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError.
+    """The device `wanted`, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError.
 
-    A GPU in MIG mode runs programs only on its slices, so it is passed over for its first slice.
+    A GPU in MIG mode runs programs only on its slices, so its first slice is chosen.
     """
     known = devices or [Device("cpu", "host CPU")]
     if wanted is None:
@@ -74,7 +77,7 @@ def choose_device(devices: list[Device], wanted: str | None, lost: Container[str
 
 
 async def watch_self(emit: Callable[[AnyEvent], None]) -> None:
-    """What the console costs: its own CPU share once a second, its memory now and then, for ever."""
+    """Report the CPU use of the console once a second, and its memory in every tenth report, until cancelled."""
     process = psutil.Process()
     used, since, rounds = time.process_time(), time.monotonic(), 0
     while True:

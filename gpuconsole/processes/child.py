@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import socket
 import subprocess
@@ -19,6 +20,8 @@ LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of the longest line that is accepted."""
 LAST_WORDS = 40
 """Lines of a child's output that are kept."""
+LAST_WORDS_CHARS = 10_000
+"""Characters that are kept of a line without an end."""
 STOP_S = 3.0
 """Seconds between the request to stop and the kill."""
 
@@ -114,8 +117,16 @@ class Child:
     async def _read_output(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        while chunk := await self._process.stdout.read(65536):
-            self.last_words.extend(chunk.decode(errors="replace").splitlines())
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        rest = ""
+        try:
+            while chunk := await self._process.stdout.read(65536):
+                *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+                self.last_words.extend(line.rstrip("\r") for line in lines)
+                rest = rest[-LAST_WORDS_CHARS:]
+        finally:
+            if rest:
+                self.last_words.append(rest)
 
     async def _wait(self, readers: list[asyncio.Task[None]]) -> None:
         assert self._process is not None

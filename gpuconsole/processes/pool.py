@@ -31,12 +31,14 @@ class WorkerPool:
         self._on_exit, self._note, self._spare_s = on_exit, note, spare_s
         self._reasons: set[str] = set()
         self._ending: asyncio.TimerHandle | None = None
+        self._warming = asyncio.Lock()
 
     async def warm(self, reason: str) -> None:
         """Start the spare worker, if there is none, and hold it for `reason`."""
         self.hold(reason)
-        if self.spare is None:
-            self.spare = await self._launch()
+        async with self._warming:
+            if self.spare is None:
+                self.spare = await self._launch()
 
     def hold(self, reason: str) -> None:
         """Keep the spare worker until `reason` is released; none is started."""

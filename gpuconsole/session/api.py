@@ -36,13 +36,21 @@ class Busy(SessionError):
 class View(msgspec.Struct, frozen=True):
     """Everything a screen shows, at one moment.
 
-    Times are seconds: `now`, `sampled` and `tuning_at` are session seconds, `wall` is Unix time at `now` (0 when it is not known).
-    `latest`, `sampled`, `substitutes` and `unavailable` are keyed by series (`gpu.power_w{device=gpu:0}`). `sampled`: when each value was read.
-    `substitutes`: the source of a value that did not come from the source in the catalogue. `silent`: for each device whose values are not
-    fresh, the seconds since its last message. `device`: the device of the current run, or of the next run. `runs[-1]` is the current run.
-    `stage`: what a run does before its first step. `probing`: the probe that runs now. `processes_missing`: why a device does not list its
-    processes. `sources`: the real period of each source, and whether it is stuck. `step_times`: durations of recent steps; of a serving run, E2E
-    of recent requests.
+    Times are seconds on the clock of the session, which starts at 0. Series have names such as `gpu.power_w{device=gpu:0}`.
+
+    - `now`: the time of this state; `wall`: the same moment in Unix time, 0 if it is unknown.
+    - `runs`: all runs; the last run is the current run. `state` is the state of the current run, empty without a run.
+    - `device`: the device of the current run, or of the next run if there is none.
+    - `stage`: what the current run does before its first step. `probing`: the probe or other measurement in progress.
+    - `latest`: the present values by series, `sampled`: their times, `unavailable`: the reasons for missing values.
+    - `substitutes`: the source of a value that did not come from its usual source.
+    - `silent`: seconds since the last event of a device whose values are no longer fresh. `lost`: lost devices with the reason.
+    - `processes_missing`: devices that do not report their processes, with the reason.
+    - `sources`: for each source, its period and whether it hangs.
+    - `tuning`: the tuning session, reported at `tuning_at`.
+    - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent requests.
+    - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
+    - `ended`: a replayed recording is at its end.
     """
 
     now: float
