@@ -15,11 +15,11 @@ from tests.tui.fake_session import FakeSession, gpu_view
 
 MOVES_S = 1.2
 NEWEST = "running 16:39"
-"""What the header shows of a moving api once it stands still."""
+"""The header of a moving session after it has stopped."""
 
 
-class MovingFront(FakeSession):
-    """Every number is another one at each look, for so long from the start on."""
+class MovingSession(FakeSession):
+    """Every number changes with each view, until `moves_s` seconds after the start."""
 
     def __init__(self, moves_s: float) -> None:
         super().__init__(gpu_view())
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
         app.driver_class = lambda: None
     api = FakeSession(gpu_view())
     if "moving" in words or "restless" in words:
-        api = MovingFront(MOVES_S if "moving" in words else math.inf)
+        api = MovingSession(MOVES_S if "moving" in words else math.inf)
     return int(app.asyncio.run(app.show(Console(api, refresh_hz=40.0, eco="eco" in words))))
 
 

@@ -48,7 +48,7 @@ def running(tmp_path: Path, *options: str) -> Terminal:
     return terminal
 
 
-def test_a_dropped_connection_saves_the_session_and_leaves_nobody(tmp_path: Path) -> None:
+def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: Path) -> None:
     with running(tmp_path) as terminal:
         children = [child.pid for child in psutil.Process(terminal.process.pid).children(recursive=True)]
         terminal.hang_up()
@@ -67,7 +67,7 @@ def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path) -> Non
     assert list(tmp_path.glob("gpuconsole-*.json"))
 
 
-def test_a_worker_killed_is_told_on_the_screen_and_keys_still_work(tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path: Path) -> None:
     with running(tmp_path) as terminal:
         worker = next(c for c in psutil.Process(terminal.process.pid).children() if "gpuconsole.workloads.worker" in c.cmdline())
         worker.kill()

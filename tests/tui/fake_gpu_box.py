@@ -153,19 +153,19 @@ def box(
     )  # fmt: skip
 
 
-class BoxFront(FakeSession):
-    """Notes the signals that are asked for."""
+class BoxSession(FakeSession):
+    """Records the signals that were requested."""
 
     def signal_process(self, process: Process, number: int) -> None:
         self._call("signal", process.pid, process.started, number)
 
 
-Body = Callable[[ConsoleApp, "Pilot[int]", BoxFront], Awaitable[None]]
+Body = Callable[[ConsoleApp, "Pilot[int]", BoxSession], Awaitable[None]]
 
 
-def on_box(shown: View, screen: Callable[[BoxFront, Actions], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxFront:
+def on_box(shown: View, screen: Callable[[BoxSession, Actions], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxSession:
     """Run `body` with `screen` on top of an app that shows `shown`."""
-    api = BoxFront(shown)
+    api = BoxSession(shown)
 
     async def run() -> None:
         app = ConsoleApp(api, refresh_hz=20.0)

@@ -1,4 +1,4 @@
-"""Scripted fronts, for tests only: each shows one situation and notes which actions were asked for."""
+"""Scripted sessions for tests: each shows one situation and records the requests that it received."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def gpu_view(**changes: object) -> View:
 
 
 def trial_view() -> View:
-    """The same, in the midst of a trial."""
+    """The same, while a trial runs."""
     trial = Trial("3", "2", {"num_workers": 4}, "running", Speedup(1.52, 1.40, 1.66), None, 6, Interval(1.45, 1.69), elapsed_s=12.0)
     before = gpu_view()
     return msgspec.structs.replace(before, trials=(*before.trials, trial))
 
 
 def cpu_view(**changes: object) -> View:
-    """A host without a GPU, in the midst of a run that is not steady yet."""
+    """A host without a GPU, with a run that is not steady yet."""
     run = Run(
         "1",
         "data-starved",
@@ -195,7 +195,7 @@ def tuned_view(under_way: bool) -> View:
 
 
 class FakeSession:
-    """A api that shows `shown` and only notes what it is asked to do."""
+    """A session that shows `shown` and records the requests that it receives."""
 
     def __init__(self, shown: View) -> None:
         self.shown = shown

@@ -37,7 +37,7 @@ def on_screen(shown: View, body: Body, size: tuple[int, int] = (120, 40), api: F
 
 
 def text_of(app: ConsoleApp) -> str:
-    """What the terminal would show."""
+    """The text on the terminal."""
     width, height = app.size
     rows = app.screen._compositor.render_strips()[:height]
     return "\n".join("".join(segment.text for segment in row)[:width] for row in rows)
@@ -79,7 +79,7 @@ def test_four_tiles_at_80_columns_and_eight_at_120() -> None:
     on_screen(gpu_view(), wide)
 
 
-def test_keys_reach_the_front() -> None:
+def test_keys_reach_the_session() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("enter")
         await shows(app, "1.50x [1.40, 1.60], win, kept")
@@ -148,7 +148,7 @@ def test_picker_comes_first_when_nothing_runs() -> None:
     assert on_screen(view(), body).calls[0] == ("start", "data-starved", {})
 
 
-def test_a_scenario_given_is_started_without_asking() -> None:
+def test_a_scenario_of_the_command_line_starts_at_once() -> None:
     api = FakeSession(view())
 
     async def run() -> None:
@@ -240,7 +240,7 @@ def test_a_hidden_screen_does_no_work() -> None:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
-def test_quit_closes_the_front(key: str) -> None:
+def test_quit_closes_the_session(key: str) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press(key)
         await until(lambda: app.closed)

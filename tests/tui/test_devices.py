@@ -20,7 +20,7 @@ from gpuconsole.report.machine.devices import (
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
-from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, on_box, paint_devices, text
+from tests.tui.fake_gpu_box import HOSTILE, BoxSession, assert_exact, box, on_box, paint_devices, text
 from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
@@ -185,7 +185,7 @@ def test_names_that_mean_harm() -> None:
 
 
 def test_left_and_right_pick_the_device_and_keep_the_metric() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await shows(app, "gpu.sm_active_ratio: Share of time")
         await pilot.press("down", "down", "right", "tab")
         await shows(app, " gpu:2 ")
@@ -201,7 +201,7 @@ def test_left_and_right_pick_the_device_and_keep_the_metric() -> None:
 
 
 def test_filter_then_escape_clears_it_before_it_leaves() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("slash", *"ecc c", "enter")
         await shows(app, "filter: ecc c")
         assert "gpu.sm_active_ratio" not in text_of(app) and "gpu.ecc_corrected_lifetime" in text_of(app)
@@ -219,7 +219,7 @@ def test_filter_then_escape_clears_it_before_it_leaves() -> None:
 
 
 def test_everything_can_be_scrolled_to() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await shows(app, "source nvml has not answered")
         await pilot.press("end")
         await shows(app, "stuck for 1m01s")
@@ -232,7 +232,7 @@ def test_everything_can_be_scrolled_to() -> None:
 
 
 def test_a_device_that_goes_is_left() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("right")
         await shows(app, " gpu:1 ")
         api.shown = cpu_view()

@@ -1,4 +1,4 @@
-"""The main screen of a box with many GPUs: the strip of all, trouble told, the other screens a key away."""
+"""The main screen of a box with many GPUs: the strip of all GPUs, trouble in the title, the other screens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.topology import TopologyScreen
 from gpuconsole.tui.widgets.live import FleetZone, HeaderZone, TilesZone
 from gpuconsole.wire.events import SourceState
-from tests.tui.fake_gpu_box import BoxFront, box, text
+from tests.tui.fake_gpu_box import BoxSession, box, text
 from tests.waiting import until
 
 
@@ -28,7 +28,7 @@ def rows_of(app: ConsoleApp, zone: type[FleetZone] | type[HeaderZone]) -> str:
 )
 def test_many_gpus_have_a_strip_and_few_a_line_each(gpus: int, size: tuple[int, int], rows: int) -> None:
     async def main() -> None:
-        app = ConsoleApp(BoxFront(box(gpus)))
+        app = ConsoleApp(BoxSession(box(gpus)))
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             screen = app.screen
@@ -44,7 +44,7 @@ def test_many_gpus_have_a_strip_and_few_a_line_each(gpus: int, size: tuple[int, 
 
 def test_slices_are_not_counted_as_gpus() -> None:
     async def main() -> None:
-        app = ConsoleApp(BoxFront(box(8, mig=(1, 2))))
+        app = ConsoleApp(BoxSession(box(8, mig=(1, 2))))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert "8x NVIDIA H200" in rows_of(app, HeaderZone)
@@ -52,12 +52,12 @@ def test_slices_are_not_counted_as_gpus() -> None:
     asyncio.run(main())
 
 
-def test_a_source_that_does_not_answer_is_told_in_the_title() -> None:
+def test_a_source_that_does_not_answer_is_reported_in_the_title() -> None:
     stuck = SourceState(0.0, "nvml", 1.0, 6.2, "nvmlDeviceGetPowerUsage of gpu:3")
     shown = msgspec.structs.replace(box(8), sources={"nvml": stuck})
 
     async def main() -> None:
-        app = ConsoleApp(BoxFront(shown))
+        app = ConsoleApp(BoxSession(shown))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert "nvml has not answered for 6 s: nvmlDeviceGetPowerUsage of gpu:3" in rows_of(app, HeaderZone)
@@ -68,7 +68,7 @@ def test_a_source_that_does_not_answer_is_told_in_the_title() -> None:
 @pytest.mark.parametrize(("key", "screen"), [("p", ProcessesScreen), ("l", TopologyScreen)])
 def test_the_other_screens_are_a_key_away(key: str, screen: type) -> None:
     async def main() -> None:
-        app = ConsoleApp(BoxFront(box(8)))
+        app = ConsoleApp(BoxSession(box(8)))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.press(key)
             await until(lambda: isinstance(app.screen, screen))
@@ -83,7 +83,7 @@ def test_a_device_of_which_nothing_comes_shows_no_old_figures() -> None:
     silent = msgspec.structs.replace(shown, silent={"gpu:0": 12.0})
 
     async def main() -> None:
-        app = ConsoleApp(BoxFront(silent))
+        app = ConsoleApp(BoxSession(silent))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert "last reading 12 s ago" in rows_of(app, HeaderZone)

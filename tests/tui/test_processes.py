@@ -23,7 +23,7 @@ from gpuconsole.report.names import plain, spans
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen
-from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxFront, assert_exact, box, drawn, on_box, text
+from tests.tui.fake_gpu_box import HOSTILE, WALL, BoxSession, assert_exact, box, drawn, on_box, text
 from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
@@ -198,7 +198,7 @@ def selected(app: ConsoleApp) -> str:
 
 
 def test_keys_sort_and_turn_around() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         for key, words in (("right", "by SM, largest"), ("o", "by SM, smallest"), ("right", "by CPU, largest"), ("right", "by pid, smallest"),
                            ("right", "by name, a to z"), ("right", "by memory, largest"), ("o", "by memory, smallest"),
                            ("left", "by name, a to z")):  # fmt: skip
@@ -209,7 +209,7 @@ def test_keys_sort_and_turn_around() -> None:
 
 
 def test_the_selection_holds_on_to_its_process() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("down", "down")
         assert " 4101 " in selected(app)
         await pilot.press("left")
@@ -231,7 +231,7 @@ def test_the_selection_holds_on_to_its_process() -> None:
 
 
 def test_filter_then_escape_clears_it_before_it_leaves() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("slash", *"vllm", "enter")
         await shows(app, "2 of 12 on 2 devices")
         await shows(app, "filter: vllm")
@@ -251,7 +251,7 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
     long = "python " + " ".join(f"--option-{n} {'v' * 50}" for n in range(200)) + " --last"
     shown = with_processes(msgspec.structs.replace(RANK_0, command=long))
 
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("enter")
         await shows(app, "uid 1000")
         await pilot.press("end")
@@ -269,7 +269,7 @@ def test_enter_shows_the_whole_command_and_escape_goes_back() -> None:
 
 
 def test_a_signal_is_sent_only_after_a_yes() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         for no in ("n", "enter", "escape", "q"):
             await pilot.press("T")
             await shows(app, "send SIGTERM to 4100 python train.py")
@@ -292,7 +292,7 @@ def test_a_signal_is_sent_only_after_a_yes() -> None:
 
 
 def test_a_refusal_is_one_line() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         api.error = "4100 python belongs to [/b]\x1b[2Jroot: only root may signal it"
         await pilot.press("T", "y")
         await shows(app, "4100 python belongs to [/b]\\x1b[2Jroot: only root may signal it")
@@ -301,7 +301,7 @@ def test_a_refusal_is_one_line() -> None:
 
 
 def test_a_process_that_ends_before_the_answer_gets_no_signal() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("T")
         await shows(app, "send SIGTERM to 4100")
         api.shown = msgspec.structs.replace(api.shown, processes=api.shown.processes[1:])
@@ -313,7 +313,7 @@ def test_a_process_that_ends_before_the_answer_gets_no_signal() -> None:
 
 
 def test_sixty_four_gpus_scroll() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("end")
         await until(lambda: "Xorg" in selected(app))
         await pilot.press("home", "pagedown", "pagedown")
@@ -331,9 +331,9 @@ def test_sixty_four_gpus_scroll() -> None:
 _SCRIPT = """
 import asyncio, msgspec
 from gpuconsole.tui.app import ConsoleApp
-from tests.tui.fake_gpu_box import BoxFront, WALL
+from tests.tui.fake_gpu_box import BoxSession, WALL
 from tests.tui.test_processes import ProcessesScreen, hostile, with_processes, RANK_0
-api = BoxFront(with_processes(RANK_0, hostile(4101), hostile(4102), gpus=1))
+api = BoxSession(with_processes(RANK_0, hostile(4101), hostile(4102), gpus=1))
 class Shown(ConsoleApp):
     def on_mount(self):
         super().on_mount()

@@ -12,7 +12,7 @@ from gpuconsole.report.machine.topology import last_column, letters, read_net, t
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.topology import TopologyScreen
-from tests.tui.fake_gpu_box import HOSTILE, BoxFront, assert_exact, box, drawn, on_box, text
+from tests.tui.fake_gpu_box import HOSTILE, BoxSession, assert_exact, box, drawn, on_box, text
 from tests.tui.fake_session import view
 from tests.tui.test_app import shows, text_of
 from tests.waiting import until
@@ -100,7 +100,7 @@ def test_words_that_mean_harm() -> None:
 
 
 def test_keys_fold_and_scroll_both_ways() -> None:
-    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxFront) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await shows(app, "16 GPUs in 2 groups")
         await pilot.press("g")
         await shows(app, "more down and right")
