@@ -26,9 +26,9 @@ from gpuconsole.processes.worker import WorkerHandle
 
 SCENARIO = "train-gpt"
 SMALL: Knobs = {"d_model": 128, "n_layer": 6, "batch_size": 2, "seq_len": 24}
-"""Steps of some 10 ms: of small steps whatever stays behind takes the largest share."""
+"""Steps of about 10 ms: an aftereffect takes the largest share of short steps."""
 PROBES = ("cached_batch", "memory_parts", "batch_elasticity", "op_mix", "swap_precision")
-"""What the diagnosis runs there."""
+"""The probes that the diagnosis runs there."""
 TIMES = 3
 ARM = 1
 

@@ -36,13 +36,13 @@ def to_main_screen(program: Program) -> bool:
     return False
 
 
-def wait_for_calm_worker(program: Program) -> None:
+def wait_for_idle_worker(program: Program) -> None:
     """The spare worker imports torch first: wait until it does nothing for two seconds."""
-    deadline, calm = time.monotonic() + WARM_S, 0
-    while calm < 2 and time.monotonic() < deadline and not program.ended:
+    deadline, idle = time.monotonic() + WARM_S, 0
+    while idle < 2 and time.monotonic() < deadline and not program.ended:
         before = cpu_s(roles(program.process.pid)["worker"])
         program.read_for(1.0)
-        calm = calm + 1 if cpu_s(roles(program.process.pid)["worker"]) - before < 0.02 else 0
+        idle = idle + 1 if cpu_s(roles(program.process.pid)["worker"]) - before < 0.02 else 0
 
 
 def roles(pid: int) -> dict[str, list[psutil.Process]]:

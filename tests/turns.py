@@ -1,6 +1,6 @@
-"""Whose turn it is: tests that measure speed run alone, all others side by side.
+"""Turns of tests: tests that measure speed run alone, all others at the same time.
 
-A lock that many may share, behind a gate: whoever wants to be alone keeps the gate, so that nobody else comes in while the rest goes out.
+A shared lock behind a gate. A test that must run alone keeps the gate closed, so that no other test starts while the running tests end.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import psutil
 
 from benchmarks.console_cost.peers import OWN, write_settings
 from benchmarks.fake_box import FakeBox, clean_environment
-from benchmarks.own_program import own_environment, roles, to_main_screen, wait_for_calm_worker
+from benchmarks.own_program import own_environment, roles, to_main_screen, wait_for_idle_worker
 from benchmarks.pty_program import Program, cpu_s, family, rss_bytes
 
 FIRST_FRAME_S = 60.0
@@ -46,7 +46,7 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, picture: Path 
             raise Died("the main screen never came")
         program.read_for(SETTLE_S)
         if job.name == OWN:
-            wait_for_calm_worker(program)
+            wait_for_idle_worker(program)
         row = _window(program, box, seconds)
         if picture is not None:
             picture.write_text(program.picture() + "\n")

@@ -15,7 +15,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 Half = Literal["tuning", "reporting"]
 Made = tuple[str, Knobs]
-"""A scenario, and what differs from it."""
+"""A scenario and the changes to it."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Case:
     gpu_neighbours: int = 0
     serving: bool = False
     watch_s: float = 4.0
-    """Least time in steady state: what grows slowly must have grown."""
+    """Shortest time in steady state in seconds: slow growth needs time."""
     offer: bool = False
-    """What is right is a note that promises something, no fault: nothing is wrong, and yet a knob gains."""
+    """The right answer is a note that promises a gain: the case has no fault, but a knob gains."""
     needs: tuple[str, ...] = ()
-    """CPU features of which one must be there."""
+    """The CPU must have one of these features."""
 
     @property
     def family(self) -> str:

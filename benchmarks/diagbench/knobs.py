@@ -14,11 +14,11 @@ FAULTS = (
     "straggler_phase",
     "varied_lengths",
 )
-"""What was put in: not a user's to turn."""
+"""Injected faults, which no user can change."""
 MEANING = ("seq_len", "lr_scheduler", "warmup_steps", "max_train_samples", "memory_limit_mb")
-"""They change what is learnt, not how fast."""
+"""They change what is learnt, not the speed."""
 NOTHING_HERE = ("pin_memory", "non_blocking", "h2d_stream", "pytorch_alloc_conf", "precision")
-"""Without effect on a CPU, or, in half precision, several times slower on those without instructions for it."""
+"""No effect on a CPU, or, for half precision, several times slower on a CPU without instructions for it."""
 LOAD = ("request_rate", "concurrency", "prompt_tokens", "output_tokens")
 
 

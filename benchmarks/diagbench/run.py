@@ -182,7 +182,7 @@ UNTIL = """
 import time
 until = time.monotonic() + 1800
 """
-"""Not for ever, should nobody be left to end it."""
+"""A limit for the case that no process is left to end it."""
 BURN = f"""{UNTIL}
 while time.monotonic() < until:
     sum(range(100_000))
@@ -211,7 +211,7 @@ def burning(count: int, program: str = BURN) -> Iterator[None]:
             burners.append(psutil.Process(int(subprocess.run(["sh", "-c", start], stdout=subprocess.PIPE, check=True, text=True).stdout)))
         yield
         if not all(burner.is_running() for burner in burners):
-            raise SessionError("a neighbour that was to keep the machine busy has ended by itself")
+            raise SessionError("a process that keeps the machine busy has ended too early")
     finally:
         for burner in burners:
             with contextlib.suppress(psutil.NoSuchProcess):

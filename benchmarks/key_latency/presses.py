@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.fake_box import FakeBox
-from benchmarks.own_program import own_command, own_environment, to_main_screen, wait_for_calm_worker
+from benchmarks.own_program import own_command, own_environment, to_main_screen, wait_for_idle_worker
 from benchmarks.pty_program import Program, Replay
 
 HELP, ESCAPE = b"?", b"\x1b"
@@ -58,7 +58,7 @@ def press_keys(condition: Condition, folder: Path, driver: Path, presses: int, i
         with Program(arguments, environment=own_environment(box, folder), cwd=folder, take=line) as program:
             if not program.read_until_shown(r"H200", 60) or not to_main_screen(program):
                 raise SystemExit(f"{condition.name}: no main screen; the screen:\n{program.picture()}")
-            wait_for_calm_worker(program)
+            wait_for_idle_worker(program)
             main, help_ = _learn(program)
             sent = program.bytes
             pressed: list[tuple[float, bytes]] = []

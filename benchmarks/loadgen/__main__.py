@@ -36,7 +36,7 @@ OUTPUT = 64
 WITHIN_S = 0.002
 TRUTH = {"ttft_s": TTFT_S, "itl_s": ITL_S, "tpot_s": ITL_S, "e2e_s": TTFT_S + (OUTPUT - 1) * ITL_S}
 FEW = 2
-"""Users on the scripted server: more of them ask in step, and then wait for each other in the server, which the script does not know."""
+"""Users on the scripted server. More users would send at the same time and wait for each other in the server, which the script does not include."""
 STREAMS, MANY = 64, 4000
 USERS, REQUESTS = 8, 240
 PROMPT = 64

@@ -53,7 +53,7 @@ CASES = (
 
 
 BOUNDS = ("flops.step_s", "bandwidth.optimizer_s", "bandwidth.step_s", "roofline.flops_per_s")
-"""No predictions but limits: how much of them is reached is the point."""
+"""Limits, not predictions: the table shows the share that was reached."""
 
 
 def measured(figures: Sequence[Figure]) -> list[Figure]:

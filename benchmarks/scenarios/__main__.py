@@ -20,7 +20,7 @@ from benchmarks.machine import keep
 from gpuconsole.engine.catalog import scenarios
 
 NOTHING = "-"
-"""No finding: what a scenario that is well set teaches."""
+"""No finding: a scenario with good settings teaches this."""
 
 
 def burn() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.fake_box import FakeBox, build_driver
 from benchmarks.machine import keep
-from benchmarks.own_program import own_command, own_environment, roles, to_main_screen, wait_for_calm_worker
+from benchmarks.own_program import own_command, own_environment, roles, to_main_screen, wait_for_idle_worker
 from benchmarks.pty_program import Program, cpu_s, rss_bytes
 from benchmarks.soak.samples import Account, read
 from benchmarks.soak.slope import BLOCK_S, Slope, slope
@@ -115,7 +115,7 @@ def main() -> int:
             with Program(command, environment=own_environment(box, folder), cwd=folder) as program:
                 if not program.read_until_shown(r"H200", 60) or not to_main_screen(program):
                     raise SystemExit(f"no main screen; the screen:\n{program.picture()}")
-                wait_for_calm_worker(program)
+                wait_for_idle_worker(program)
                 looks = watch(program, args.minutes, args.accelerate)
                 if program.ended:
                     raise SystemExit(f"it ended after {looks[-1]['t']:.0f} s; the screen:\n{program.picture()}")

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 VOCABULARY = 128
 SPECIAL = ("<s>", "</s>", "<unk>")
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"] + [chr(code) for code in range(192, 192 + VOCABULARY - 96 - len(SPECIAL))]
-"""As many as the model has ids: one that stood for no text would be streamed as nothing, and hide when it came."""
+"""One character for each id of the model: an id without text would be streamed as an empty chunk and hide its time."""
 
 
 def main() -> None:

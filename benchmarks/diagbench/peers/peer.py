@@ -38,9 +38,9 @@ class Job:
     half: Half
     seed: int
     seconds: float
-    """How long the tool is to watch, from the first step on."""
+    """Seconds for which the tool watches, from the first step."""
     limit_s: float
-    """After so long all is ended."""
+    """Seconds after which everything is ended."""
 
     def script(self, hook: str = "none", seconds: float | None = None, steps: int = 0) -> str:
         """Write the case as a script outside of this package and return its path. Inside, the script would import the adapters
@@ -66,7 +66,7 @@ class Peer:
     tested: str
     """The version that the mapping was made from."""
     needs: str
-    """What must be installed beside torch, numpy, pillow and msgspec."""
+    """Packages in addition to torch, numpy, pillow and msgspec."""
     meanings: Mapping[str, Meaning]
     commands: Callable[[Job], list[list[str]]]
     read: Callable[[Path], list[Said]]

@@ -18,7 +18,7 @@ from benchmarks.diagbench.run import burning
 
 ROOT = Path(__file__).parents[3]
 BEYOND_WATCHING_S = 2.0
-"""A case that must be watched for long is watched for longer than our own console watches it, by so much."""
+"""Seconds by which a tool watches a long case longer than our own console."""
 
 
 class PeerRow(msgspec.Struct, omit_defaults=True):
