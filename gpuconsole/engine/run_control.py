@@ -351,19 +351,22 @@ class RunControl:
         """Profile `steps` steps; the trace goes into `folder`, else into the current folder. Raises SessionError."""
         async with self._lock.change():
             record, worker = self.running()
-            target = trace_path(record.run.scenario, folder)
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise SessionError(f"{target.parent}: cannot be written: {error.strerror}") from None
             with self._lock.showing("profiler"):
-                try:
-                    answer = await worker.profile(steps, str(target))
-                except WorkerGone:
-                    raise SessionError("the run ended before its profile was there") from None
-            if answer.report is None:
-                raise SessionError(answer.error or "no profile")
-            return answer.report
+                return await _profile(worker, steps, trace_path(record.run.scenario, folder))
+
+
+async def _profile(worker: WorkerHandle, steps: int, target: Path) -> ProfileReport:
+    """Profile `steps` steps; the worker writes the trace to `target`. Raises SessionError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        answer = await worker.profile(steps, str(target))
+    except OSError as error:
+        raise SessionError(f"{target.parent}: cannot be written: {error.strerror}") from None
+    except WorkerGone:
+        raise SessionError("the run ended before its profile was there") from None
+    if answer.report is None:
+        raise SessionError(answer.error or "no profile")
+    return answer.report
 
 
 def trace_path(scenario: str, folder: Path | None) -> Path:

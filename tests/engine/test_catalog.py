@@ -69,7 +69,7 @@ def test_a_mistake_names_file_key_and_what_is_allowed(tmp_path: Path, change: tu
     assert all(word in message for word in [str(path), *words]), message
 
 
-def test_a_users_scenario_is_found_and_a_broken_one_is_told() -> None:
+def test_a_users_scenario_is_found_and_a_broken_one_is_reported() -> None:
     folder = user_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mine.toml").write_text(GOOD.replace('name = "train-gpt"', 'name = "mine"'))

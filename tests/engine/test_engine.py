@@ -26,7 +26,7 @@ SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
 
 
 def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
-    """Open an engine, play, close it, and see that nothing is left."""
+    """Open an engine, play, close the engine, and check that no child is left."""
 
     async def main() -> None:
         engine = Engine(interval_s=0.2)
@@ -119,7 +119,7 @@ def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_
     with_engine(play)
 
 
-def test_snapshot_and_recording_tell_the_same_session_in_which_bad_requests_change_nothing(tmp_path: Path) -> None:
+def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_nothing(tmp_path: Path) -> None:
     recording = tmp_path / "session.jsonl"
 
     async def play(engine: Engine) -> None:
@@ -174,7 +174,7 @@ def workers() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "gpuconsole.workloads.worker" in child.cmdline()]
 
 
-def test_a_cancelled_trial_goes_back_to_what_was_and_a_new_start_breaks_one_off() -> None:
+def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off() -> None:
     async def play(engine: Engine) -> None:
         await running(engine)
         for changes in ({"gradient_checkpointing": True}, {"n_layer": 3}):

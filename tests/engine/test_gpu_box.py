@@ -63,7 +63,7 @@ def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) 
 
 
 @pytest.mark.parametrize("gpus", [1, 64])
-def test_the_screen_shows_what_gpm_says_for_one_and_for_many(script: Script, tmp_path: Path, gpus: int) -> None:
+def test_the_screen_shows_the_values_of_gpm_for_one_and_for_many_gpus(script: Script, tmp_path: Path, gpus: int) -> None:
     script.write(f"gpus {gpus}", *GPM)
     with Terminal(cwd=tmp_path, env=without_torch(tmp_path)) as terminal:
         terminal.wait_for("train-gpt")

@@ -108,7 +108,7 @@ def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, mon
     with_engine(play)
 
 
-def test_what_is_known_of_the_machine_is_known_anew_with_its_gpus(script: Script) -> None:
+def test_the_environment_is_read_again_when_the_gpus_are_known(script: Script) -> None:
     """The driver opens after the console has: driver and devices are not left empty."""
     script.write("gpus 2", "init_delay 3500")
 
@@ -120,7 +120,7 @@ def test_what_is_known_of_the_machine_is_known_anew_with_its_gpus(script: Script
     with_engine(play)
 
 
-def test_a_stuck_source_is_told_and_its_sampler_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "PATIENCE_S", (3.0,))
 
     async def play(engine: Engine) -> None:

@@ -1,6 +1,6 @@
-"""Faults of a GPU box: after each the console still works and reports what happened.
+"""Faults of a GPU box on the real screen: after each fault the console still works and shows what happened.
 
-Nothing runs, so the spare worker finds no torch.
+No scenario is started. The spare worker finds no torch, so that no test waits for its import.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_hostile_names_reach_the_terminal_as_text_only(fake_library: Path, tmp_p
         child.kill()
 
 
-def test_a_hang_up_of_a_box_leaves_no_process(box: tuple[Script, Terminal]) -> None:
+def test_a_hang_up_leaves_no_process(box: tuple[Script, Terminal]) -> None:
     _, terminal = box
     children = psutil.Process(terminal.process.pid).children(recursive=True)
     terminal.hang_up()
@@ -147,7 +147,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(fake_library:
         assert RESTORED in terminal.raw
 
 
-def test_heat_is_reported_in_the_title(box: tuple[Script, Terminal]) -> None:
+def test_heat_is_shown_in_the_title(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("gpus 8", *GPM, "gpu 6 clocks_reasons 72")
     terminal.wait_for("gpu:6: clocks cut by the hardware: heat")
