@@ -32,6 +32,8 @@ from gpuconsole.tui.widgets.zone import Zone
 
 REFRESH_HZ = 2.0
 FASTEST_HZ = 20.0
+SLOW_LINE = 0.25
+"""Share of the time in which periodic frames may keep the line busy. On a slower line the screen is drawn at REFRESH_HZ, so that keys need not wait."""
 ECO_S = 2.0
 FIRST_DATA_S = 0.05
 CLOSE_S = 3.0
@@ -91,7 +93,7 @@ class ConsoleApp(App[int]):
         self._record = record
         self._on_hangup = on_hangup
         self._opening = opening
-        self._since_shown = self._rest_s = 0.0
+        self._since_shown = self._rest_s = self._written_s = 0.0
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
@@ -141,10 +143,14 @@ class ConsoleApp(App[int]):
             self.tick()
 
     def _on_timer(self) -> None:
-        """While nothing runs, draw only as often as the sources are read."""
+        """While nothing runs, draw only as often as the sources are read; on a slow line, not more often than REFRESH_HZ."""
         self._since_shown += self._period
-        if self._since_shown >= self._rest_s:
+        least_s = 1.0 / REFRESH_HZ if self._writing_s() - self._written_s > SLOW_LINE * self._since_shown else 0.0
+        if self._since_shown >= max(self._rest_s, least_s):
             self.tick()
+
+    def _writing_s(self) -> float:
+        return self.line_cost.writing_s if self.line_cost is not None else 0.0
 
     def tick(self) -> None:
         """Show the present state on the screen in sight; hidden screens do no work."""
@@ -153,7 +159,7 @@ class ConsoleApp(App[int]):
         if self._duration is not None:
             self._watch_duration(self._duration)
         view, screen = self.api.view(), self.screen
-        self._since_shown = 0.0
+        self._since_shown, self._written_s = 0.0, self._writing_s()
         self._rest_s = 0.0 if facts.active(view) else min((state.period_s for state in view.sources.values()), default=0.0)
         if isinstance(screen, MainScreen | BackScreen):
             screen.show(view)

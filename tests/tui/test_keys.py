@@ -16,6 +16,7 @@ from gpuconsole.tui import app as app_module
 from gpuconsole.tui import keys
 from gpuconsole.tui.actions import SCREENS
 from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.keyboard import parse
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
@@ -145,6 +146,29 @@ def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(monkeypatch: py
     for interval in (0.1, 1.0):
         console.open_console(argparse.Namespace(interval=interval))
     assert periods == [0.1, 0.5]
+
+
+def test_on_a_slow_line_the_screen_is_drawn_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that fill the line would make a key wait for them."""
+    app = ConsoleApp(FakeSession(view()), 10.0)
+    line = Cost()
+    monkeypatch.setattr(ConsoleApp, "line_cost", line)
+
+    def frames_in_a_second(writing_s_per_frame: float) -> int:
+        frames = []
+
+        def tick() -> None:
+            frames.append(app)
+            app._since_shown, app._written_s = 0.0, line.writing_s
+            line.writing_s += writing_s_per_frame
+
+        monkeypatch.setattr(app, "tick", tick)
+        for _ in range(10):
+            app._on_timer()
+        return len(frames)
+
+    assert frames_in_a_second(0.001) == 10
+    assert frames_in_a_second(0.2) == 2
 
 
 def test_a_click_selects_and_a_second_click_chooses() -> None:

@@ -13,11 +13,15 @@ BEGIN_UPDATE, END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 
 @dataclass
 class Cost:
-    """The output so far. `merged` counts updates that were replaced by newer updates before they were sent."""
+    """The output so far. `merged` counts updates that were replaced by newer updates before they were sent.
+
+    `writing_s`: seconds in which a write to the terminal was under way. On a slow line a write blocks.
+    """
 
     bytes: int = 0
     frames: int = 0
     merged: int = 0
+    writing_s: float = 0.0
 
 
 class Screen:

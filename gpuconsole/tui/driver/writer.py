@@ -102,6 +102,11 @@ class Writer:
             return data
 
     def _send(self, data: bytes) -> None:
+        start = time.monotonic()
+        self._write_all(data)
+        self._screen.cost.writing_s += time.monotonic() - start
+
+    def _write_all(self, data: bytes) -> None:
         while data and not self._gone:
             try:
                 data = data[os.write(self._fileno, data) :]
