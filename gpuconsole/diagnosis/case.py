@@ -1,4 +1,4 @@
-"""What a rule reads: one run's knobs and signals."""
+"""The input of a rule: the knobs and signals of one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 
 class CantTell(Exception):
-    """A rule cannot conclude anything. The message is the reason, one clause fit for a user."""
+    """A rule has no conclusion. The message is the reason: one clause for the user."""
 
 
 class Missing(CantTell):
@@ -22,9 +22,9 @@ class Missing(CantTell):
 
 @dataclass(frozen=True)
 class Case:
-    """One run as the rules see it. `signals` by name; `serves`: a model server under load, not training.
+    """The input of all rules about one run. `signals` by name; `serves`: a model server under load, not training.
 
-    `read` collects the names of the signals that were asked for, measured or not, in the order of the first request.
+    `read` collects the names of the requested signals, measured or not, in the order of the first request.
     """
 
     knobs: Knobs
@@ -57,10 +57,10 @@ class Case:
         return default if found is None else found.value
 
     def evidence(self, signal: str, threshold: float | None = None) -> Evidence:
-        """The signal beside the threshold that it was compared with (None: shown for context); raises Missing."""
+        """The signal and its threshold as evidence (None: shown for context); raises Missing."""
         found = self.signal(signal)
         return Evidence(signal, found.value, found.unit, threshold, found.source)
 
     def if_known(self, *signals: str, threshold: float | None = None) -> tuple[Evidence, ...]:
-        """Evidence from those of the signals that were measured."""
+        """Evidence from the signals that were measured."""
         return tuple(self.evidence(name, threshold) for name in signals if self.has(name))

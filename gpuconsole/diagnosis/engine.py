@@ -1,4 +1,4 @@
-"""Runs every rule on a case, and steadies the conclusions over time."""
+"""Runs every rule on a case, and smooths the conclusions over time."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def evaluate(case: Case) -> list[Finding]:
-    """The conclusions of all rules that are about this kind of work, after precedence, ranked (precedence.rank)."""
+    """The conclusions of all rules for this kind of work, after precedence, ranked (precedence.rank)."""
     return rank(settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case))
 
 
 def conclude(rule: Rule, case: Case) -> Finding:
-    """One rule's own conclusion. A rule that fails cannot tell; the other rules continue."""
+    """The conclusion of one rule. If the rule raises an error, it has no conclusion, and the other rules continue."""
     try:
         return rule.check(case)
     except Missing as missing:
@@ -51,7 +51,8 @@ def conclude(rule: Rule, case: Case) -> Finding:
 
 
 def wanted_probes(findings: list[Finding]) -> list[str]:
-    """Probes that would let a rule conclude, each once, in the order of PROBES; then those that would let a firing rule predict."""
+    """The needed probes, each once: first the probes that a rule without a conclusion needs, in the order of PROBES; then the probes that a
+    firing rule needs for a prediction."""
     found: list[str] = []
     for state in ("cant_tell", "fires"):
         wanted = {PROBE_OF[signal] for f in findings if f.state == state for signal in f.missing if signal in PROBE_OF}
@@ -60,7 +61,7 @@ def wanted_probes(findings: list[Finding]) -> list[str]:
 
 
 def about(findings: Iterable[Finding], tunable: Collection[str]) -> list[Finding]:
-    """Findings of rules that may suggest to change one of these knobs to save time; all findings if no knob is named."""
+    """Findings of rules that may suggest a change of one of these knobs to save time. Without knobs: all findings."""
     rules = {rule.id for rule in all_rules() if rule.resource == "time" and not set(tunable).isdisjoint(rule.knobs)}
     return [finding for finding in findings if not tunable or finding.rule in rules]
 
@@ -72,7 +73,7 @@ class Steadied:
         self._seen: dict[str, int] = {}
         self._open: dict[str, Finding] = {}
         self.opened: list[Finding] = []
-        """What the last update showed for the first time."""
+        """The findings that the last update showed for the first time."""
 
     @property
     def waiting(self) -> bool:
@@ -80,7 +81,7 @@ class Steadied:
         return any(0 < seen < OPEN_AFTER and rule not in self._open for rule, seen in self._seen.items())
 
     def update(self, findings: list[Finding]) -> list[Finding]:
-        """What to show after this evaluation, ranked."""
+        """The findings to show after this evaluation, ranked."""
         before = set(self._open)
         shown = rank([self._steady(finding) for finding in findings])
         self.opened = [finding for rule, finding in self._open.items() if rule not in before]

@@ -1,4 +1,4 @@
-"""Which finding wins, and in which order findings stand. Rules do not know each other; only this module compares them.
+"""Decides which of several findings has priority, and the order of findings. Rules do not refer to each other; only this module compares them.
 
 Three things are decided here:
 - `CAUSES_OF_DATA_WAIT`: a step that waits for data has one cause. The rules about input share this order.
@@ -21,22 +21,22 @@ from gpuconsole.diagnosis.rules import _cores, _serving
 from gpuconsole.model.finding import Finding
 
 FIRST = "hw.errors"
-"""Recovers nothing and stands before all other findings: results may be wrong."""
+"""This finding recovers no time, but comes before all other findings, because the results may be wrong."""
 
 Cause = Literal["epoch_restart", "jitter", "ipc_collate", "slow_storage", "too_few_workers", "cpu_transform"]
 CAUSES_OF_DATA_WAIT: tuple[Cause, ...] = ("epoch_restart", "jitter", "ipc_collate", "slow_storage", "too_few_workers", "cpu_transform")
-"""The first cause that applies is the one that is reported: restarts and single slow samples explain waits that look like a slow loader; a
-process that is busy receiving, or a storage that is slow, is not helped by cores; cheaper transforms are the answer if nothing else is."""
+"""Only the first cause that applies is reported. Restarts and single slow samples come first, because they also look like a slow loader.
+More cores do not help a process that is busy receiving, or a slow storage. Cheaper transforms are the last resort."""
 
 
 @dataclass(frozen=True)
 class Yields:
-    """The rule `loser` is clear where `winner` stands; `why` is what the user reads.
+    """The rule `loser` becomes clear if the rule `winner` prevails. `why` is the text for the user.
 
-    The winner stands if it fires and is no note, or, where `when` is given, if `when` is true of the case. A loser that
-    waits for a probe is then clear too, so the probe is not run in vain.
+    The winner prevails if it fires and is not a note. With `when`, the winner prevails if `when` is true for the case; then a loser
+    that waits for a probe also becomes clear, so the probe does not run without need.
     `unless` is a knob: with any value but 0 the two rules are about different things.
-    `must_know`: while the winner cannot tell, the loser cannot tell either.
+    `must_know`: while the winner has no conclusion, the loser has no conclusion either.
     """
 
     loser: str
@@ -83,11 +83,11 @@ PRECEDENCE = (
     Yields("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=True),
     Yields("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=True),
 )
-"""Entries with the same loser stand together, and a rule stands as a loser before it stands as a winner."""
+"""Entries with the same loser are adjacent. The entries where a rule is the loser come before the entries where it is the winner."""
 
 
 def settle(findings: list[Finding], case: Case) -> list[Finding]:
-    """The rules' own conclusions after precedence: a rule that yields is clear, with level 0."""
+    """The conclusions of the rules after precedence: a rule that loses is clear, with level 0."""
     found = {finding.rule: finding for finding in findings}
     for loser, entries in groupby(PRECEDENCE, lambda entry: entry.loser):
         if loser in found:
@@ -97,11 +97,11 @@ def settle(findings: list[Finding], case: Case) -> list[Finding]:
 
 
 def _outcome(entry: Yields, found: dict[str, Finding], case: Case) -> Finding | None:
-    """What the loser becomes because of this entry; None: this entry decides nothing."""
+    """The new finding of the loser according to this entry; None: this entry does not apply."""
     loser, winner = found[entry.loser], found.get(entry.winner)
     if winner is None or (entry.unless and case.knobs.get(entry.unless)):
         return None
-    if _stands(entry, winner, case):
+    if _prevails(entry, winner, case):
         if loser.state == "clear":
             return msgspec.structs.replace(loser, level=0.0)
         if loser.state == "fires" or (entry.when is not None and _lacks_a_probe(loser)):
@@ -111,7 +111,7 @@ def _outcome(entry: Yields, found: dict[str, Finding], case: Case) -> Finding | 
     return None
 
 
-def _stands(entry: Yields, winner: Finding, case: Case) -> bool:
+def _prevails(entry: Yields, winner: Finding, case: Case) -> bool:
     if entry.when is None:
         return winner.state == "fires" and not winner.note
     try:
@@ -125,10 +125,10 @@ def _lacks_a_probe(finding: Finding) -> bool:
 
 
 def rank(findings: list[Finding]) -> list[Finding]:
-    """What fires, then what cannot tell, then what is clear.
+    """Sorted findings: first the findings that fire, then rules without a conclusion, then clear rules.
 
     Among findings that fire: FIRST, then those with something to recover by weight (recoverable share times confidence), then notes.
-    Equal findings stand in the order of their rule ids. `Run.findings` is stored in this order, and readers keep the order.
+    Equal findings are sorted by rule id. `Run.findings` is stored in this order, and readers keep the order.
     """
     states = {"fires": 0, "cant_tell": 1, "clear": 2}
     return sorted(findings, key=lambda f: (states[f.state], f.state != "fires" or f.rule != FIRST, f.note, -f.weight, f.rule))

@@ -9,10 +9,10 @@ from gpuconsole.model.profile import OP_CLASSES
 
 @dataclass(frozen=True)
 class Probe:
-    """A short experiment on the running workload. `signals` are those that rules ask for; a probe may measure others beside them.
+    """A short experiment on the running workload. `signals`: the signals that rules read; a probe may measure more signals.
 
-    `always`: runs once on every steady training run, since its figures are worth knowing whatever the rules ask.
-    `decisive`: rules ask for it only after a phase has taken too much time; it settles what the account has shown and runs first.
+    `always`: runs once on every steady training run, because its figures are useful even if no rule needs them.
+    `decisive`: rules request this probe only after a phase has taken too much time. It decides between the causes and runs first.
     """
 
     name: str
@@ -59,7 +59,7 @@ PROBES = (
 """Probes that settle one cause come first; probes that search for hidden causes come later."""
 
 PROBE_OF = {signal: probe.name for probe in PROBES for signal in probe.signals}
-"""Which probe measures a missing signal."""
+"""The probe that measures a signal, by signal."""
 ORDER = {probe.name: number for number, probe in enumerate(PROBES)}
 ALWAYS = tuple(probe.name for probe in PROBES if probe.always)
 DECISIVE = frozenset(probe.name for probe in PROBES if probe.decisive)

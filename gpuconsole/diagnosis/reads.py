@@ -1,4 +1,4 @@
-"""Which signals a rule reads, found by running the rule. Nothing is listed by hand."""
+"""The signals that a rule reads, found by running the rule. No list is written by hand."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE
 from gpuconsole.model.knobs.knob import Knob, Value
 
 QUIET = 400
-"""A rule is run until it has fired, so that its last branch has been reached, and so many more runs have shown no new signal."""
+"""Runs without a new signal after which the search ends. The rule must also have fired, because then its last branch has run."""
 MOST = 20_000
-"""Runs of a rule that does not fire. tests/diagnosis/test_reads.py finds such a rule."""
+"""Maximum number of runs of a rule that does not fire. tests/diagnosis/test_reads.py fails for such a rule."""
 VALUES = (0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
 """Ratios, seconds, counts and bytes, on both sides of the thresholds."""
 NUMBERS = (0, 0, 1, 1, 2, 4, 64, 2048)
 """Values of numeric knobs."""
 KNOWN = 0.9
-"""Share of knobs and signals that a case has: rules read other signals where one is missing."""
+"""Share of knobs and signals that exist in a case. If a signal is missing, a rule may read another signal."""
 
 
 @cache
 def signals_read(rule: Rule) -> tuple[str, ...]:
     """Names of the signals that the rule reads, in the order of the first request.
 
-    The rule runs on many cases with knobs and values drawn at random, always the same ones. A case collects what is asked for.
+    The rule runs on many random cases, which are the same in every run of the program. Each case records the requested signals.
     """
     return tuple(explore(rule)[0])
 
@@ -42,7 +42,7 @@ def explore(rule: Rule) -> tuple[dict[str, None], bool]:
     fired, quiet = False, 0
     for _ in range(MOST):
         case = Case(_Knobs(draw), _Signals(draw), rule.subject == "serving")
-        with suppress(Exception):  # a rule may fail on values that no run has
+        with suppress(Exception):  # a rule may fail on values that do not occur in real runs
             fired |= rule.check(case).state == "fires"
         quiet = quiet + 1 if case.read.keys() <= read.keys() else 0
         read |= case.read
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class _Drawn(dict[str, T]):
-    """Values of any name, each drawn when it is asked for; some names have none."""
+    """Random values, each drawn at the first request of its name. Some names have no value."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Drawn(dict[str, T]):
 
 
 class _Signals(_Drawn[Signal]):
-    """Few different values in some runs, so that small ones meet small ones."""
+    """The possible values of a run. In some runs there are few, so that several small values occur together."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__(draw)

@@ -13,7 +13,7 @@ from gpuconsole.model.finding import Confidence, Evidence, Finding, Resource, Su
 
 @dataclass(frozen=True)
 class Threshold:
-    """A figure that a rule decides by, and where the figure comes from."""
+    """A threshold of a rule, and the source of its value."""
 
     name: str
     value: float
@@ -24,9 +24,9 @@ class Threshold:
 class Rule(ABC):
     """One cause of lost time or memory: how it is recognised, what it means, and what helps.
 
-    `title` names the fault. `clear_title` is what a finding in the state "clear" is called: it names what is in order.
-    `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all figures that `check` decides by.
-    `knobs` are those that the suggestions change. `resource` is what the suggestions save.
+    `title` names the fault. `clear_title` is the title of a finding in the state "clear": it names what is correct.
+    `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `check` uses.
+    `knobs` are the knobs that the suggestions change. `resource` is the resource that the suggestions save.
     `subject`: rules about training run on training jobs, rules about serving on model servers, rules about hardware on both.
     """
 
@@ -41,21 +41,21 @@ class Rule(ABC):
 
     @abstractmethod
     def check(self, case: Case) -> Finding:
-        """The conclusion about one run, without regard to other rules. Raises CantTell, or Missing for a signal that was not measured."""
+        """The conclusion about one run, independent of other rules. Raises CantTell, or Missing for a signal that was not measured."""
 
     def applies(self, case: Case) -> bool:
-        """Whether the rule is about this kind of work."""
+        """Whether the rule applies to this kind of work."""
         return self.subject == "hardware" or (self.subject == "serving") == case.serves
 
     def clear(self, level: float = 0.0, evidence: tuple[Evidence, ...] = (), summary: str = "") -> Finding:
-        """The rule has found nothing. `level`: the leading signal over its threshold, below 1."""
+        """A finding in the state "clear". `level`: the leading signal over its threshold, below 1."""
         return Finding(self.id, "clear", self.clear_title, evidence=evidence, level=level, summary=summary)
 
     def not_on_gpu(self) -> Finding:
         return self.clear(summary="the run is not on a GPU")
 
     def cant_tell(self, reason: str, missing: tuple[str, ...] = ()) -> Finding:
-        """The rule has no conclusion. `missing`: signals that would allow one."""
+        """A finding without a conclusion. `missing`: signals that would allow a conclusion."""
         return Finding(self.id, "cant_tell", self.title, summary=reason, missing=missing)
 
     def fires(
@@ -68,13 +68,13 @@ class Rule(ABC):
         suggestions: Iterable[Suggestion | None] = (),
         level: float = 1.0,
         note: bool = False,
-        wants: tuple[str, ...] = (),
+        for_prediction: tuple[str, ...] = (),
         title: str = "",
     ) -> Finding:
-        """The rule has found its cause. `recoverable`: the share of step time (or of the memory limit) that a perfect cure would free.
+        """A finding that names a cause. `recoverable`: the share of step time (or of the memory limit) that a perfect cure would free.
 
         `suggestions`: best first; None entries do not apply to this workload. `level`: the leading signal over its threshold, 1 or more.
-        `note`: the finding informs and accuses nothing. `wants`: signals of a probe that would predict what the suggestion gains.
+        `note`: the finding informs and names no fault. `for_prediction`: missing probe signals that would predict the gain of the suggestion.
         """
         return Finding(
             self.id,
@@ -86,7 +86,7 @@ class Rule(ABC):
             evidence,
             tuple(entry for entry in suggestions if entry is not None),
             note,
-            wants,
+            for_prediction,
             level,
             self.resource,
         )

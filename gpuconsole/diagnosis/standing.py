@@ -1,4 +1,4 @@
-"""Does the diagnosis of a run stand, or may it still change? Pure: the caller passes the time."""
+"""Decides whether the diagnosis of a run is final or may still change. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.model.run import Run
 
 SETTLED_S = 1.0
-"""A diagnosis stands when it has not changed for this time, and no probe is running or expected."""
+"""A diagnosis is final if it has not changed for this time and no probe is running or expected."""
 DOUBT_S = 25.0
-"""After this time in steady state without a running probe, the diagnosis stands although rules still lack a signal."""
+"""After this time in steady state without a running probe, the diagnosis is final even if rules still lack a signal."""
 NOT_STEADY_S = 60.0
-"""A run that is not steady after this time, without a running probe, is not waited for."""
+"""If a run without a running probe is not steady after this time, waiting ends."""
 SERVING_S = 10.0
 """The queue and the cache of a model server take some seconds to fill. The first seconds are not typical."""
 
 
 class Standing:
-    """Call `evaluate` several times a second; it returns True when the diagnosis stands, or when waiting longer is of no use."""
+    """Whether a diagnosis is final. Call `evaluate` several times a second; it returns True if the diagnosis is final or waiting longer is useless."""
 
     def __init__(self, started_s: float, tunable: Collection[str] = ()) -> None:
         """`started_s`: the time now. `tunable`: only findings that can change one of these knobs count; (): all findings."""
@@ -30,7 +30,7 @@ class Standing:
     def evaluate(self, run: Run, probing: bool, now_s: float) -> bool:
         """`probing`: a probe is running. `now_s`: monotonic seconds, on the clock of `started_s`."""
         steady = run.steady_from_s is not None
-        judged = steady and (run.serves or "step_s" in run.signals)  # earlier findings are not about steady steps
+        judged = steady and (run.serves or "step_s" in run.signals)  # findings before this are not based on steady steps
         firing = [finding.rule for finding in about(run.findings, self._tunable) if finding.state == "fires"]
         quiet = bool(self._tunable) or not probing
         if not judged or firing != self._firing or not quiet or in_doubt(run, self._tunable):
@@ -38,7 +38,7 @@ class Standing:
         self._firing = firing
         if run.state == "starting":
             self._running_s = now_s
-        if not steady or probing:  # a compiled run takes long to be steady, and some probes compile it again
+        if not steady or probing:  # a compiled run needs long to become steady, and some probes cause another compilation
             self._idle_s = now_s
         settled = now_s - self._same_since_s >= SETTLED_S or now_s - self._idle_s > DOUBT_S
         filled = not run.serves or run.duration_s - (run.steady_from_s or 0.0) >= SERVING_S

@@ -13,7 +13,7 @@ TRIAL_ERROR = 0.06
 def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
     """A suggestion, or None if the workload lacks one of the knobs or has all of the values already.
 
-    `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up has an error of its own, so the
+    `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up also has an error, so the
     interval is widened by TRIAL_ERROR. A predicted gain never becomes a predicted loss that way.
     """
     if any(name not in case.knobs for name in changes) or all(case.knobs[name] == value for name, value in changes.items()):

@@ -12,11 +12,11 @@ from gpuconsole.model.text import visible
 from gpuconsole.report import units
 
 RUN_QUEUE_DIFFERS = 0.15
-"""The threshold of rule host.cpu_contention: below it, verdicts on contention-free time are right."""
+"""The threshold of rule host.cpu_contention. Below this share, verdicts on contention-free time are correct."""
 OTHERS_DIFFER = WAITING_DIFFERS = 0.20
-"""The load that counts as contention in the signals of the same rule (docs/diagnosis.md)."""
+"""Minimum load that the signals of rule host.cpu_contention count as contention (docs/diagnosis.md)."""
 WORTH_REPORTING = 0.02
-"""A smaller share of run-queue delay is below the smallest difference that counts, and is not mentioned."""
+"""Run-queue delay below this share is less than the smallest relevant difference, so the result does not mention it."""
 FEW_RUNS = f"runs are assumed to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} runs are kept"
 
 
@@ -49,14 +49,15 @@ Unequal = list[tuple[str, str]]
 
 
 def nearest_baseline(key: BaselineKey, knobs: Knobs, known: Iterable[Baseline]) -> tuple[Baseline, Unequal] | None:
-    """The baseline of the same scenario that differs in the fewest parts (the newest of several), and these parts. No part: it can be compared."""
+    """The baseline of the same scenario that differs in the fewest parts (of several: the newest), and these parts. Without a differing part,
+    the comparison is possible."""
     newest_first = sorted(known, key=lambda one: one.runs[-1].date, reverse=True)
     alike = [(one, _unequal(key, knobs, one)) for one in newest_first if one.key.scenario == key.scenario]
     return min(alike, key=lambda one: len(one[1]), default=None)
 
 
 def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineComparison:
-    """The reason why there is no comparison: `other` is the nearest baseline to `key`, and differs in `parts`."""
+    """The reason why there is no comparison. `other`: the nearest baseline to `key`; it differs in `parts`."""
     here, there = (", ".join(dict.fromkeys(part[side] for part in parts)) for side in (0, 1))
     rate = units.quantity(other.rate, other.unit)
     words = f"no baseline for {here}; the nearest baseline is for {there}, from {other.runs[-1].date[:10]}: {rate}"
@@ -64,7 +65,7 @@ def unlike(key: BaselineKey, other: Baseline, parts: Unequal) -> BaselineCompari
 
 
 def _unequal(key: BaselineKey, knobs: Knobs, other: Baseline) -> Unequal:
-    """Hardware, software, then knobs. A knob that only one of the two has is newer than the other, and does not count."""
+    """The differing parts: hardware, software, then knobs. A knob that exists on one side only was added later and does not count."""
     theirs = other.key.parts()
     parts = [(part, theirs[name]) for name, part in key.parts().items() if part != theirs[name]]
     changed = {name: value for name, value in knobs.items() if name in other.knobs and other.knobs[name] != value}
@@ -76,10 +77,10 @@ def _knob(name: str, value: Value) -> str:
 
 
 def _contention(now: BaselineRun, kept: Sequence[BaselineRun], free: bool) -> tuple[float, str]:
-    """How much more load there was during this run than during the kept runs, where the difference matters; and the same in words.
+    """The additional load during this run compared with the kept runs, if the difference matters; and a description in words.
 
-    Other programs slow a run down even where no task waits: through the other hyperthread of a core, or through memory bandwidth. Where their
-    load is not known, the share of waiting takes its place. Contention-free time does not contain the waiting of the training thread.
+    Other programs slow a run down even if no task waits: through the other hyperthread of a core, or through memory bandwidth. If their
+    load is not known, the share of waiting is used instead. Contention-free time does not contain the wait of the training thread.
     """
     load = ("others_ratio", OTHERS_DIFFER, "other programs used {} of the CPUs")
     waiting = ("waiting_ratio", WAITING_DIFFERS, "some task waited for a CPU {} of the time")
@@ -123,7 +124,7 @@ def _name(baseline: Baseline) -> str:
 
 
 def _where(now: BaselineRun, kept: Sequence[BaselineRun]) -> str:
-    """The phase of a step whose time has changed most."""
+    """The phase of a step with the largest change of time."""
     timed = [run for run in kept if run.step_time_s and run.phases_ratio]
     if not timed or not now.step_time_s or not now.phases_ratio:
         return ""

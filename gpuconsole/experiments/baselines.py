@@ -16,7 +16,7 @@ from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.text import visible
 
 MOST_BYTES = 1 << 20
-"""Twenty runs of sixty blocks take about 50 KB."""
+"""Maximum size of a baseline file. Twenty runs of sixty blocks take about 50 KB."""
 LOCK = ".lock"
 
 
@@ -63,7 +63,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
-    """All baselines, and a line for each file that is not a valid baseline, by its name without `.json`."""
+    """All baselines, and a line for each invalid file, by the file name without `.json`."""
     found, mistakes = [], dict[str, str]()
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
@@ -80,7 +80,7 @@ def read_all(folder: Path) -> tuple[list[Baseline], dict[str, str]]:
 
 
 def differing_knobs(baseline: Baseline, knobs: Knobs) -> Knobs:
-    """The knobs of `baseline` that have another value in `knobs`. Under the same key this means: the scenario file was changed. A new knob does
+    """The knobs of `baseline` that have another value in `knobs`. With the same key, the cause is a changed scenario file. A new knob does
     not count."""
     return {name: knobs[name] for name, value in baseline.knobs.items() if name in knobs and knobs[name] != value}
 
@@ -88,8 +88,8 @@ def differing_knobs(baseline: Baseline, knobs: Knobs) -> Knobs:
 def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: BaselineRun) -> str:
     """Add `run` to the baseline of `key`; returns a line for the user. Raises BaselineError.
 
-    Of more than MOST_RUNS runs the oldest is deleted; all earlier runs are deleted where the scenario file was changed. Several consoles may
-    call this at the same time.
+    Above MOST_RUNS runs, the oldest run is deleted. If the scenario file was changed, all earlier runs are deleted. Several consoles may
+    call this function at the same time.
     """
     check_folder(folder)
     path = folder / f"{key.name}.json"
@@ -105,7 +105,7 @@ def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: Basel
 
 
 def _comparable(path: Path, knobs: Knobs, unit: str) -> tuple[tuple[BaselineRun, ...], str]:
-    """The kept runs that can be compared with new runs; and where there are none of several, the reason in words."""
+    """The kept runs that can be compared with new runs, and the reason if there are none."""
     if not path.exists():
         return (), ""
     before = read_baseline(path)

@@ -21,10 +21,10 @@ PERIOD_KNOBS = {"log_every": "logging", "save_every": "checkpoint", "eval_every"
 COST_KNOBS = {"logging": {"log_every", "log_gradients"}, "checkpoint": {"save_every"}, "eval": {"eval_every", "eval_batch_size"}}
 """Knobs that set the share of each of these phases."""
 RARER = 10
-"""An event that is this many times rarer on one side need not happen in the blocks of that side: if it never did, the gain would be
-overstated by a tenth, and it does happen now and then during a trial."""
+"""If an event is this many times rarer on one side, a block of that side need not contain the event. Without any such event the gain
+would be overstated by a tenth at most, and some blocks do contain the event."""
 NEGLIGIBLE = 0.01
-"""Share of step time: an event that costs less need not happen equally often in both blocks of a pair."""
+"""Share of step time. An event with a smaller share need not happen equally often in both blocks of a pair."""
 RUN_BLOCK_S = 1.0
 MIN_RUN_BLOCK_S = 0.25
 FEW_RUN_BLOCKS = 12
@@ -33,14 +33,14 @@ MOST_RUN_BLOCKS = 60
 
 
 def order() -> Iterator[tuple[int, int]]:
-    """Endless pairs of arms: A B, B A, A B, ... so that drift cancels out."""
+    """The endless order of arms in pairs: A B, B A, A B, ... This order cancels drift."""
     while True:
         yield BASELINE, CHANGED
         yield CHANGED, BASELINE
 
 
 class BlockPlan:
-    """How long a block of one side must be: whole periods of the events on that side, and a minimum time."""
+    """The required length of a block of one side: whole periods of the events on that side, and a minimum time."""
 
     def __init__(
         self, knobs: Knobs, changes: Collection[str], phases_ratio: Mapping[str, float] | None = None, others: Knobs | None = None
@@ -62,7 +62,7 @@ class BlockPlan:
         self.period = period if period <= MAX_PERIOD else max(periods)
 
     def complete(self, steps: Sequence[Step]) -> bool:
-        """Whether the counted `steps` of a block suffice."""
+        """Whether the block has enough counted `steps`."""
         seconds = sum(step.wall_s for step in steps)
         long_enough = len(steps) >= MIN_STEPS and seconds >= self.min_s
         return long_enough and (len(steps) >= self.period or seconds >= MAX_BLOCK_S)
@@ -72,7 +72,7 @@ class BlockPlan:
         return max(self.min_s, MIN_STEPS * step_s, min(MAX_BLOCK_S, self.period * step_s))
 
     def trimmed(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """Whole periods only, counted from the end."""
+        """The last steps of the block that form whole periods."""
         whole = len(steps) // self.period * self.period
         return steps[-whole:] if whole else steps
 

@@ -1,4 +1,4 @@
-"""Checks a certificate: do its intervals and verdicts follow from its pairs of blocks?"""
+"""Checks a certificate: whether its intervals and verdicts follow from its pairs of blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROUNDING = 1e-6
 
 
 def mistakes(certificate: Certificate) -> list[str]:
-    """Contradictions in the certificate: between intervals or verdicts and the pairs, and between the start, the kept changes and the end."""
+    """The contradictions in the certificate: between intervals or verdicts and the pairs; between the start, the kept changes and the end."""
     found = [words for one in certificate.attempts for words in _of_trial(one.trial)]
     knobs: Knobs = dict(certificate.start)
     for one in certificate.attempts:

@@ -16,8 +16,8 @@ from gpuconsole.model.run import Run
 WORTH = 0.05
 """A change with a smaller predicted gain is not worth a trial: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
 LIVE_S, LOADER_S, LIVE_SERVER_S, RESTART_S, SERVER_S = 8.0, 20.0, 20.0, 40.0, 60.0
-"""Usual duration of a trial: in the running process, through a DataLoader, on a running model server (MIN_PAIRS pairs of blocks of
-MIN_SERVING_BLOCK_S, and time to settle), with a second worker, with a second model server."""
+"""Usual duration of a trial in seconds: in the running process; of a DataLoader; on a running model server (MIN_PAIRS pairs of blocks of
+MIN_SERVING_BLOCK_S, and settling time); with a second worker; with a second model server."""
 UNPREDICTED = 0.5
 """Expected gain of a change without a prediction, as a share of the time at stake."""
 
@@ -39,9 +39,9 @@ class Candidate(msgspec.Struct, frozen=True):
 def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[Candidate]:
     """The suggestions of the run's findings, each once, the best first. `tried`: pairs of the knobs at that time and the changes.
 
-    Left out: what was tried under the same knobs; changes of the load on a model server, which belongs to its users; changes of what the
-    model learns per step, unless allowed; changes of other knobs than `only`, where `only` names some; and changes whose predicted gain is
-    below WORTH, or below what their trial can prove.
+    These changes are excluded: changes already tried under the same knobs; changes of the load on a model server, because its users decide
+    the load; changes of what the model learns per step, unless allowed; changes of knobs outside `only`, if `only` is not empty; changes
+    with a predicted gain below WORTH, or below the smallest gain that their trial can prove.
     """
     found: dict[str, Candidate] = {}
     for finding in run.findings:
@@ -63,7 +63,7 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_ch
 
 
 def withheld(run: Run, tried: Sequence[tuple[Knobs, Knobs]], only: Collection[str] = ()) -> list[Candidate]:
-    """The candidates that are left out only because they change what the model learns per step, the best first."""
+    """The candidates that are excluded only because they change what the model learns per step, the best first."""
     return [one for one in candidates(run, tried, True, only) if any(CATALOGUE[name].changes_training for name in one.changes)]
 
 
@@ -78,7 +78,7 @@ def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]
 
 
 def trial_s(changes: Knobs, run: Run) -> float:
-    """Expected duration of a trial of `changes` to `run`: the usual duration, or more where blocks must hold many or slow steps."""
+    """Expected duration of a trial of `changes` to `run`: the usual duration, or more if blocks need many steps or slow steps."""
     step_s = run.signals["step_s"].value if "step_s" in run.signals else 0.0
     sides = plans(run.knobs, changes, run.summary.phases_ratio or None)
     return max(usual_s(changes, run), MIN_PAIRS * sum(plan.least_s(step_s) for plan in sides.values()))
@@ -95,7 +95,7 @@ def usual_s(changes: Knobs, run: Run) -> float:
 
 
 def tunable_knobs(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:
-    """Those of `knobs` that a tuning session may change."""
+    """The names in `knobs` that a tuning session may change."""
     load = {knob.name for knob in GROUPS["load"]}
     return {
         name

@@ -51,7 +51,7 @@ FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
 def compare(before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str]) -> Comparison:
-    """`after` compared with `before`. Of series, the steady part counts. Whole runs are assumed to differ by 2 % (see `statistics`)."""
+    """`after` compared with `before`. Only the steady part of a series counts. Two equal runs are assumed to differ by 2 % (see `statistics`)."""
     old, new = dict(_series(before)), dict(_series(after))
     metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
     singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
@@ -88,7 +88,7 @@ def _words(value: object) -> str:
 
 
 def _series(run: Run) -> Iterator[tuple[str, list[float]]]:
-    """The values of each metric in the steady part of the run. The name of the device is left out where it is the device of the run."""
+    """The values of each metric in the steady part of the run. Metrics of the run's device have no device name."""
     ends = [data.t[-1] for key, data in run.series.items() if key.startswith("workload.") and data.t]
     since = max(ends) - run.duration_s + (run.steady_from_s or 0.0) if ends else -math.inf
     for key, data in run.series.items():
@@ -143,7 +143,7 @@ UNITS: Mapping[str, str] = {
 
 
 def _verdict(name: str, found: RateChange | None) -> ComparisonVerdict:
-    """Whole interval beyond 2 %: better or worse, or higher or lower where the direction has no meaning. Whole interval within 5 %: same."""
+    """The verdict. Whole interval beyond 2 %: better or worse (higher or lower if neither direction is better). Whole interval within 5 %: same."""
     if found is None:
         return "not judged"
     low, high = math.log1p(found.low), math.log1p(found.high)

@@ -27,25 +27,25 @@ RHO_SQUARED = 0.88
 """Makes a confidence sequence tightest near ten pairs: (-2 ln a + ln(-2 ln a) + 1) / 10 (Waudby-Smith et al. 2021, "Time-uniform central
 limit theory and asymptotic confidence sequences", section 2)."""
 MIN_PAIRS = 4
-"""Pairs of blocks, or repeats of a sweep point, without which nothing is decided."""
+"""Minimum number of pairs of blocks, or of repeats of a sweep point, for a decision."""
 MINIMUM_EFFECT = math.log(1.02)
 """A difference below 2 % counts as no difference: an A/A run on a shared machine once excluded 0 by less than that."""
 NORMAL_975 = 1.96
 """The 97.5 % quantile of the normal distribution."""
 RUN_TO_RUN = 0.02
-"""Assumed standard deviation between whole runs of the same thing, until three runs are known: as large as MINIMUM_EFFECT. Six runs beside
-equal load on a shared two-core VM differed by 2.7 %."""
+"""Assumed standard deviation between equal runs, until three runs are known: the same as MINIMUM_EFFECT. Six equal runs under equal
+load on a shared two-core VM differed by 2.7 %."""
 BETWEEN: dict[Method, float] = {"live ABBA": 0.0, "two workers ABBA": math.sqrt(2) * RUN_TO_RUN}
 """Standard deviation of the log ratio between the two sides of a trial that have the same settings. Two processes differ by RUN_TO_RUN each,
 and this difference is the same in every pair."""
 LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + MINIMUM_EFFECT)
 """The smallest gain that a trial with one process per side can prove: 8 %."""
 MIN_BLOCKS = 4
-"""Blocks of a run without which the run is not compared with another."""
+"""Minimum number of blocks of a run for a comparison with another run."""
 RUNS_FOR_SPREAD = 3
 """From this number of kept runs on, the noise is estimated from the spread between them."""
 USUAL_RUNS = 4
-"""Degrees of freedom with which RUN_TO_RUN counts beside that spread: as many as five runs have."""
+"""Weight of RUN_TO_RUN against that spread, in degrees of freedom: the weight of five runs."""
 SAME_WITHIN = math.log(1.05)
 """An interval within 5 % is `same`: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
 MOST_CORRELATED = 0.9
@@ -106,8 +106,8 @@ def _student_within(angle: float, degrees: int) -> float:
 def always_valid(n: float, alpha: float = ALPHA) -> float:
     """Half-width, in standard errors, of the confidence sequence at level 1 - `alpha` after `n` values.
 
-    sqrt( 2 (n r^2 + 1) / (n r^2) ln( sqrt(n r^2 + 1) / alpha ) ) (Waudby-Smith et al. 2021, section 2). It takes the place of the normal
-    quantile where the result is evaluated after every value.
+    sqrt( 2 (n r^2 + 1) / (n r^2) ln( sqrt(n r^2 + 1) / alpha ) ) (Waudby-Smith et al. 2021, section 2). It replaces the normal
+    quantile if the result is evaluated after every value.
     """
     scaled = n * RHO_SQUARED + 1
     return math.sqrt(2 * scaled / (n * RHO_SQUARED) * math.log(math.sqrt(scaled) / alpha))
@@ -128,7 +128,7 @@ def confidence_sequence(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def simultaneous_interval(values: Sequence[float], intervals: int) -> tuple[float, float] | None:
-    """A confidence sequence for the mean of `values`, one of several `intervals` that are to hold together; None for fewer than two values.
+    """A confidence sequence for the mean of `values`, one of several `intervals` that must hold together; None for fewer than two values.
 
     Each interval has the level 1 - ALPHA / `intervals` (Bonferroni's inequality; Dunn 1961). So with 95 % probability all intervals hold, after
     every value, and a comparison between any two of them holds too. The interval is widened for few values like `confidence_sequence`.
@@ -155,10 +155,10 @@ def speedup(log_ratios: Sequence[float], between: float = 0.0) -> Speedup | None
 
 
 def resolution(null_log_ratios: Sequence[float], pairs: int, between: float = 0.0) -> float | None:
-    """The smallest effect, as a ratio, that `pairs` pairs can tell from no effect; None for fewer than two null pairs.
+    """The smallest effect, as a ratio, that `pairs` pairs can distinguish from no effect; None for fewer than two null pairs.
 
-    In the order A B, B A, A B every second block follows a block of its own side. The log ratios of these neighbours have the mean 0 and the
-    spread of an ordinary pair: an A/A test at no cost.
+    In the order A B, B A, A B every second block follows a block of the same side. The log ratios of these neighbours have the mean 0 and
+    the spread of an ordinary pair. So they are an A/A test without extra measurements.
     """
     if len(null_log_ratios) < 2 or pairs < 1:
         return None
@@ -171,7 +171,7 @@ def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
 
 
 def _widened(interval: tuple[float, float, float], between: float) -> tuple[float, float, float]:
-    """`interval` with the difference between the two sides in it, which more pairs do not reduce."""
+    """`interval` widened by the spread between two sides with the same settings. More pairs do not reduce this spread."""
     mean, low, high = interval
     anyway = NORMAL_975 * between
     return mean, mean - math.hypot(mean - low, anyway), mean + math.hypot(high - mean, anyway)
@@ -187,9 +187,9 @@ def exhausted(log_ratios: Sequence[float], null_log_ratios: Sequence[float], bet
 
 
 def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), between: float = 0.0) -> Verdict | None:
-    """win, no_gain or worse as soon as the interval shows it; None before that.
+    """win, no_gain or worse as soon as the interval proves the verdict; None before.
 
-    A few pairs that agree by chance have too small a deviation. So a win, or a loss, must also exceed what the null pairs allow.
+    The deviation of a few pairs can be too small by chance. So a win, or a loss, must also exceed the resolution by the null pairs.
     """
     if len(log_ratios) < MIN_PAIRS:
         return None
@@ -211,7 +211,7 @@ def verdict(log_ratios: Sequence[float], null_log_ratios: Sequence[float] = (), 
 
 
 class Estimate(NamedTuple):
-    """The mean rate of a run, its relative standard error, and the number of independent blocks that the blocks are worth."""
+    """The mean rate of a run, its relative standard error, and the equivalent number of independent blocks."""
 
     mean: float
     error: float
@@ -221,7 +221,7 @@ class Estimate(NamedTuple):
 def estimate(rates: Sequence[float]) -> Estimate:
     """The mean of successive block rates: two or more, each above 0.
 
-    Blocks that follow each other are correlated: n blocks with lag-1 correlation r are worth n (1 - r) / (1 + r) independent blocks
+    Successive blocks are correlated: n blocks with lag-1 correlation r are equivalent to n (1 - r) / (1 + r) independent blocks
     (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n (Kendall 1954), which is added.
     """
     n, mean = len(rates), statistics.fmean(rates)
@@ -238,9 +238,9 @@ def estimate(rates: Sequence[float]) -> Estimate:
 def rate_change(now: Sequence[float], kept: Sequence[Sequence[float]], live: bool = False) -> RateChange | None:
     """Throughput `now` compared with the `kept` runs, each as block rates; None while there are too few blocks.
 
-    The noise within runs is Welch's, over blocks. The noise between runs is added: RUN_TO_RUN for one or two kept runs; from three kept runs
-    on their own spread, in which RUN_TO_RUN counts as USUAL_RUNS degrees of freedom, because three runs can agree by chance (a moderated t,
-    Smyth 2004). With `live`, the interval is valid at every moment of a run that goes on.
+    The noise within runs is Welch's, over blocks. The noise between runs is added: for one or two kept runs it is RUN_TO_RUN. From three kept
+    runs on it is their spread combined with RUN_TO_RUN, which has the weight USUAL_RUNS degrees of freedom, because three runs can agree by
+    chance (a moderated t, Smyth 2004). With `live`, the interval is valid at every moment of a running run.
     """
     usable = [rates for rates in kept if len(rates) >= MIN_BLOCKS]
     if len(now) < MIN_BLOCKS or not usable:
@@ -262,7 +262,7 @@ def rate_change(now: Sequence[float], kept: Sequence[Sequence[float]], live: boo
 
 
 def _welch(parts: Sequence[tuple[float, float]]) -> float:
-    """Degrees of freedom of a sum of variances (Welch-Satterthwaite), each given with its own degrees."""
+    """Degrees of freedom of a sum of variances (Welch-Satterthwaite). Each variance comes with its degrees of freedom."""
     below = sum(part**2 / degrees for part, degrees in parts)
     return sum(part for part, _ in parts) ** 2 / below if below > 0 else math.inf
 
@@ -270,8 +270,8 @@ def _welch(parts: Sequence[tuple[float, float]]) -> float:
 def rate_verdict(found: RateChange, excused: float = 0.0) -> BaselineVerdict:
     """`slower` or `faster` where the whole interval lies beyond 2 %, `same` where it lies within 5 %, else `undecided`.
 
-    `excused` is the share of time that contention took from one side more than from the other (above 0: from this run). A difference of that
-    size may come from the contention alone.
+    `excused`: the additional share of time that contention took from one side (above 0: from this run). Contention alone may explain a
+    difference of that size.
     """
     low, high = math.log1p(found.low), math.log1p(found.high)
     explained = math.log1p(-min(0.99, abs(excused)))

@@ -1,4 +1,4 @@
-"""A sweep with workers of its own: settings that apply live share a worker; each other setting has a worker that pauses between its turns."""
+"""A sweep. Settings that apply live share a worker. Each other setting has its own worker, which pauses between its turns."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gpuconsole.session.api import SessionError
 START_S = 300.0
 """Time for a worker to report a first step, or the next step of a block."""
 SERVER_START_S = 1260.0
-"""The same for a model server: a large model takes minutes to load and compile. The serving worker itself gives up after 20 minutes."""
+"""The same for a model server: a large model takes minutes to load and compile. The serving worker reports a failure after 20 minutes."""
 MOST_WORKERS = 8
-"""Settings that need their own worker keep this worker, and its memory, during the whole sweep."""
+"""Maximum number of workers. Each worker keeps its memory during the whole sweep."""
 MIN_REPEATS = MIN_PAIRS
 WORSE_BY = 0.95
-"""A point is settled when its interval ends below 95 % of the start of the best point's interval."""
+"""A point is settled if the upper end of its interval is below this share of the lower end of the best point's interval."""
 
 
 def points(vary: dict[str, list[Value]], base: Knobs, grid: bool) -> list[Knobs]:
@@ -70,18 +70,18 @@ class Sweeper:
     def __init__(self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice) -> None:
         self._chosen, self._base, self._device, self._serving = chosen, base, device, serving
         self._workers: list[tuple[Knobs, WorkerHandle]] = []
-        """Workers with the knobs that they were started with."""
+        """Workers with the knobs of their start."""
         self._failed: list[tuple[Knobs, str]] = []
-        """Cold knobs with which a worker did not start or hung, and why."""
+        """Cold knobs with which a worker did not start or stopped responding, and the reason."""
         self._running: WorkerHandle | None = None
         self._live_limits = True
-        """Whether the servers report live limits, as far as is known."""
+        """Whether the servers report live limits; the present knowledge."""
         self._patience_s = SERVER_START_S if chosen.workload.serves else START_S
 
     async def run(self, points: list[Knobs], repeats: int, stop_settled: bool, on_update: Callable[[Sweep], None]) -> Sweep:
         """Measure every point `repeats` times, after a warm-up round. Raises SessionError where no point can be measured."""
         if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MOST_WORKERS:
-            raise SessionError(f"{own} settings need a worker of their own: at most {MOST_WORKERS} are possible at a time")
+            raise SessionError(f"{own} settings need their own worker: at most {MOST_WORKERS} are possible at a time")
         begun = time.monotonic()
         through_loader = any(CATALOGUE[name].loader for point in points for name in point)
         free = self._device.id == "cpu" and not through_loader and not self._chosen.workload.serves
@@ -134,7 +134,8 @@ class Sweeper:
             await self._next_steps(worker)
 
     async def _next_steps(self, worker: WorkerHandle) -> None:
-        """Wait for steps. Raises WorkerGone, and SessionError for a worker that hangs: no such worker is left beside the other points."""
+        """Wait for steps. Raises WorkerGone. A worker that does not respond is stopped before SessionError is raised, so that it does not disturb
+        other points."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await worker.next_steps()
@@ -162,16 +163,16 @@ class Sweeper:
                     await self._end(worker)
 
     async def _worker(self, point: Knobs, points: list[Knobs]) -> WorkerHandle:
-        """A worker that can measure `point`, started where no worker can. Raises WorkerGone, SessionError."""
+        """A worker that can measure `point`. Starts a worker if no running worker can measure it. Raises WorkerGone, SessionError."""
         knobs = self._start_knobs(point, points)
         if why := next((why for failed, why in self._failed if failed == _cold(knobs)), ""):
             raise SessionError(why)
         worker = next((one for started, one in self._workers if _takes(point, started, one)), None)
         if worker is None:
             if len(self._workers) >= MOST_WORKERS:
-                raise SessionError(f"more than {MOST_WORKERS} settings need a worker of their own")
+                raise SessionError(f"more than {MOST_WORKERS} settings need their own worker")
             worker = await self._launch(knobs)
-            if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values that it was started with
+            if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values of its start
                 self._live_limits = False
                 if not any(_takes(one, knobs, worker) for one in points):
                     await self._end(worker)
@@ -217,16 +218,16 @@ def _cold(knobs: Knobs) -> Knobs:
 
 
 def _restarts(point: Knobs) -> Knobs:
-    """The values of `point` that always need a worker of their own."""
+    """The values of `point` that always need their own worker."""
     return {name: value for name, value in _cold(point).items() if not CATALOGUE[name].lowered_live}
 
 
 def _lives(name: str, value: Value, started: Knobs, worker: WorkerHandle) -> bool:
-    """Whether `value` can be set in `worker`, which was started with the knobs `started`, and may have another value now."""
+    """Whether `value` can be set in `worker`. `started`: the knobs of the worker's start; the present value may differ."""
     facts = worker.last_started.facts if worker.last_started is not None else {}
     return CATALOGUE[name].applies_live(value, facts)
 
 
 def _takes(point: Knobs, started: Knobs, worker: WorkerHandle) -> bool:
-    """Whether `worker`, which was started with the knobs `started`, can measure `point` without a restart."""
+    """Whether `worker` can measure `point` without a restart. `started`: the knobs of the worker's start."""
     return all(started.get(name) == value or _lives(name, value, started, worker) for name, value in point.items())

@@ -22,11 +22,12 @@ from gpuconsole.processes.worker import WorkerGone, WorkerHandle
 
 MAX_PAIRS = 60
 AGE_S = 15.0
-"""Seconds for the probes of a trial's second process; the remaining probes are left out."""
+"""Maximum time in seconds for probes in the second process of a trial. Probes that remain after this time are skipped."""
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
-    """Seconds after which an undecided trial ends: of a live change, of a change of the dataloader, of a change of a model server."""
+    """Maximum duration of a trial in seconds, for three kinds of change: a live change, a dataloader change, a model server change. The
+    trial ends as undecided."""
 
     cap_s: float = 20.0
     loader_cap_s: float = 30.0
@@ -42,7 +43,7 @@ class Sides(Protocol):
     method: Method
 
     async def switch_to(self, arm: int) -> None:
-        """Let only `arm` run. Raises TrialFailed, WorkerGone."""
+        """Run only the side `arm`, and pause the other side. Raises TrialFailed, WorkerGone."""
         ...
 
     def worker(self, arm: int) -> WorkerHandle: ...
@@ -102,7 +103,7 @@ class TwoWorkers:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The run that a trial works on, and what the owner of the run does for the trial."""
+    """The run under trial, and functions by which the trial changes the session and reports to it."""
 
     run: Run
     worker: WorkerHandle
@@ -118,9 +119,9 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended, and the worker that goes on, under the changed knobs where `trial.kept`.
+    """The finished trial, and the worker that continues the run. This worker has the changed knobs if `trial.kept`.
 
-    `lost`: why the worker has knobs that the run does not have; empty if all is well.
+    `lost`: the reason why the knobs of the worker differ from the knobs of the run; empty if they are equal.
     """
 
     trial: Trial
@@ -132,7 +133,7 @@ class LiveTrial:
     """One trial on a running workload. `run` measures and settles; `break_off` ends the measurement early."""
 
     def __init__(self, trial: Trial, on: TrialRun, *, keep: bool, limits: TrialLimits) -> None:
-        """`keep`: whether a win stays in force."""
+        """`keep`: whether the change remains after a win."""
         self.challenger: WorkerHandle | None = None
         self._trial, self._on, self._keep, self._limits = trial, on, keep, limits
         self._cold = not on.run.applies_live(trial.changes)
@@ -158,7 +159,7 @@ class LiveTrial:
             self._measuring.cancel()
 
     async def _measure(self) -> Trial:
-        """The trial with its verdict. A cold change gets a second worker; the first worker pauses while the second starts."""
+        """The trial with its verdict. A cold change needs a second worker. The first worker pauses while the second worker starts."""
         trial, run = self._trial, self._on.run
         try:
             sides: Sides = OneWorker(self._on.worker, run.knobs, trial.changes)
@@ -176,7 +177,10 @@ class LiveTrial:
         return msgspec.structs.replace(trial, kept=self._keep and trial.worth_keeping)
 
     async def _start_challenger(self) -> WorkerHandle:
-        """Pause the baseline; a second worker with the changes, past its start and paused. Raises TrialFailed, WorkerGone."""
+        """Pause the baseline, start a second worker with the changes, and pause this worker after its first steps.
+
+        Raises TrialFailed, WorkerGone.
+        """
         await self._on.worker.pause()
         try:
             self.challenger = challenger = await self._on.start_second({**self._on.run.knobs, **self._trial.changes})
@@ -207,7 +211,7 @@ class LiveTrial:
         return Outcome(trial, winner)
 
     async def _settle_one(self, trial: Trial) -> Outcome:
-        """Apply the knobs of the better side. A win whose knobs cannot be applied any more is not kept."""
+        """Apply the knobs of the better side. If the worker rejects the knobs of a win, the change is not kept."""
         worker = self._on.worker
         try:
             if trial.kept:
@@ -226,10 +230,10 @@ class LiveTrial:
 
 
 async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
-    """`trial` of a change to `run` with its verdict (state done), or failed with the reason. The side of the last block goes on.
+    """Measure `trial` on `run`. The result has a verdict (state done), or state failed with the reason. The side of the last block keeps running.
 
-    Run-queue delay is subtracted on a CPU only, and not where the change affects that delay (`num_threads`) or other processes than
-    the training thread (the dataloader, a model server).
+    Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that delay (`num_threads`), or affects
+    processes other than the training process (the dataloader, a model server).
     """
     of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None)
     plan = of_side[CHANGED]
@@ -293,13 +297,16 @@ async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
 
 
 async def with_quality(trial: Trial, sides: Sides) -> Trial:
-    """`trial` with the perplexity or the held-out loss of both sides, where the change alters the computed values and both can be measured."""
+    """`trial` with a quality measure of both sides, if the change alters computed values: perplexity (model server) or held-out loss
+    (training). Without the measure if it is not available on both sides."""
     if trial.state != "done":
         return trial
     knobs = [CATALOGUE[name] for name in trial.changes]
     if any(knob.changes_output for knob in knobs):
         return await _with_perplexity(trial, sides)
-    if any(knob.changes_numerics for knob in knobs) and sides.method == "live ABBA":  # two workers have trained apart
+    if (
+        any(knob.changes_numerics for knob in knobs) and sides.method == "live ABBA"
+    ):  # with two workers the sides have different weights after some steps
         return await _with_loss(trial, sides)
     return trial
 
@@ -313,7 +320,10 @@ async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
 
 
 async def _with_loss(trial: Trial, sides: Sides) -> Trial:
-    """Held-out loss without the change, with it, and without it again: the mean of the outer two removes the effect of the steps between."""
+    """Measure the held-out loss three times: without the change, with the change, without the change.
+
+    The mean of the first and the third loss cancels what the training steps between them change.
+    """
     losses = []
     for arm in (BASELINE, CHANGED, BASELINE):
         await sides.switch_to(arm)

@@ -22,17 +22,17 @@ from gpuconsole.wire.events import AnyEvent, TuningUpdate
 
 BUSY_S = 1.0
 AT_ONCE = 1.1
-"""A live change with at least this predicted speedup is tried at once, if its trial takes no longer than usual: until the probes have
-answered, the run would stay that much slower, and what the probes measure under a setting that is about to change helps little. A change with
-a smaller prediction is tried when no probe is expected any more."""
+"""A live change with at least this predicted speedup is tried immediately, before the probes have answered, if its trial takes no longer
+than usual. Waiting for the probes would keep the run slow, and probe results under the old setting would soon be outdated. A change with
+a smaller prediction is tried after all probes."""
 SEEN_S = 10.0
-"""Seconds of steady steps that must be seen before a run counts as healthy: checkpoints, evaluations and ends of epochs are rare."""
+"""Minimum seconds of steady steps before a run counts as healthy, because checkpoints, evaluations and ends of epochs are rare."""
 TUNE_S = 300.0
 """Default length of a session in seconds: five to fifteen trials."""
 
 
 class Tuner:
-    """Tunes the run of an engine that has been started. `certificate` is complete after every attempt."""
+    """Tunes the run of a started engine. `certificate` is complete after every attempt."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Tuner:
         on_change: Callable[[Certificate], None] = lambda certificate: None,
         resumed: Certificate | None = None,
     ) -> None:
-        """`scenario`: the name or path that the user gave; `overrides`: the knobs that the user set. `only`: the knobs that may change (():
-        all that are tunable). `on_change` receives the certificate after every attempt. `resumed`: the certificate of an earlier session;
+        """`scenario`: the user's name or path of the scenario; `overrides`: the knobs that the user set. `only`: the knobs that may change (():
+        all tunable knobs). `on_change` receives the certificate after every attempt. `resumed`: the certificate of an earlier session;
         its attempts are not repeated.
         """
         self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
@@ -110,13 +110,13 @@ class Tuner:
         return candidates(run, self._tried(), self._allow, self.certificate.only)
 
     def _training_knobs(self, run: Run) -> set[str]:
-        """The knobs that are left out only because they alter training, and that a rule may still suggest after its probe."""
+        """The knobs that are excluded only because they alter training, and that a rule may still suggest after its probe."""
         knobs = tunable_knobs(self.certificate.start, True, self.certificate.only)
         knobs -= tunable_knobs(self.certificate.start, False, self.certificate.only)
         return knobs if knobs and in_doubt(run, knobs) else set()
 
     def _nothing_left(self, run: Run) -> str:
-        """Why the search ends; names the best change that is left out only because it alters training."""
+        """The reason for the end of the search. Names the best change that is excluded only because it alters training."""
         among = " of these knobs" if self.certificate.only else ""
         left_out = [] if self._allow else withheld(run, self._tried(), self.certificate.only)
         if not left_out:
@@ -130,7 +130,7 @@ class Tuner:
         )
 
     def _enough(self, tunable: Collection[str]) -> bool:
-        """Whether the diagnosis need not be complete: no time is left for a trial, or a known change is worth a trial at once."""
+        """Whether the tuner can continue without a complete diagnosis: no time is left for a trial, or a known change is worth an immediate trial."""
         return self._left_s() <= LIVE_S or self._worth_at_once(tunable)
 
     def _worth_at_once(self, tunable: Collection[str]) -> bool:
@@ -148,10 +148,10 @@ class Tuner:
     async def _attempt(self, run: Run, chosen: Candidate) -> None:
         try:
             trial = await self._engine.try_change(chosen.changes, chosen.suggestion.predicted_speedup)
-        except Busy:  # the user has started a trial or a change, which will end
+        except Busy:  # a trial or a change by the user is in progress and will end
             await asyncio.sleep(BUSY_S)
             return
-        except SessionError as refused:  # this change is not possible here; another change may be
+        except SessionError as refused:  # this change is not possible here; continue with another change
             now = self._engine.view().run
             if now is None or now.state != "running":
                 raise
@@ -165,11 +165,11 @@ class Tuner:
         self._report()
 
     async def _end(self, why: str) -> Certificate:
-        """The last trial: all kept changes together against the start."""
+        """The last trial: all kept changes together, compared with the start."""
         self.certificate.stopped = why
         back: Knobs = {name: self.certificate.start[name] for name in self.certificate.changed}
         kept = [one for one in self.certificate.attempts if one.trial.kept]
-        if len(kept) == 1 and not self._earlier_s:  # its own trial has measured this already
+        if len(kept) == 1 and not self._earlier_s:  # the trial of the only kept change has already measured the total gain
             back = {}
         run = self._engine.view().run
         if back and run is not None and self._left_s() >= trial_s(back, run):
@@ -202,7 +202,7 @@ class TuningSession:
         self._task: asyncio.Task[Certificate] | None = None
 
     async def run(self, scenario: str, overrides: Knobs, budget_s: float) -> Certificate:
-        """What was proven, also where `end` ended the session. `overrides`: the knobs that the user set at the start. Raises SessionError."""
+        """Tune; returns the certificate, also after `end`. `overrides`: the knobs that the user set at the start. Raises SessionError."""
         self.check_free()
         tuner = Tuner(
             self._engine, scenario, budget_s, overrides=overrides, on_change=lambda certificate: self._report(certificate, budget_s, True)
@@ -223,20 +223,20 @@ class TuningSession:
             self._report(tuner.certificate, budget_s, False)
 
     def end(self) -> None:
-        """Raises SessionError where no session is running."""
+        """Raises SessionError if no session is running."""
         if self._task is None:
             raise SessionError("no tuning session is running")
         if not self._task.cancelling():
             self._task.cancel()
 
     async def finish(self) -> None:
-        """End the session, if there is one, and wait for its end: before its run ends."""
+        """End the session, if there is one, and wait for its end. Call this before the run ends."""
         if self._task is not None:
             self.end()
             await asyncio.wait([self._task])
 
     def check_free(self) -> None:
-        """Raises SessionError while a session is running, unless the session itself calls: no other change of the run is allowed meanwhile."""
+        """Raises SessionError while a session is running, because only the session may change the run. A call by the session itself is allowed."""
         if self._task is not None and asyncio.current_task() is not self._task:
             raise SessionError("a tuning session is running: x on its screen (t) ends it")
 

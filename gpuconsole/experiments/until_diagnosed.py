@@ -1,4 +1,4 @@
-"""Waits until the diagnosis of a run stands: for the tuner and for benchmarks."""
+"""Waits until the diagnosis of a run is final: for the tuner and for benchmarks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ READ_EVERY_S = 0.25
 async def until_diagnosed(
     api: SessionApi, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, tunable: Collection[str] = ()
 ) -> Run:
-    """The run, as soon as its diagnosis stands (see `Standing`) or `enough` returns True. `seen` receives every state that was read.
+    """The run, as soon as its diagnosis is final (see `Standing`) or `enough` returns True. `seen` receives every state that was read.
 
-    With `tunable`, only rules and probes that can change one of these knobs are waited for. Raises SessionError when the run ends.
+    With `tunable`, only rules and probes for one of these knobs delay the result. Raises SessionError when the run ends.
     """
     standing = Standing(time.monotonic(), tunable)
     while True:

@@ -1,4 +1,4 @@
-"""What this machine was measured to reach, kept in the user's cache folder for every later session."""
+"""Calibrations of this machine (measured peak rates), stored in the user's cache folder for later sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuconsole.model.snapshot import Environment
 
 SCHEMA = "gpuconsole.calibration/1"
 KEPT = 64
-"""Records in the file, the newest: a home folder may be shared by all nodes of a cluster."""
+"""Maximum number of records in the file; the oldest records are deleted. All nodes of a cluster may share the home folder."""
 
 
 class _File(msgspec.Struct):
@@ -27,7 +27,7 @@ def cache_path() -> Path:
 
 
 def machine_of(environment: Environment) -> Machine:
-    """What must be the same for a calibration to hold."""
+    """The hardware and software that a calibration depends on. With any difference the calibration is not valid."""
     return Machine(
         host=environment.host,
         cpu=environment.cpu,
@@ -39,25 +39,25 @@ def machine_of(environment: Environment) -> Machine:
 
 
 def load(environment: Environment, device: str) -> CalibrationRecord | None:
-    """The calibration of `device` on this very machine; None where it was never taken, or where something has changed since."""
+    """The calibration of `device` on this machine. None: never calibrated, or the hardware or software has changed since."""
     machine = machine_of(environment)
     return next((record for record in _records() if record.machine == machine and record.device == device), None)
 
 
 def of_this_machine(environment: Environment) -> list[CalibrationRecord]:
-    """Of all its devices that have been calibrated, the newest first."""
+    """The valid calibrations of all devices of this machine, the newest first."""
     machine = machine_of(environment)
     return [record for record in _records() if record.machine == machine]
 
 
 def figures(environment: Environment, device: str) -> dict[str, float]:
-    """What `device` reaches, by name in SI units; empty where it was not calibrated."""
+    """The calibrated rates of `device` in SI units, by name; empty without a calibration."""
     record = load(environment, device)
     return record.figures if record else {}
 
 
 def save(record: CalibrationRecord) -> Path:
-    """Keep `record` in place of the one before it; returns where. Raises OSError."""
+    """Store `record` in place of the previous record of the same device; returns the path of the file. Raises OSError."""
     others = [other for other in _records() if (other.machine, other.device) != (record.machine, record.device)]
     path = cache_path()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def save(record: CalibrationRecord) -> Path:
 
 
 def _records() -> list[CalibrationRecord]:
-    """The newest first. A file that is not there, damaged or another version's holds none: it can be measured anew."""
+    """All records, the newest first. Empty if the file is missing, damaged or of another version, because calibrating again is easy."""
     try:
         kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError):

@@ -1,6 +1,6 @@
-"""The machine and the console's own cost: fingerprint, choice of the device, CPU and memory of this process. Without importing torch.
+"""The machine and the console's process: fingerprint, choice of the device, overhead of the console.
 
-No environment variables and no command lines are read into the fingerprint.
+This module does not import torch. The fingerprint contains no environment variables and no command lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.events import AnyEvent, Sample
 
 MEMORY_EVERY = 10
-"""The memory is read once in so many rounds: this reading costs more than all other readings here."""
+"""Number of rounds between two readings of the memory size. This reading is the most expensive system call of a round."""
 
 
 def cores() -> int:
@@ -49,7 +49,7 @@ def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", devic
 
 
 def torch_version() -> str | None:
-    """The installed torch, or None."""
+    """The version of the installed torch; None without torch."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -57,13 +57,13 @@ def torch_version() -> str | None:
 
 
 class DeviceChoiceError(ValueError):
-    """The chosen device does not exist; the message is one line."""
+    """The requested device does not exist; the message is one line."""
 
 
 def choose_device(devices: list[Device], wanted: str | None, lost: Container[str]) -> Device:
-    """The device `wanted`, else the first GPU that is not lost, else the CPU. Raises DeviceChoiceError.
+    """The requested device. Without a request: the first GPU that is not lost, otherwise the CPU. Raises DeviceChoiceError.
 
-    A GPU in MIG mode runs programs only on its slices, so its first slice is chosen.
+    A GPU in MIG mode runs programs only on its slices, so its first slice is chosen instead of the GPU.
     """
     known = devices or [Device("cpu", "host CPU")]
     if wanted is None:

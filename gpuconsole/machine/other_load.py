@@ -13,9 +13,10 @@ from gpuconsole.machine.environment import cores
 
 FIRST_SPAN_S = 2.0
 NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
-"""Fields of psutil.cpu_times that are not load of this machine: a hypervisor takes `steal`, and `user` contains the guests."""
+"""Fields of psutil.cpu_times that do not count as load. `steal` is time that the hypervisor takes; `user` already contains guest time."""
 LATER_SPANS = 1.25
-"""Each span is this much longer than the last: a reading goes through all of /proc, so there are 35 readings in an hour."""
+"""Each interval between two readings is longer than the previous interval by this factor. A reading scans all of /proc, so an hour has
+only 35 readings."""
 ONLINE = Path("/sys/devices/system/cpu/online")
 
 
@@ -28,14 +29,14 @@ class OtherLoad:
 
     @property
     def ratio(self) -> float | None:
-        """Share of the usable CPUs that other programs kept busy, 0 to 1; None before there are two readings."""
+        """Share of the usable CPUs that other programs kept busy, 0 to 1; None before the second reading."""
         if self._first is None or self._last is None:
             return None
         seconds, all_s, own_s = (late - early for early, late in zip(self._first, self._last, strict=True))
         return min(1.0, max(0.0, (all_s - own_s) / seconds / cores()))
 
     async def read(self) -> None:
-        """Take a reading, if the time for the next reading has come. Raises OSError and psutil.Error."""
+        """Take a reading if the next reading is due. Raises OSError and psutil.Error."""
         if self._first is None:
             self._first = await asyncio.to_thread(_reading)
             return
@@ -47,8 +48,8 @@ class OtherLoad:
 def busy_s() -> float:
     """CPU seconds of all programs since the start of the machine, on the CPUs that this process may use.
 
-    psutil lists the CPUs that are online, without their numbers. Where the list does not fit the numbers of the kernel, a container numbers
-    its own CPUs (lxcfs): then all listed CPUs count.
+    psutil lists the online CPUs without their numbers. If the list does not match the kernel's list, the container has its own
+    CPU numbers (lxcfs); then all listed CPUs count.
     """
     times = psutil.cpu_times(percpu=True)
     online = _online()
@@ -75,19 +76,19 @@ def _reading() -> tuple[float, float, float]:
     for process in (console, *console.children(recursive=True)):
         try:
             own += sum(process.cpu_times()[:4])
-        except psutil.Error:  # it has ended: its parent's time contains its time now
+        except psutil.Error:  # the process has ended: its parent's time now contains its time
             continue
     return time.monotonic(), busy, own
 
 
 class OtherCores:
-    """The CPUs that other processes keep busy, since the construction of this object. Other: not this process and its ended children."""
+    """Number of CPUs that other processes keep busy since the construction of this object. This process and its ended children do not count."""
 
     def __init__(self) -> None:
         self._since, self._busy_s, self._own_s = time.monotonic(), busy_s(), _own_s()
 
     def mean(self) -> float:
-        """Mean number of busy CPUs, of the CPUs that this process may use."""
+        """Mean number of busy CPUs among the CPUs that this process may use."""
         wall_s = time.monotonic() - self._since
         return max(0.0, (busy_s() - self._busy_s - (_own_s() - self._own_s)) / wall_s)
 

@@ -10,13 +10,13 @@ from gpuconsole.model.machine.process import Process
 
 
 class OwnProcesses:
-    """The console and all processes that the console started, directly or not. Each process is looked up once."""
+    """The console and all processes that the console started, directly or indirectly. Each process is checked once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, float], bool] = {}
 
     def has(self, process: Process) -> bool:
-        """False also for a process that cannot be seen from here (another container or user), and for one that has just ended."""
+        """False also for an invisible process (of another container or user), and for a process that has just ended."""
         if process.started <= 0:
             return False
         key = process.pid, process.started

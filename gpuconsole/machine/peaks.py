@@ -12,7 +12,7 @@ import msgspec
 from gpuconsole.model.machine.device import Peaks
 
 OTHER_PRODUCT = r"(?!\s+(?:Ti|SUPER|D|Laptop|Max-Q|Mobile|NVL|PCIe)\b)"
-"""Words that must not follow a name: an "RTX 4090 Laptop GPU" is not an RTX 4090, and an "H200 NVL" is not an H200."""
+"""Words that make another device if they follow a name: an "RTX 4090 Laptop GPU" is not an RTX 4090, and an "H200 NVL" is not an H200."""
 PARTS = re.compile(r"-\d+[ABCQ]$|\bMIG\b", re.IGNORECASE)
 """Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice. A part does not reach the peaks of the whole GPU."""
 

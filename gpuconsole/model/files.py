@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file beside `path`, sync it and rename it over `path`. Raises OSError.
+    """Write `data` to a temporary file in the folder of `path`, sync it and rename it to `path`. Raises OSError.
 
     The function follows a link. It writes into a device or a pipe and does not replace the device or the pipe.
     """

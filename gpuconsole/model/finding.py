@@ -25,7 +25,7 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A signal beside the threshold that it was compared with (None: shown for context only)."""
+    """A signal and its threshold (None: the signal is shown for context only)."""
 
     signal: str
     value: float
@@ -57,8 +57,8 @@ class Finding(msgspec.Struct, frozen=True):
 
     `title` names the fault; in the state "clear" it names what is in order. `recoverable_ratio` is the share of step time that a perfect cure
     would free. With `resource` "memory" it is the share of the memory limit that the best suggestion would free, which may cost time.
-    `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals without which the rule cannot tell, or
-    cannot predict. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
+    `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
+    for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.
     """
 
@@ -77,5 +77,5 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> float:
-        """What findings are ranked by."""
+        """The weight for the ranking of findings."""
         return float(self.recoverable_ratio * CONFIDENCE_WEIGHT[self.confidence])

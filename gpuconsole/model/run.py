@@ -153,7 +153,7 @@ class Run(msgspec.Struct, omit_defaults=True):
         return self.workload.startswith("inference.")
 
     def effective(self, changes: Knobs) -> Knobs:
-        """Those of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and where nothing is altered."""
+        """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and if no knob is altered."""
         allowed = check_knobs(dict(changes), tuple(self.knobs), self.scenario)
         changed = {name: value for name, value in allowed.items() if self.knobs[name] != value}
         if not changed:

@@ -26,7 +26,7 @@ _ASCII = str.maketrans(
 
 
 def clean(text: str) -> str:
-    """`text` without any character that steers a terminal."""
+    """`text` without any character that controls a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "·" for char in visible(text))
@@ -112,7 +112,7 @@ def fill(rows: list[Row], width: int, height: int) -> list[Row]:
 
 
 def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
-    """`text` in at most `limit` lines of at most `width` cells. The last line ends in an ellipsis where text is left over."""
+    """`text` in at most `limit` lines of at most `width` cells. If text is cut off, the last line ends in an ellipsis."""
     lines: list[str] = []
     words = [part for word in clean(" ".join(text.split())).split(" ") for part in _pieces(word, width)]
     current = ""
@@ -162,7 +162,7 @@ def panel(title: str, right: list[Segment], rows: list[Row], width: int, height:
     if row_width(figure) > room:
         figure = []
     room -= row_width(figure)
-    if figure and cell_width(clean(title)) == room - 2:  # one cell short: the title needs the cell more than the rule does
+    if figure and cell_width(clean(title)) == room - 2:  # one cell too narrow: the title gets the cell, not the rule
         figure, room = figure[:-1], room + 1
     name = cut(clean(title), max(0, room - 3))
     head: Row = [(f"{left_end}─ ", "dim"), (name, "title"), (" ", "")] if room >= 4 else [(left_end, "dim")]

@@ -64,7 +64,7 @@ def _percentile(ordered: list[float], q: float) -> float:
 
 
 def empty_figure(width: int, height: int) -> Any:
-    """Plotext's one figure, empty. Imported here: it costs time, and few open the charts."""
+    """Plotext's global figure, cleared. The import is here because it is slow and charts are rarely opened."""
     import plotext
 
     plotext.terminal.limit(False, False)

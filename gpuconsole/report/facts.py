@@ -24,12 +24,12 @@ def latest(view: View, metric: str, device: str | None = None) -> float | None:
 
 
 def device_of(view: View, metric: str) -> str:
-    """The device of a metric: the host for host metrics, the server for server metrics, else the device of the run."""
+    """The device of a metric: the host for host metrics, the server for server metrics, otherwise the device of the run."""
     return HOST if metric.startswith("host.") else SERVER if metric.startswith("server.") else view.device
 
 
 def silent_s(view: View, device: str) -> float:
-    """Seconds since the last message about a device, where its values are not fresh; else 0."""
+    """Seconds since the last message about a device if its values are not fresh; otherwise 0."""
     return view.silent.get(device, 0.0)
 
 
@@ -56,7 +56,7 @@ def active(view: View) -> bool:
 
 
 def processes(run: Run | None) -> int:
-    """The number of processes that train together: those that have joined, or the number in the knobs while they start."""
+    """The number of processes of the run: the processes that have joined, or the number in the knobs during the start."""
     wanted = run.knobs.get("nproc", 1) if run else 1
     return max(len(run.ranks) if run else 1, wanted if isinstance(wanted, int) else 1)
 
@@ -86,7 +86,7 @@ def firing(run: Run | None) -> list[Finding]:
 
 
 def continues(run: Run, before: Run) -> bool:
-    """Whether `run` is `before` with changed knobs, rather than a run that was started on its own."""
+    """Whether `run` continues `before` with changed knobs, or was started separately (False)."""
     return bool(run.changes) and run.scenario == before.scenario
 
 
@@ -103,7 +103,7 @@ def current_trials(view: View) -> list[Trial]:
 
 
 def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
-    """An identity that stays the same when the rules are evaluated again, for a selection."""
+    """An identity for a selection: the same before and after an evaluation of the rules."""
     return f"{finding.rule}: {describe_changes(suggestion.changes)}"
 
 
@@ -113,7 +113,7 @@ def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
 
 
 def shorter(change: str, width: int) -> str:
-    """A described change in `width` cells: without the old values where there is no room for them."""
+    """The description of a change in `width` cells, without the old values if there is no room for them."""
     return change if len(change) <= width else re.sub(r"\S+ -> ", "", change)
 
 

@@ -15,10 +15,10 @@ _UNSURE = (
 
 
 def plain(text: str, right_to_left: bool = False) -> str:
-    """`text` without characters that steer a terminal, hide or reorder text, or have an uncertain width.
+    """`text` without characters that control a terminal, hide or reorder text, or have an uncertain width.
 
-    Such characters, and line breaks, are shown as escapes. Letters that are written from right to left would reorder the figures
-    beside them: they stay only with `right_to_left`, for lines that hold nothing else.
+    Such characters, and line breaks, are shown as escapes. Right-to-left letters would reorder the figures
+    on the same line. They are kept only with `right_to_left`, for lines with only this text.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -15,7 +15,7 @@ def window(rows: list[Row], offset: int, width: int, height: int) -> list[Row]:
 
 
 def follow(offset: int, cursor: int, height: int, total: int) -> int:
-    """The offset nearest to `offset` with which `cursor` is in sight, with one row of context where there is room."""
+    """The offset nearest to `offset` at which row `cursor` is visible, with one row of context if there is room."""
     if height <= 0:
         return 0
     margin = 1 if height >= 3 else 0
@@ -32,7 +32,7 @@ def paragraph(text: str, width: int, style: str = "", indent: int = 0) -> list[R
 
 
 def labelled(label: str, text: str, width: int, column: int = 12, style: str = "") -> list[Row]:
-    """`label` at the left, the wrapped text in a column of its own. A label as long as its column has a row of its own."""
+    """`label` at the left, the wrapped text in a separate column. A label as long as its column has a separate row."""
     bare = label.lstrip(" ")
     return parts.lay_out([parts.labelled(bare, text, style, column - (len(label) - len(bare)), len(label) - len(bare))], width)
 
@@ -40,9 +40,9 @@ def labelled(label: str, text: str, width: int, column: int = 12, style: str = "
 class Lines(NamedTuple):
     """The content of a list, for one width and height.
 
-    `keys[n]` identifies line n, and is what a selection keeps; None: the line cannot be selected. `row(n, selected)` draws line n; only
-    lines in sight are drawn. `head` stays above the lines. `foot(key)` are the rows below the lines, about the selected line; as many for
-    every key, so that the list does not move. `side(key)` are rows beside the list, `side_width` cells wide.
+    `keys[n]` identifies line n for a selection; None: the line cannot be selected. `row(n, selected)` draws line n; only visible lines
+    are drawn. `head` stays above the lines. `foot(key)` returns the rows below the lines, about the selected line. The number of these rows
+    is the same for every key, so that the list does not move. `side(key)` returns rows at the right of the list, `side_width` cells wide.
     """
 
     keys: Sequence[Hashable | None]

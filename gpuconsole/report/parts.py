@@ -17,8 +17,8 @@ GAP = "  "
 class Line(NamedTuple):
     """A sentence, or figures in a row.
 
-    `label` stands before the segments in a column of `column` cells. `right` stands at the right edge of the screen, where there is room
-    beside the segments. Rows after the first are indented by `hang` more cells.
+    `label` is shown before the segments in a column of `column` cells. `right` is shown at the right edge of the screen if there is room
+    after the segments. Rows after the first row are indented by `hang` more cells.
     """
 
     segments: Sequence[Segment]
@@ -32,8 +32,8 @@ class Line(NamedTuple):
 class Column(NamedTuple):
     """A column of a table.
 
-    `least`: the column may shrink to so many cells; 0: it keeps its natural width. `drop`: where the table is too wide, columns go in the
-    order of this number, the highest first; 0: the column always stays.
+    `least`: minimum width in cells; 0: the column keeps its natural width. `drop`: if the table is too wide, columns are removed in the
+    order of this number, the highest first; 0: the column is never removed.
     """
 
     head: str
@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of cells, as many as there are columns. `indent` cells stand before each row."""
+    """A table: each row has one cell per column. Each row is indented by `indent` cells."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Segment]]
@@ -87,7 +87,7 @@ def _line_rows(part: Line, width: int) -> list[Row]:
     if part.label:
         column += min(part.column, max(8, width // 3))
         room = column - part.indent
-        if cell_width(clean(part.label)) + 1 > room:  # a label as long as its column stands alone
+        if cell_width(clean(part.label)) + 1 > room:  # a label as long as its column has a separate row
             rows.append(line(width, *head, (part.label, "dim")))
             head = [(" " * column, "")]
         else:
@@ -111,7 +111,7 @@ def wrapped(body: Row, width: int, head: Row, column: int) -> list[Row]:
             current, left, begun = [(" " * column, "")], width - column, False
             words = words.lstrip(" ")
             size = cell_width(words)
-        while size > left and left > 0:  # a word longer than a row, such as a path: nothing of it is lost
+        while size > left and left > 0:  # a word longer than a row, such as a path, is split and not cut
             piece = _first_cells(words, left)
             rows.append(line(width, *current, (piece, style)))
             words = words[len(piece) :]
@@ -163,7 +163,7 @@ def _table_rows(table: Table, width: int) -> list[Row]:
         if not droppable:
             break
         kept.remove(max(droppable, key=lambda n: table.columns[n].drop))
-    for n in reversed(kept):  # the last columns give way first
+    for n in reversed(kept):  # the last columns shrink first
         if table.columns[n].least:
             widths[n] = max(min(widths[n], table.columns[n].least), widths[n] - max(0, total() - room))
     return [line(width, *row) for row in _table_lines(table, kept, widths)]
@@ -189,7 +189,7 @@ def _table_lines(table: Table, kept: list[int], widths: list[int]) -> Iterable[R
 
 
 def printed(report: Iterable[Part], indent: int = 0) -> str:
-    """Plain text, a line for each row; nothing in it can steer a terminal."""
+    """Plain text, a line for each row, without control characters."""
     rows: list[str] = []
     for part in report:
         if isinstance(part, Table):

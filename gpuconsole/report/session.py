@@ -16,7 +16,7 @@ from gpuconsole.report.run.summary import figures, run_head
 
 
 def session_text(snapshot: Snapshot) -> str:
-    """All runs and trials, a block each, then the table of runs where there are several."""
+    """All runs and trials, a block for each; then, with several runs, the table of runs."""
     blocks = [run_text(run, snapshot.trials) for run in snapshot.runs]
     blocks += [trial_text(trial, snapshot) for trial in snapshot.trials]
     if len(snapshot.runs) > 1:

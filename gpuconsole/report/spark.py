@@ -10,7 +10,7 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 def spark(values: Sequence[float | None], height: int = 1, high: float | None = None) -> list[str]:
     """`height` texts, top first, one column for each value, from 0 to `high` (None: the largest value).
 
-    A column without a sample is empty. A sample of zero shows the lowest block, so that the two differ.
+    A column without a sample is empty. A sample of zero shows the lowest block, so that it differs from a missing sample.
     """
     present = [value for value in values if value is not None]
     top = high if high is not None else max(present, default=0.0)

@@ -1,4 +1,4 @@
-"""The one place that formats a number: three significant digits, a unit, and a width that stays the same.
+"""All number formats: three significant digits, a unit, and a constant width. No other module formats numbers.
 
 Rates and work have decimal prefixes (GB/s, TFLOP/s), memory and data sizes binary ones (GiB), shares are whole percents.
 Most functions return a fixed number of cells, so that figures stay in their columns while they change; `strip` the text for a sentence.
@@ -34,7 +34,7 @@ def grouped(value: float) -> str:
 
 
 def _scale(value: float, base: float, steps: int) -> int:
-    """How often `value` is divided by `base` (or multiplied, for small ones) before it has at most three digits."""
+    """The number of divisions of `value` by `base` until it has at most three digits; negative: multiplications of a small value."""
     size, power = abs(value), 0
     while size >= 999.5 and power < steps - 1:
         size /= base
@@ -100,7 +100,7 @@ def durations(first: float | None, second: float | None) -> tuple[str, str, str]
 
 
 def p50_p99(p50: float | None, p99: float | None) -> tuple[str, str]:
-    """A median and a tail, the unit once where both have the same: `440`, `530 ms`; `20.0 ms`, `1.24 s`. All digits stay."""
+    """A median and a tail. If both have the same unit, it is shown once: `440`, `530 ms`; otherwise `20.0 ms`, `1.24 s`. No digit is lost."""
     first, second = duration(p50).strip(), duration(p99).strip()
     same = first.rpartition(" ")[2] == second.rpartition(" ")[2]
     return (first.rpartition(" ")[0] if same and " " in first else first), second

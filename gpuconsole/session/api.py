@@ -30,11 +30,11 @@ class SessionError(RuntimeError):
 
 
 class Busy(SessionError):
-    """Another action is under way that excludes this action. It may be possible a moment later."""
+    """Another action is in progress and excludes this action. This action may be possible a moment later."""
 
 
 class View(msgspec.Struct, frozen=True):
-    """Everything a screen shows, at one moment.
+    """An immutable snapshot of everything that a screen shows.
 
     Times are seconds on the clock of the session, which starts at 0. Series have names such as `gpu.power_w{device=gpu:0}`.
 
@@ -97,7 +97,7 @@ class SessionApi(Protocol):
         ...
 
     async def close(self) -> None:
-        """End everything: all children end, all files are complete. A second call changes nothing."""
+        """End the session: end all child processes and complete all files. A second call changes nothing."""
         ...
 
     def view(self) -> View:
@@ -105,7 +105,7 @@ class SessionApi(Protocol):
         ...
 
     def environment(self) -> Environment:
-        """The machine and its software, as they are now."""
+        """The machine and its software."""
         ...
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
@@ -117,7 +117,7 @@ class SessionApi(Protocol):
         ...
 
     def snapshot(self) -> Snapshot:
-        """The session so far, as it would be written to a file."""
+        """The session so far, in the form of a snapshot file."""
         ...
 
     def scenarios(self) -> list[Scenario]:

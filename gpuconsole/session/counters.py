@@ -1,4 +1,4 @@
-"""What a training process does beside its steps, from the totals that it sends: garbage collection, epochs, memory, compilation."""
+"""Work of a training process outside its steps, from the totals that it sends: garbage collection, epochs, memory, compilation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ WINDOW = 150
 MEMORY_POINTS = 400
 LEAST_STEPS = 50
 GROWTH_EVERY_S = 3.0
-"""The slope over all pairs of readings costs some milliseconds, so new readings count only after this time."""
+"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds."""
 COMPILE_SOURCE = "torch._dynamo's counters, since the first step"
 
 
 def is_ordinary(event: Steps) -> bool:
-    """Whether a message holds steps of the job only, none of a probe or of a trial."""
+    """Whether all steps of a message are ordinary steps, without steps of a probe or a trial."""
     return bool(event.steps) and not any(step.arm or step.kind == PROBE for step in event.steps)
 
 
 class WorkCounts:
-    """What the totals gained between two messages of ordinary steps. A message without steps, or with steps of a probe or a trial, ends a stretch."""
+    """The increase of the totals between two messages of ordinary steps. A message without steps, or with steps of a probe or a trial, ends
+    the interval."""
 
     def __init__(self) -> None:
         self._before: Steps | None = None
@@ -55,7 +56,7 @@ class WorkCounts:
             self._growth_until = event.t
 
     def signals(self, since: float, steady: float | None = None) -> dict[str, Signal]:
-        """Signals of time since the moment `since`, and of memory since `steady` (None: since `since` too)."""
+        """Time signals since the time `since`, and memory signals since the time `steady` (None: also since `since`)."""
         return self._time_signals(since) | self._memory_signals(since if steady is None else steady)
 
     def _time_signals(self, since: float) -> dict[str, Signal]:
@@ -81,7 +82,7 @@ class WorkCounts:
         }
 
     def _memory_signals(self, since: float) -> dict[str, Signal]:
-        """Growth of the memory that belongs to the process alone."""
+        """Growth of the private memory of the process."""
         key = (since, self._growth_until)
         known = _growth_memo.get(self)
         if known is None or known[0] != key:
@@ -95,29 +96,29 @@ class WorkCounts:
         rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
         growth = steady_growth([t for t, _, _ in points], [value for _, _, value in points])
         grown, seconds = points[-1][2] - points[0][2], points[-1][0] - points[0][0]
-        source = f"resident memory of this process alone that is not free in its heap, {len(points)} readings in {seconds:.0f} s"
+        source = f"private resident memory of this process without free heap, {len(points)} readings in {seconds:.0f} s"
         return {
             "host.memory_growth_bytes_per_s": Signal(
                 growth, "B/s", f"{source}: lower end of the 95 % interval of the slope (Theil-Sen), 0 where the growth slows down"
             ),
-            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of readings that are not below the reading before"),
+            "host.memory_rises_ratio": Signal(rises, "ratio", f"{source}: share of readings that are not below the previous reading"),
             "host.memory_grown_bytes": Signal(grown, "B", source),
             "host.memory_steady_ratio": Signal(
-                growth * seconds / grown if grown > 0 else 0.0, "ratio", f"{source}: that slope over all growth"
+                growth * seconds / grown if grown > 0 else 0.0, "ratio", f"{source}: that slope times the time, over all growth"
             ),
             "host.private_bytes": Signal(points[-1][2], "B", source),
         }
 
 
 _growth_memo: WeakKeyDictionary[WorkCounts, tuple[tuple[float, float], dict[str, Signal]]] = WeakKeyDictionary()
-"""The last growth of each record, with the times that it was computed for."""
+"""The last computed growth of each record, with the times of the computation."""
 
 
 class CompileCounts:
-    """What torch.compile does while a run lasts. The first message is the base; signals exist from the second message on.
+    """The work of torch.compile during a run. The first message is the base; signals exist from the second message on.
 
-    Only what happens between two messages of ordinary steps counts for the job. What a probe or a trial compiles, for example for a larger
-    batch, and what it gives up does not.
+    Only compilations between two messages of ordinary steps count. Compilations of a probe or a trial, for example for a larger
+    batch, do not count.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class CompileCounts:
         self._breaks = 0.0
         self._given_up: float | None = None
         self._not_ours = 0.0
-        """Of the frames given up: those of the first step, of probes and of trials."""
+        """The number of given-up frames that do not count: frames of the first step, of probes and of trials."""
 
     def add(self, event: Steps) -> None:
         if "compile.graphs" not in event.counters:
@@ -149,7 +150,7 @@ class CompileCounts:
         self._breaks = event.counters["compile.graph_breaks"]
 
     def carry_on(self, before: CompileCounts) -> None:
-        """The same process continues with other knobs: what it gave up stays given up."""
+        """The same process continues with other knobs. Frames that torch.compile gave up remain uncompiled."""
         self._given_up, self._not_ours = before._given_up, before._not_ours
 
     def signals(self) -> dict[str, Signal]:

@@ -1,4 +1,4 @@
-"""The energy of a run: what the counters of its devices gained while the run was steady, and the tokens of the same time."""
+"""The energy of a run: the increase of its devices' energy counters while the run was steady, and the tokens of the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER_MACHINES = "the run uses devices of other machines, whose energy is not me
 FOREIGN_SERVER = "the server was not started here: its devices are not known"
 NOT_KNOWN = "which {} of the {} GPUs the run uses is not known"
 STARTED_HERE = "max_num_seqs"
-"""A fact that every server has which gpuconsole started."""
+"""A fact that a server reports only if gpuconsole started it."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Energy:
         self._tokens += tokens
 
     def add(self, device: str, uuid: str, joules: float) -> None:
-        """One reading of a device's energy counter. With another `uuid` the counter belongs to another GPU, and begins again."""
+        """Add one reading of a device's energy counter. If the `uuid` has changed, the counter belongs to another GPU, so counting starts again."""
         span = self._spans.get(device)
         if span is None or span.uuid != uuid:
             self._spans[device] = _Span(joules, self._tokens, joules, self._tokens, uuid)
@@ -57,7 +57,7 @@ class Energy:
 def devices_used(
     run: Run, joined: Sequence[RankJoined], device_of: Mapping[int, str], devices: Sequence[Device]
 ) -> tuple[frozenset[str], str]:
-    """The devices that the run computes on; or nothing, and the reason why they are not known.
+    """The devices of the run. If they are not known: no device, and the reason.
 
     `joined`: the processes of the run. `device_of`: the GPU of each process id, as the driver lists them (in a container it may list none).
     """

@@ -1,7 +1,7 @@
 """Whether a value is fresh: the only place that decides it, for the screen, for the exporter and for figures that combine two values.
 
-A value stands until its reader takes it back or falls silent. Metrics that change seldom are read seldom, so the age of a value alone decides
-nothing: a reader that still reports anything about the device would have reported a change.
+A value is fresh until its reader withdraws it or stops reporting. Metrics that change rarely are read rarely, so an old value may still be correct:
+a reader that still reports other values of the device would have reported a change.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ STALE_S, STALE_PERIODS = 5.0, 3
 
 
 def stale_s(state: MachineState) -> float:
-    """Seconds that a reader may be silent: 5, or three of the longest period between two readings."""
+    """Maximum seconds between two reports of a reader: 5, or three times the longest period between two readings."""
     return max(STALE_S, STALE_PERIODS * max([state.interval_s, *(source.period_s for source in state.sources.values())]))
 
 
 def reported_at(state: MachineState, device: str, reader: str = USUAL) -> float | None:
-    """When `reader` last reported anything about `device`. Links are read less often than their GPU, so its reports count for them too."""
+    """The time of the last report of `reader` about `device`. A report about a GPU counts for its links too, because links are read less often."""
     reported = state.readings.reported
     times = [reported[one][reader] for one in {device, parent(device)} if reader in reported.get(one, ())]
     return max(times, default=None)
 
 
 def is_fresh(state: MachineState, device: str, now: float, reader: str = USUAL) -> bool:
-    """Whether the values of `reader` about `device` are of now. `now`: session seconds."""
+    """Whether the values of `reader` about `device` are fresh. `now`: session seconds."""
     last = reported_at(state, device, reader)
     return last is not None and now - last <= stale_s(state)
 
@@ -51,14 +51,15 @@ def fresh_values(state: MachineState, now: float) -> dict[str, dict[str, float]]
 
 
 def silent_devices(state: MachineState, now: float) -> dict[str, float]:
-    """For how many seconds nothing has come from the usual reader of a device, where that is too long for its values to be fresh."""
+    """Devices whose values are not fresh, with the seconds since the last report of the usual reader."""
     limit_s = stale_s(state)
     ages = {device: now - reported[USUAL] for device, reported in state.readings.reported.items() if USUAL in reported}
     return {device: age_s for device, age_s in ages.items() if age_s > limit_s and not is_fresh(state, device, now)}
 
 
 def stuck_s(source: SourceState, t: float) -> float:
-    """For how long a source has not answered. `t`: on the clock of the events. A source that was stuck at its last report still is."""
+    """Seconds for which a source has not answered; 0 if it answers. `t`: on the clock of the events. A source that was stuck at its last
+    report still counts as stuck."""
     return source.stuck_s + (t - source.t) if source.stuck_s else 0.0
 
 
@@ -73,7 +74,7 @@ def sampler_up(state: MachineState, now: float) -> bool:
 
 
 def why_not_fresh(state: MachineState, now: float) -> str:
-    """Why samples are not fresh, in one line; empty when they are."""
+    """The reason why samples are not fresh, in one line; empty if they are fresh."""
     if state.sampler_down:
         return state.sampler_down
     limit_s, silent_s = stale_s(state), sampler_silence_s(state, now)

@@ -1,4 +1,4 @@
-"""What is known about the machine: a fold of the sampler's events."""
+"""The state of the machine, computed from the sampler's events."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gpuconsole.wire.events import (
 
 XIDS = 100
 CONSOLE = "console"
-"""The device of samples that the console takes of itself; the sampler takes all others."""
+"""The device name in samples of the console's own process. All other samples come from the sampler."""
 NO_SAMPLE = "no sample has come yet"
 FromSampler = Sample | Unavailable | Devices | DeviceLost | Topology | Processes | Xid | SourceState
 
 
 class MachineState:
-    """Devices, their readings, and what each cannot report.
+    """Devices, their readings, and the reasons for missing readings.
 
     `t0` and the times of events are seconds on CLOCK_MONOTONIC; times without an event are session seconds, which begin at `t0`.
     """
@@ -47,7 +47,7 @@ class MachineState:
         self.unavailable: dict[str, dict[str, str]] = {}
         self.lost: dict[str, str] = {}
         self.reasons_version = 0
-        """Rises when `unavailable` or `lost` changes."""
+        """Incremented when `unavailable` or `lost` changes."""
         self.processes: list[Process] = []
         self.processes_missing: dict[str, str] = {}
         self.links: list[Link] = []
@@ -55,9 +55,9 @@ class MachineState:
         self.last_xid: dict[str, int] = {}
         self.sources: dict[str, SourceState] = {}
         self.sampler_t: float | None = None
-        """When the sampler last sent anything."""
+        """The time of the sampler's last event."""
         self.sampler_down = NO_SAMPLE
-        """Why no sampler reports; empty while one does."""
+        """The reason why no sampler reports; empty while a sampler reports."""
         self.sampler_restarts = 0
         self._lost_t: dict[str, float] = {}
 
@@ -65,18 +65,18 @@ class MachineState:
         return t - (self.t0 if self.t0 is not None else t)
 
     def memory_used(self, device: str) -> tuple[float, float] | None:
-        """Bytes in use and in all on `device`; None where they are not measured."""
+        """Used and total bytes of memory on `device`; None if they are not measured."""
         names = ("host.memory_used_bytes", "host.memory_total_bytes") if device == "cpu" else ("gpu.hbm_used_bytes", "gpu.hbm_total_bytes")
         used, total = (self.readings.latest.get(series_key(name, device)) for name in names)
         return (used, total) if used and total else None
 
     def apply_to_machine(self, event: Event) -> str:
-        """Take in an event of the sampler; returns a line for the person at the screen, or nothing. Other events change nothing."""
+        """Apply an event of the sampler; returns a line for the user, or an empty text. Other events change nothing."""
         if isinstance(event, FromSampler) and not (isinstance(event, Sample) and event.device == CONSOLE):
             self.sampler_t = self.session_time(event.t)
         match event:
             case Hello(role="sampler"):
-                self.sources = {}  # those of the sampler before it are gone
+                self.sources = {}  # the sources of the previous sampler no longer exist
             case Devices():
                 self._set_devices(event)
             case Sample():
@@ -113,18 +113,18 @@ class MachineState:
         lost_t = max(self._lost_t.get(event.device, float("-inf")), self._lost_t.get(parent(event.device), float("-inf")))
         is_lost = event.device in self.lost or parent(event.device) in self.lost
         if is_lost and (event.t <= lost_t or reader_of(event) != USUAL):
-            return  # the rest of the round in which the device was lost, or what another reader still remembers of it
+            return  # an old value: from the round in which the device was lost, or from the memory of another reader
         if event.values and self.lost.pop(event.device, None) is not None:
             self.reasons_version += 1
         self.readings.add_sample(event, self.session_time(event.t))
-        # Readers of one device report on threads of their own: a value may overtake the news that it is no longer missing.
+        # Each reader of a device has its own thread, so a value may arrive before the event that withdraws its reason.
         missing = self.unavailable.get(event.device)
         if missing and not missing.keys().isdisjoint(event.values):
             self.unavailable[event.device] = {metric: reason for metric, reason in missing.items() if metric not in event.values}
             self.reasons_version += 1
 
     def _set_devices(self, event: Devices) -> None:
-        """A new list. What was reported of GPUs before belongs to handles that are gone; another GPU gets a history of its own."""
+        """Use a new list of devices. Earlier GPU readings belong to closed handles and are dropped. Another GPU starts a new history."""
         before = {device.id: device.uuid for device in self.devices}
         for device in event.devices:
             if before.get(device.id, device.uuid) != device.uuid:

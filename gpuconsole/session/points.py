@@ -1,4 +1,4 @@
-"""The live series of a run: one point a second of what its worker measured, one per reading of what a model server reported."""
+"""The live series of a run: one point per second from the worker, and one point per reading of a model server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Add = Callable[[str, str, float, float, str], None]
 
 
 class Rates(NamedTuple):
-    """What the work of a run is divided by: the FLOP/s that it is compared with, watts of all its devices, and the price of an hour."""
+    """References for the rates of a run: the FLOP/s peak, the watts of all its devices, and the price per hour."""
 
     peak: Peak | None
     power_w: float | None
@@ -41,11 +41,11 @@ class RunPoints:
         self._last: ServerState | None = None
 
     def drop_steps(self) -> None:
-        """Steps that no point has counted yet belong to the run before."""
+        """Delete the steps that are in no point yet: they belong to the previous run."""
         self._steps = []
 
     def take_steps(self, event: Steps) -> list[Step]:
-        """The ordinary steps since the last point, once a second; else none."""
+        """The ordinary steps since the last point if a second has passed; otherwise no steps."""
         self._steps += [step for step in event.steps if step.kind != PROBE]
         if not self._steps or event.t - self._steps_since < EVERY_S:
             return []
@@ -100,7 +100,7 @@ class RunPoints:
         self._requests, self._requests_since = [], event.t
 
     def add_server_state(self, event: ServerState) -> None:
-        """Gauges as they are; totals as rates since the last reading, unless the server started again in between."""
+        """Points of a server's state: gauges unchanged, totals as rates since the last reading. No rates after a restart of the server."""
         for name, value in event.gauges.items():
             self._add(f"server.{name}", SERVER, event.t, value, SERVER)
         last, self._last = self._last, event

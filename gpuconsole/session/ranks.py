@@ -19,7 +19,7 @@ COMM = PHASES.index("comm")
 
 
 class Ranks:
-    """Empty for a run in one process."""
+    """The steps of each process, by rank; empty for a run in one process."""
 
     def __init__(self) -> None:
         self._joined: dict[int, RankJoined] = {}
@@ -31,12 +31,12 @@ class Ranks:
         self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
 
     def carry_on(self, before: Ranks) -> None:
-        """The same processes continue; their steps are counted from here."""
+        """The same processes continue with a new run. Earlier steps do not count."""
         for event in before.joined:
             self.join(event)
 
     def clear(self) -> None:
-        """Drop the steps; which processes there were stays known."""
+        """Delete the steps, but keep the list of processes."""
         for steps in self._steps.values():
             steps.clear()
 
@@ -46,7 +46,7 @@ class Ranks:
         return [event for _, event in sorted(self._joined.items())]
 
     def leads(self, rank: int) -> bool:
-        """Whether the steps of `rank` stand for the run's."""
+        """Whether the steps of `rank` represent the run."""
         return rank not in self._joined or self._joined[rank].leads
 
     def add(self, event: Steps) -> None:
@@ -59,15 +59,18 @@ class Ranks:
         return [self._summary(event, limit or KEPT_STEPS) for event in self.joined]
 
     def signals(self) -> dict[str, Signal]:
-        """The process that is busiest outside of communication, and its time over that of the others. Empty before every process has made some steps."""
+        """The process with the longest time outside communication, and this time over the median of the other processes.
+
+        Empty until every process has made some steps.
+        """
         busy = {rank: statistics.median(_busy_s(step) for step in steps) for rank in self._joined if (steps := self._sampled(rank))}
         if len(busy) < max(2, len(self._joined)):
             return {}
         if not any(step.phases[COMM] for rank in busy for step in self._sampled(rank)):
-            return {}  # processes with shards or split matrices wait within their passes: these times cannot be compared
+            return {}  # with sharding or split matrices, processes wait inside their passes, so their times cannot be compared
         busiest = max(busy, key=lambda rank: busy[rank])
         others = statistics.median(seconds for rank, seconds in busy.items() if rank != busiest)
-        source = f"step account of {len(busy)} processes: time without communication and run-queue delay, its median over the others'"
+        source = f"step account of {len(busy)} processes: median time without communication and run-queue delay, over the median of the other processes"
         return self._least_communication() | {
             "ranks.busy_ratio": Signal(busy[busiest] / others, "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step account"),
@@ -75,14 +78,14 @@ class Ranks:
         }
 
     def _least_communication(self) -> dict[str, Signal]:
-        """In each step the process that communicates least came last and waited for no other process: its communication time is the pure one."""
+        """Communication time without waiting. In each step, the process that communicates least has arrived last, so it waited for no other process."""
         recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
         common = set.intersection(*(set(steps) for steps in recent))
         if len(common) < LEAST_STEPS:
             return {}
         least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
-        source = f"step account of {len(recent)} processes, n={len(common)}: of each step, the process that communicated least"
+        source = f"step account of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
         return {"ranks.least_comm_ratio": Signal(least / wall, "ratio", source)}
 
     def _sampled(self, rank: int) -> list[Step]:
@@ -105,6 +108,6 @@ class Ranks:
 
 
 def _busy_s(step: Step) -> float:
-    """Seconds of a step without communication, which includes the wait for other processes, and without run-queue delay."""
+    """Seconds of a step without communication and without run-queue delay. Communication includes the wait for other processes."""
     runq = step.runq or (0.0,) * len(PHASES)
     return step.wall_s - sum(runq) - (step.phases[COMM] - runq[COMM])

@@ -9,7 +9,7 @@ from gpuconsole.model.series import Series
 from gpuconsole.wire.events import Sample
 
 USUAL = ""
-"""The reader of a device that has no name. Another reader, which adds what the usual reader cannot report, has one."""
+"""The usual reader of a device has an empty name. A reader that adds other metrics has a name."""
 WORKLOAD = "workload"
 SERVER = "server"
 
@@ -17,21 +17,21 @@ SERVER = "server"
 class Readings:
     """Values by series key (`gpu.power_w{device=gpu:0}`). All times are session seconds.
 
-    `latest` holds each value until its reader takes it back; `session.freshness` decides whether its reader still reports.
+    `latest` holds each value until its reader withdraws it. `session.freshness` decides whether the reader still reports.
     """
 
     def __init__(self, history: bool = True) -> None:
-        """`history`: keep series too, some 10 KB each."""
+        """`history`: also keep the past values, about 10 KB per series."""
         self.series: dict[str, Series] = {}
         self.latest: dict[str, float] = {}
         self.sampled: dict[str, float] = {}
-        """When each of `latest` was read."""
+        """The time at which each value of `latest` was read."""
         self.substitutes: dict[str, str] = {}
-        """The source of each of `latest` that did not come from the source in the catalogue."""
+        """The source of each value of `latest` that did not come from the source in the catalogue."""
         self.readers: dict[str, str] = {}
-        """The reader of each of `latest` that is not the usual reader of its device."""
+        """The reader of each value of `latest` that did not come from the usual reader of its device."""
         self.reported: dict[str, dict[str, float]] = {}
-        """When each reader last reported anything about a device: by device, then by reader."""
+        """The time of the last report, by device and then by reader."""
         self._history = history
         self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
 
@@ -44,11 +44,11 @@ class Readings:
         self.note_report(event.device, reader, at)
 
     def note_report(self, device: str, reader: str, at: float) -> None:
-        """`reader` has reported something about `device`."""
+        """Record that `reader` has reported about `device`."""
         self.reported.setdefault(device, {})[reader] = at
 
     def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL) -> None:
-        """Metrics that the catalogue does not have are left out: a newer program sent them."""
+        """Store the values of a sample. Metrics that are not in the catalogue come from a newer program and are ignored."""
         of_device = self._by_device.setdefault(device, {})
         known = of_device.get(metric)
         if known is None:
@@ -83,24 +83,24 @@ class Readings:
         return list(self._by_device)
 
     def forget(self, key: str) -> None:
-        """There is no present value any more; the history stays."""
+        """Delete the present value; the history remains."""
         for of_key in (self.latest, self.sampled, self.substitutes, self.readers):
             of_key.pop(key, None)
 
     def forget_all(self, *prefixes: str) -> None:
-        """Forget the present value of every series whose key begins with one of these."""
+        """Delete the present value of every series whose key begins with one of these prefixes."""
         for key in [key for key in self.latest if key.startswith(prefixes)]:
             self.forget(key)
 
     def forget_gpu(self, device: str) -> None:
-        """Forget the present `gpu.*` values of a GPU, of its links and of its slices."""
+        """Delete the present `gpu.*` values of a GPU, of its links and of its slices."""
         for one in [one for one in self._by_device if one == device or one.startswith(f"{device}/")]:
             for key, _ in self._by_device[one].values():
                 if key.startswith("gpu."):
                     self.forget(key)
 
     def drop_history(self, device: str) -> None:
-        """Another device has this name now."""
+        """Delete the history of a name that now belongs to another device."""
         for key, _ in self._by_device.pop(device, {}).values():
             self.series.pop(key, None)
 
@@ -112,11 +112,11 @@ class Readings:
 
 
 def parent(device: str) -> str:
-    """The GPU of a link or of a MIG slice; any other device itself."""
+    """The GPU of a link or of a MIG slice. For any other device: the device itself."""
     return device.partition("/")[0]
 
 
 def reader_of(event: Sample) -> str:
-    """A sample of which every value came from one other source belongs to the reader of that source."""
+    """The reader of a sample: the named source if all values came from this one source, otherwise the usual reader."""
     others = set(event.sources.values())
     return others.pop() if len(others) == 1 and event.sources.keys() == event.values.keys() else USUAL

@@ -1,4 +1,4 @@
-"""One run while it is measured: a fold of its events. The functions in `session.figures` compute figures from it."""
+"""The record of one run, computed from its events. The functions in `session.figures` compute figures from this record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIVE_STEPS = 1500
 STEADY_EVERY_S = 0.5
 LIVE_EVERY_S = 1.0
 STEP_TIMES = 1000
-"""Durations of recent steps in a view; of a serving run, of recent requests."""
+"""Number of recent steps whose durations are in a view; in a serving run, of recent requests."""
 
 
 class RunRecord:
@@ -55,14 +55,14 @@ class RunRecord:
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
         self.knobs_in_force: Knobs = run.knobs
-        """What the worker last confirmed. During a trial these are the knobs of the side that runs."""
+        """The knobs that the worker last confirmed. During a trial these are the knobs of the running side."""
         self.notes: dict[str, str] = {}
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
         self.seen_steps = 0
         self.memory_bytes: float | None = None
         self.overhead_s = 0.0
         self.overhead_start: tuple[float, int] | None = None
-        """Seconds that measuring had cost, and steps seen, at the first message."""
+        """Measurement overhead in seconds, and number of steps, at the first message."""
         self.probe_signals: dict[str, Signal] = {}
         self.ranks = Ranks()
         self.serving = ServingRecord() if run.serves else None
@@ -70,27 +70,27 @@ class RunRecord:
         self.work = WorkCounts()
         self.energy = Energy()
         self.device_of: dict[int, str] = {}
-        """The GPU of each process of the run, by process id, where the driver has listed it."""
+        """The GPU of each process of the run, by process id, if the driver has listed the process."""
         self.others_ratio: float | None = None
-        """Share of the cores of this console that other programs keep busy, where it is known."""
+        """Share of the console's cores that other programs keep busy; None if it is not known."""
         self.version = 0
-        """Rises with every event of the run: what was computed at the same version is the same."""
+        """Incremented with every event of the run. Results computed at the same version are equal."""
         self.live: tuple[ServingRecord, list[Step]] | None = None
-        """Of a serving run: the requests and ticks of which a live view shows the summary. They are copied once a second, because percentiles of
-        thousands of gaps cost too much for every view."""
+        """Serving runs: the requests and ticks in the summary of a live view. They are copied once a second, because computing percentiles of
+        thousands of gaps for every view is too slow."""
         self.live_version = 0
-        """Rises when a live summary may change."""
+        """Incremented when a live summary may change."""
         self.archived: Run | None = None
-        """The run with its last summary, once its steps are gone."""
+        """The run with its last summary, after its steps were deleted."""
         self._evaluated_t = self._live_t = 0.0
 
     @property
     def facts(self) -> dict[str, float]:
-        """What the workload reported about itself."""
+        """The facts that the workload reported."""
         return self.run.facts
 
     def carry_on(self, before: RunRecord) -> None:
-        """A change was kept: the same worker continues with new knobs."""
+        """Begin the record of the next run after a kept change: the same worker continues with new knobs."""
         self.run.facts, self.notes = before.facts, before.notes
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
@@ -98,7 +98,7 @@ class RunRecord:
         self.run.state = "running"
 
     def apply(self, event: AnyEvent) -> None:
-        """Take in an event that the worker of this run sent, or that ends the run. Other events change nothing."""
+        """Apply an event of this run's worker, or the event that ends the run. Other events change nothing."""
         self.knobs_in_force = confirmed_knobs(event) or self.knobs_in_force
         match event:
             case Started():
@@ -129,7 +129,7 @@ class RunRecord:
             self.live_version += 1
 
     def _started(self, event: Started) -> None:
-        """Facts about the workload. Facts of the other side of a trial do not belong to this run."""
+        """Store facts about the workload. Facts of the other side of a trial do not belong to this run."""
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
             self.run.unavailable |= {
@@ -139,7 +139,7 @@ class RunRecord:
             self.run.state = "running"
 
     def _add_steps(self, event: Steps) -> None:
-        """Steps of every process; those of the leading process stand for the run."""
+        """Add steps of any process. The steps of the leading process represent the run."""
         self.ranks.add(event)
         if not self.ranks.leads(event.rank):
             return
@@ -165,7 +165,7 @@ class RunRecord:
             self.live_version += 1
 
     def tried(self, begun: float, ended: float) -> None:
-        """A trial is over: what a model server reported in that time belongs to both sides."""
+        """Record the end of a trial. The model server's reports during the trial belong to both sides."""
         self.version += 1
         self.live_version += 1
         if self.serving is not None:
@@ -178,7 +178,7 @@ class RunRecord:
         self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
 
     def _profiled(self, event: Profiled) -> None:
-        """The last window stands. The reason for a missing window is kept only while there is no window."""
+        """Store a profile. The last window replaces earlier windows. The reason for a missing window is kept only while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
             self.run.unavailable.pop("profile", None)
@@ -186,12 +186,12 @@ class RunRecord:
             self.run.unavailable["profile"] = event.error
 
     def add_energy(self, device: str, uuid: str, joules: float) -> None:
-        """A device's energy counter, from the moment the run is steady to its end."""
+        """Add a reading of a device's energy counter while the run is steady."""
         if self.steady_t is not None and self.closed_t is None:
             self.energy.add(device, uuid, joules)
 
     def _list_processes(self, processes: list[Process]) -> None:
-        """Which GPUs the processes of the run are on."""
+        """Record the GPUs of the run's processes."""
         if self.closed_t is None and self.ranks.joined:
             pids = {joined.pid for joined in self.ranks.joined}
             self.device_of |= {process.pid: process.device for process in processes if process.pid in pids and process.device}
@@ -205,7 +205,7 @@ class RunRecord:
             self.run.error = event.error
 
     def archive(self, summarized: Run) -> None:
-        """Keep the summary of a closed run in place of its steps and requests, which take several megabytes."""
+        """Replace the steps and requests of a closed run by its summary, because they take several megabytes."""
         self.archived = summarized
         self.steps.clear()
         self.ranks.clear()
@@ -214,7 +214,7 @@ class RunRecord:
             self.serving, self.live = ServingRecord(), None
 
     def durations(self) -> list[float]:
-        """Seconds of the recent steady steps, oldest first; of a serving run E2E seconds of the recent requests."""
+        """Seconds of the recent steady steps, oldest first; in a serving run, E2E seconds of the recent requests."""
         if self.serving is not None:
             recent = itertools.islice(reversed(self.serving.requests), STEP_TIMES)
             return [request.e2e_s for request in recent if request.e2e_s is not None][::-1]

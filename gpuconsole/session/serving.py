@@ -28,7 +28,7 @@ CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
 FULL_KV = 0.9
 DRAIN_S = 2.0
-"""For this time after a probe or a trial, requests of its load still end, and the server counts them too."""
+"""For this time after a probe or a trial, requests of its load still end, and the server's counters still include them."""
 
 
 class ServingRecord:
@@ -50,7 +50,7 @@ class ServingRecord:
         return [request for request in event.requests if request.arm == 0 and request.kind == COUNTS]
 
     def copied(self) -> ServingRecord:
-        """The record as it stands now; later messages do not change the copy."""
+        """A copy of the present record; later messages do not change the copy."""
         other = copy.copy(self)
         other.requests, other.states, other.load = self.requests.copy(), self.states.copy(), self.load.copy()
         other.failures, other._probes = self.failures.copy(), list(self._probes)
@@ -73,11 +73,11 @@ class ServingRecord:
         self.states.append(event)
 
     def probed(self, begun: float, ended: float) -> None:
-        """Between these times the server reported about another load."""
+        """Exclude the server's reports between these times: they are about another load."""
         self._probes.append((begun, ended))
 
     def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
-        """Requests that ended after `since`, oldest first. Where they have more than `most_gaps` gaps, only the newest requests."""
+        """Requests that ended after `since`, oldest first. If they have more than `most_gaps` gaps, only the newest requests."""
         found: list[Request] = []
         gaps = 0
         for request in reversed(self.requests):
@@ -110,7 +110,7 @@ class ServingRecord:
         return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
 
     def rates(self, since: float) -> dict[str, float]:
-        """How much each total of the server rose per second after `since`."""
+        """The increase per second of each total of the server after `since`."""
         gained, wall = self._gained(since)
         return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
 
@@ -210,7 +210,8 @@ class ServingRecord:
         return found
 
     def _gained(self, since: float) -> tuple[dict[str, float], float]:
-        """How much each total of the server rose since the last state before `since`, and in how many seconds. Time of other loads is left out."""
+        """The increase of each total of the server since the last state before `since`, and the seconds of this increase. Times of other loads are
+        excluded."""
         before = sum(1 for _ in itertools.takewhile(lambda one: one.t < since, self.states))
         gained: Counter[str] = Counter()
         wall = 0.0
@@ -222,5 +223,5 @@ class ServingRecord:
         return dict(gained), wall
 
     def _is_own(self, t: float) -> bool:
-        """Whether the load at `t` is that of the run, not that of a probe or a trial."""
+        """Whether the load at `t` is the load of the run, not of a probe or a trial."""
         return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)

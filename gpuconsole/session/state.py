@@ -1,4 +1,4 @@
-"""The state of a session: a fold of events. A live engine, a replay, the exporter and `gpuconsole devices` all feed it."""
+"""The state of a session, computed from events. A live engine, a replay, the exporter and `gpuconsole devices` all use this state."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ NOTES = 20
 
 
 class SessionState(MachineState):
-    """Everything known about a session, bounded in memory. `apply` is the only way to change it; reading changes nothing."""
+    """The complete state of a session, with bounded memory. Only `apply` changes the state; reading changes nothing."""
 
     def __init__(self, interval_s: float = 1.0, history: bool = True) -> None:
-        """`interval_s`: seconds between two samples, as asked for. `history`: keep the series of readings too."""
+        """`interval_s`: requested seconds between two samples. `history`: also keep the past values of readings."""
         super().__init__(interval_s, history)
         self.wall0 = 0.0
         self.now = 0.0
@@ -71,7 +71,7 @@ class SessionState(MachineState):
         return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
     def power_w(self, record: RunRecord) -> float | None:
-        """Watts of all devices of a run; None where one of them is not known, or its reading is not fresh."""
+        """Watts of all devices of a run; None if the power of a device is not known or not fresh."""
         used, _ = devices_used(record.run, record.ranks.joined, record.device_of, self.devices)
         now = self.session_time(self.now)
         powers = [fresh_value(self, series_key("gpu.power_w", device), device, now) for device in used]
@@ -116,7 +116,7 @@ class SessionState(MachineState):
                 record.tried(begun, event.t)
 
     def _conclude(self, event: Found | Compared) -> None:
-        """What the console concluded about a run, which may be closed by now."""
+        """Apply a conclusion of the console about a run. The run may have ended before."""
         for record in self.records:
             if record.run.id == event.run:
                 if isinstance(event, Compared):
@@ -148,7 +148,7 @@ class SessionState(MachineState):
         self.records.append(record)
 
     def _apply_to_run(self, record: RunRecord, event: AnyEvent) -> None:
-        """What the worker of the current run reported, and what the run takes from the sampler."""
+        """Apply an event of the worker or of the sampler to the current run."""
         record.apply(event)
         device, serving = record.run.device, record.serving
         match event:

@@ -1,4 +1,4 @@
-"""Snapshots of the state: what a screen shows, what a snapshot file holds, and what a recording begins with. Taking one changes nothing."""
+"""Snapshots of the state: for a screen, for a snapshot file, and for the beginning of a recording. Taking a snapshot changes nothing."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from gpuconsole.wire.events import (
 
 SERIES_POINTS = 600
 REPEATED = 2
-"""Columns of a history that repeat the sample before them, where a column is narrower than the sampling period."""
+"""Number of columns that repeat the previous sample if a column is narrower than the sampling period."""
 
 _reasons: WeakKeyDictionary[MachineState, tuple[int, dict[str, str]]] = WeakKeyDictionary()
-"""The last reasons of each state, with the version that they were made from."""
+"""The last reasons of each state, with the version of the state at that time."""
 
 
 def run_now(state: SessionState, record: RunRecord) -> Run:
-    """A run with its summary as it stands: of a run that is not closed, over its last LIVE_STEPS steady steps."""
+    """A run with its present summary. If the run has not ended: over its last LIVE_STEPS steady steps."""
     return summarized(record, state.devices, state.environment, LIVE_STEPS if record.closed_t is None else None)
 
 
@@ -56,7 +56,7 @@ def make_view(
     recording_to: str,
     ended: bool,
 ) -> View:
-    """What a screen shows at `now`, a time on the clock of the events. `device` is what a run would use, while there is none."""
+    """The view for a screen at `now`, a time on the clock of the events. `device`: without a run, the device that the next run would use."""
     record, readings = state.record, state.readings
     now = state.session_time(max(now, state.now))
     stage = " ".join(filter(None, (state.stage, state.stage_detail))) if record is not None and record.run.state == "starting" else ""
@@ -95,7 +95,7 @@ def make_view(
 
 
 def reasons(state: MachineState) -> dict[str, str]:
-    """Why a series is missing, by its key."""
+    """The reasons for missing series, by key."""
     known = _reasons.get(state)
     if known is None or known[0] != state.reasons_version:
         found = {series_key(metric, device): reason for device, metrics in state.unavailable.items() for metric, reason in metrics.items()}
@@ -106,7 +106,7 @@ def reasons(state: MachineState) -> dict[str, str]:
 
 
 def bucketed(state: SessionState, key: str, now: float, columns: int, seconds: float) -> list[float | None]:
-    """Means of a series in columns of `seconds / columns`, the last of them at `now`. Columns are bound to the clock: a past column never changes."""
+    """Means of a series in columns of `seconds / columns`, the last column at `now`. Columns are aligned to the clock, so a past column never changes."""
     series = state.readings.series.get(key)
     if series is None or columns <= 0:
         return [None] * max(0, columns)
@@ -129,7 +129,7 @@ def points(state: SessionState, key: str) -> tuple[list[float], list[float]]:
 
 
 def make_snapshot(state: SessionState, environment: Environment, now: float) -> Snapshot:
-    """The session as it stands at `now`, a time on the clock of the events. The runs have no figures of the models yet."""
+    """The session at `now`, a time on the clock of the events. The runs do not contain the figures of the models yet."""
     now = max(now, state.now)
     calibration = state.records[-1].facts if state.records else {}
     measured = {name: value for name, value in calibration.items() if name in ("peak_flops_per_s", "threads")}
@@ -144,7 +144,7 @@ def make_snapshot(state: SessionState, environment: Environment, now: float) -> 
 
 
 def prelude(state: SessionState, environment: Environment, last_started: Started | None, now: float) -> list[AnyEvent]:
-    """What a recording that begins in mid-session must hold first: devices, and the current run as it stands."""
+    """The first events of a recording that begins during a session: devices, and the present state of the current run."""
     events: list[AnyEvent] = [
         Devices(now, state.devices, state.driver, state.no_gpu_reason, state.cuda),
         EnvironmentKnown(now, environment),
@@ -180,7 +180,7 @@ def _filled(values: list[float | None]) -> list[float | None]:
 
 
 def _own_cpu(state: SessionState) -> float | None:
-    """CPU of the console and of its sampler, in cores; None while neither has reported."""
+    """CPU time of the console and its sampler, in cores; None before the first report of either."""
     shares = [state.readings.series.get(series_key("console.cpu_ratio", process)) for process in ("console", "sampler")]
     values = [series.last for series in shares if series is not None and series.last is not None]
     return sum(values) if values else None

@@ -41,7 +41,7 @@ class Poller(threading.Thread):
         self._send = send
         self._after_round = after_round
         self._on_gone = on_gone
-        self._told: Reasons = {}
+        self._sent: Reasons = {}
         self._stop_asked = threading.Event()
         self._began = 0.0
         self._took: deque[float] = deque(maxlen=_RECENT)
@@ -93,9 +93,9 @@ class Poller(threading.Thread):
     def _tell_unavailable(self, reasons: Reasons) -> None:
         """Send the reasons of each device when they have changed. An empty dictionary withdraws earlier reasons."""
         for device, now_missing in reasons.items():
-            if self._told.get(device, {}) != now_missing:
-                self._told[device] = dict(now_missing)
-                self._send(Unavailable(t=time.monotonic(), device=device, reasons=self._told[device]))
+            if self._sent.get(device, {}) != now_missing:
+                self._sent[device] = dict(now_missing)
+                self._send(Unavailable(t=time.monotonic(), device=device, reasons=self._sent[device]))
 
 
 def next_beat(due: float, interval_s: float, now: float) -> float:

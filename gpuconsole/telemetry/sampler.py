@@ -43,7 +43,7 @@ class Sampler:
         self._interval_s = interval_s
         self._host = HostSource()
         self._pollers: list[Poller] = []
-        self._told: dict[str, SourceState] = {}
+        self._sent: dict[str, SourceState] = {}
         self._announced: str | None = None
         self._announcing = threading.Lock()
         self._opening_since = time.monotonic()
@@ -137,9 +137,9 @@ class Sampler:
             detail = f"{self._channel.dropped} messages dropped: the console reads too slowly"
             states.append(SourceState(now, "wire", self._interval_s, 0.0, detail, self._channel.dropped))
         for state in states:
-            before = self._told.get(state.source)
+            before = self._sent.get(state.source)
             if before is None or state.stuck_s or _without_time(before) != _without_time(state):
-                self._told[state.source] = state
+                self._sent[state.source] = state
                 self._channel.send(state)
 
 

@@ -1,1 +1,1 @@
-"""The one event format (JSON lines): what children send, what a recording holds, what a fixture is."""
+"""The only event format (JSON lines): for messages of child processes, recordings and test fixtures."""

@@ -26,12 +26,12 @@ from gpuconsole.wire.events import (
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
-"""The limit for events that must not be lost: a parent that was stopped for hours must not take all memory."""
+"""The limit for events that must not be lost, so that the queue for a stopped parent does not use all memory."""
 REPLACEABLE = {kind.__struct_config__.tag for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)}
 """Tags of events that a full pipe drops, because later events of the same kind follow."""
 _PR_SET_PDEATHSIG = 1
 QUIET_S, BETWEEN_S, ASKED = 10, 5, 4
-"""A connection to another machine is closed after 10 s of silence and 4 unanswered questions, 5 s apart."""
+"""A connection to another machine is closed after 10 s without data and 4 unanswered probes, 5 s apart."""
 
 
 def die_with_parent() -> None:
@@ -75,20 +75,20 @@ class ChildChannel:
             self._push()
 
     def flush(self) -> bool:
-        """Send what waits because of a full pipe, as much as fits now. Returns whether nothing waits any more."""
+        """Send as many waiting events as fit into the pipe now. Returns whether the outbox is empty."""
         if self._outbox:
             with self._lock:
                 self._push()
         return not self._outbox
 
     def drain(self, timeout_s: float) -> None:
-        """Send everything that waits, within `timeout_s`. For the last messages of a child."""
+        """Send all waiting events within `timeout_s`. For the last messages of a child."""
         with self._lock:
             self._socket.settimeout(timeout_s)
             try:
                 self._socket.sendall(self._outbox)
             except OSError:
-                return  # the parent is gone: nobody is left to tell
+                return  # the parent has ended: there is no receiver
             self._outbox.clear()
 
     def listen(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
@@ -101,7 +101,7 @@ class ChildChannel:
                 sent = self._socket.send(self._outbox, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            except OSError:  # the parent is gone; the reader thread ends this process
+            except OSError:  # the parent has ended; the reader thread ends this process
                 self._outbox.clear()
                 return
             del self._outbox[:sent]
@@ -124,7 +124,7 @@ class ChildChannel:
 
 
 def kill_own_group() -> None:
-    """End this process and everything that it started, at once."""
+    """End this process and all its children immediately."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -110,7 +110,7 @@ class SourceState(Event, frozen=True):
 
 
 class Progress(Event, frozen=True):
-    """What a worker does before its first step: importing, calibrating, building, warming."""
+    """The activity of a worker before its first step: importing, calibrating, building, warming."""
 
     stage: str
     detail: str = ""
@@ -128,7 +128,7 @@ class Started(Event, frozen=True):
 
 
 class RankJoined(Event, frozen=True):
-    """A process joined a run with several processes. `leads`: its steps stand for the run. `token` proves that it may join."""
+    """A process joined a run with several processes. `leads`: its steps represent the run. `token` proves that it may join."""
 
     rank: int
     host: str
@@ -138,7 +138,7 @@ class RankJoined(Event, frozen=True):
 
 
 class Doing(Event, frozen=True):
-    """What the training thread of a process does: its innermost calls, the outermost of them first."""
+    """The current activity of the training thread of a process: its innermost calls, the outermost of them first."""
 
     rank: int
     calls: str
@@ -196,7 +196,7 @@ class Requests(Event, frozen=True):
 
 
 class ServerState(Event, frozen=True):
-    """What a model server reported at `t`: `gauges` now, `totals` since it began (names in the metric catalogue, without `server.`)."""
+    """The report of a model server at `t`: `gauges` are present values, `totals` count since the start of the server (names in the metric catalogue, without `server.`)."""
 
     gauges: dict[str, float]
     totals: dict[str, float]
@@ -244,7 +244,7 @@ class Failed(Event, frozen=True):
 
 
 class Calibrated(Event, frozen=True):
-    """One figure of a calibration: the rate that the machine reached, or the reason why it is not known."""
+    """One figure of a calibration: the measured rate, or the reason why there is no rate."""
 
     reached: Reached
 
@@ -334,7 +334,7 @@ class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, o
 class Start(Command, frozen=True):
     """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
 
-    `options`: what a model server needs beside knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ...
+    `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ...
     """
 
     workload: str
@@ -378,7 +378,7 @@ class Resume(Command, frozen=True):
 
 
 class WhatNow(Command, frozen=True):
-    """Ask what the training thread does. A separate thread answers with `Doing`, also while the training thread hangs."""
+    """Request the current activity of the training thread. A separate thread answers with `Doing`, also while the training thread hangs."""
 
 
 class Stop(Command, frozen=True):

@@ -1,4 +1,5 @@
-"""Steps in the form in which a worker sends them. The console adds up the phases, because a training thread is slow at it: its caches are cold."""
+"""Steps in the form in which a worker sends them. The console adds up the phases, because this work is slow in a training thread with cold
+caches."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class MarkedStep(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:
-    """How much a reading rose in each phase. `readings` begins with the reading at the start of the step."""
+    """The increase of a reading in each phase. `readings` begins with the reading at the start of the step."""
     phases = [0.0] * len(PHASES)
     for phase, (before, after) in zip(ended, itertools.pairwise(readings), strict=True):
         phases[phase] += after - before

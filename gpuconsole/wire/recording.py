@@ -47,9 +47,9 @@ def without_command_lines(event: AnyEvent) -> AnyEvent:
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:
-    """The events of a recording in order; raises RecordingError, OSError.
+    """The events of a recording in order. Raises RecordingError, OSError.
 
-    A last line that a crash cut short is left out. Any other damaged line is an error.
+    An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
     with open(path, "rb") as file:
         lines = iter(file)

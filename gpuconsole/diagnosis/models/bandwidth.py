@@ -1,4 +1,4 @@
-"""Minimum bytes between memory and the device: each operation reads and writes each value once.
+"""Minimum bytes between memory and the device, if each operation reads and writes each value once.
 
 The minimum time is these bytes over the memory bandwidth (datasheet, or a copy measured on this machine). MBU is the minimum time over
 the measured time. Bytes count reads plus writes, as the measured copy does.

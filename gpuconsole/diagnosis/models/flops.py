@@ -24,7 +24,7 @@ def training_per_token_causal(linear: float, n_layer: int, width: int, tokens: f
 
 
 def lora_per_token(d_model: int, n_layer: int, vocabulary: int, rank: int, tokens: float) -> float:
-    """4 N_frozen + 6 N_adapters + 12 L d T, not causal, for our GPT with an adapter of r (in + out) beside each matrix of a block.
+    """4 N_frozen + 6 N_adapters + 12 L d T, not causal, for our GPT with an adapter of r (in + out) for each matrix of a block.
 
     Frozen matrices need no weight gradient. Nothing before the first block is trained, so its qkv and the first half of its adapter
     need no input gradient.

@@ -8,9 +8,9 @@ from gpuconsole.diagnosis.rule import Threshold
 UNFUSED = ("adamw", "adamw_foreach")
 """Values of `optim` that a fused optimizer would replace."""
 TOUCHED = Threshold("rows_touched", 0.10, "ratio", "an indexed row costs as much as about 10 rows of a dense pass (measured: 7.5 and 10.4)")
-SHARE = Threshold("backward_and_optimizer", 0.30, "ratio", "below 30 % of the step the table is not what the step spends its time on")
+SHARE = Threshold("backward_and_optimizer", 0.30, "ratio", "below 30 % of the step the table is not the main cost of the step")
 INDEXED = 10.0
-"""Time of a row that is looked up, sorted, summed and updated by its index, over the time of a row in a dense pass. Measured on a CPU: 7.5
+"""Time of an indexed row (lookup, sort, sum and update) over the time of a row in a dense pass. Measured on a CPU: 7.5
 and 10.4 (tables of 51 and 128 MB, 32 columns, SparseAdam against fused AdamW)."""
 
 
@@ -25,7 +25,7 @@ def optimizer_claim(case: Case) -> float:
 def embedding_claim(case: Case) -> float:
     """Share of the step that sparse embedding gradients would save; 0 where gpu.dense_embedding_grad does not apply. Raises Missing.
 
-    The gradient and update of the table take what backward pass and optimizer take beyond twice the forward pass.
+    The gradient and update of the table take the time of backward pass and optimizer minus twice the forward pass.
     """
     share = case.value("backward_ratio") + case.value("optimizer_ratio")
     if case.knobs.get("sparse") is not False:

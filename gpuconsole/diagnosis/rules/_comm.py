@@ -20,15 +20,15 @@ def several(case: Case) -> bool:
 
 
 def step_s(case: Case) -> float:
-    """Wall-clock seconds of a step, with all delays of the processes that others wait for."""
+    """Wall-clock seconds of a step, including the delays of slow processes."""
     return case.value("step_s")
 
 
 def exposed_ratio(case: Case) -> float:
     """Share of a step in communication that computation does not hide, at most 0.95.
 
-    For all passes of a step: the exposed time by probe P7, or the communication of the process that comes last in ordinary steps, if that
-    is more (there, processes share cores and links with all other work). Gradients are exchanged in the last pass only, other data in
+    For all passes of a step, the larger of two times: the exposed time by probe P7, and the communication time of the last process in
+    ordinary steps (where processes share cores and links with all other work). Gradients are exchanged in the last pass only, other data in
     every pass. Time that larger buckets would save is not counted: it belongs to comm.small_buckets.
     """
     share = share_of_gradients(case)
@@ -37,7 +37,7 @@ def exposed_ratio(case: Case) -> float:
 
 
 def gradients_ratio(case: Case) -> float:
-    """The part of `exposed_ratio` that is gradients. Accumulation reduces this part."""
+    """The part of `exposed_ratio` for gradients. Accumulation reduces this part."""
     return min(0.95, share_of_gradients(case) * _exposed_of_a_pass(case))
 
 

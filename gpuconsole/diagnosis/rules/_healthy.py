@@ -1,4 +1,4 @@
-"""Shared by the two rules that call a training run healthy: no phase beside the passes may take too much."""
+"""Shared by the two rules that call a training run healthy: no phase except the passes may take too much time."""
 
 from __future__ import annotations
 

@@ -19,13 +19,15 @@ SATURATED = Threshold(
 WORKER_GAIN = Threshold("worker_gain", 1.15, "x", "there are too few workers if one more gains 15 %")
 PREDICTION_ERROR = 0.35
 MORE_WORKERS = 4
-"""Probe P6 tries this many workers more where the loader waits for storage."""
+"""If the loader waits for storage, probe P6 tries this number of additional workers."""
 ADDS_UP = 0.8
 """Share of the sum of the workers' own rates. Below this share, the storage or the cores are the limit."""
 NEARLY_ALL = 0.95
 RESTART = Threshold("restart", 0.03, "ratio", "3 % of the time between the end of an epoch and the first batch of the next epoch")
 RESTARTS = Threshold("restarts", 2, "", "one restart does not show how often restarts come")
-EXCESS = Threshold("excess", 0.08, "ratio", "what waits exceed the median wait adds up to 8 % of step time (loadtune: p90 of 1.5 medians)")
+EXCESS = Threshold(
+    "excess", 0.08, "ratio", "the parts of waits beyond the median wait add up to 8 % of step time (loadtune: p90 of 1.5 medians)"
+)
 TYPICAL = Threshold("typical", 0.05, "ratio", "the median step waits for less than 5 % of its time")
 RECEIVES = Threshold("receives", 0.5, "ratio", "the training process receives for half of the time that the loader alone takes")
 
@@ -47,7 +49,7 @@ def _workers(case: Case) -> int:
 
 
 def _receiving(case: Case) -> bool:
-    """The training process receives batches for longer than the loading processes compute."""
+    """Whether receiving batches takes the training process more time than the computing of the loading processes."""
     if not _waits(case) or not _workers(case):
         return False
     cpu = loading_cpu_ratio(case)
@@ -63,7 +65,10 @@ def _lacking_workers(case: Case) -> bool:
 
 
 def _restarting(case: Case) -> bool:
-    """Ends of epochs are most of the wait; or of the long waits, where ordinary batches are in time: batches soon after an end are late too."""
+    """Whether ends of epochs cause most of the wait, or, if ordinary batches are in time, most of the long waits.
+
+    Batches soon after an end of an epoch are late too.
+    """
     wait = case.value("data_wait_ratio")
     if not _workers(case):
         return False
@@ -75,15 +80,15 @@ def _restarting(case: Case) -> bool:
 
 
 def least_restart(case: Case) -> Threshold:
-    """The threshold for restarts. With persistent workers, an epoch only begins with an empty queue: a long wait like others."""
+    """The threshold for restarts. With persistent workers, an epoch only begins with an empty queue, which is a long wait like others."""
     return EXCESS if case.knobs.get("persistent_workers", False) else RESTART
 
 
 def _stalling(case: Case) -> bool:
-    """Few waits are long, and ordinary batches are in time.
+    """Whether few waits are long, and ordinary batches are in time.
 
-    With one worker, the median step then waits for nothing that an ordinary batch lacks. Several workers may deliver their batches in
-    bursts, so the loader's own rate decides.
+    With one worker, the median step does not wait if ordinary batches are in time. Several workers may deliver their batches in
+    bursts, so the rate of the loader alone decides.
     """
     if not _workers(case) or case.value("data_wait_ratio") < EXCESS.value:
         return False

@@ -46,7 +46,7 @@ def memory_of(case: Case) -> Memory:
 
 
 def memory_evidence(case: Case, limit_share: float) -> tuple[Evidence, ...]:
-    """Every part, and the used bytes beside the share of the limit at which the rule applies."""
+    """Evidence: every part, and the used bytes with the share of the limit at which the rule applies."""
     memory = memory_of(case)
     used = Evidence(
         "memory used", memory.used, "B", limit_share * memory.limit, f"sum of the parts; threshold {limit_share:.0%} of the limit"

@@ -1,4 +1,4 @@
-"""Shared by rules whose probe P5 runs a pass in another way: what that way would save of a step."""
+"""Shared by rules whose probe P5 runs a pass in another way: the share of a step that this way would save."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evidence(case: Case, way: str) -> tuple[Evidence, ...]:
 
 
 def confidence(case: Case, way: str) -> Confidence:
-    """High where the lower end of the measured interval is enough too. Raises Missing."""
+    """High if the lower end of the measured interval is also enough. Raises Missing."""
     at_least = max(1.0, case.value(f"probe.{way}_speedup") - _spread(case, way))
     return "high" if _gpu.compute_ratio(case) * (1 - 1 / at_least) >= GAIN.value else "medium"
 

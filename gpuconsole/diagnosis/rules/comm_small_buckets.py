@@ -19,8 +19,8 @@ class CommSmallBuckets(Rule):
     thresholds = (GAIN,)
     knobs = ("bucket_cap_mb",)
     text = """Probe P10 all-reduces as many bytes as the gradients have, once in pieces of bucket_cap_mb and once in pieces of 25 MB. A ring all-reduce
-takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandwidth leave the link idle. This finding claims what the larger
-pieces save of the exposed communication (probe P7). comm.exposed claims the rest."""
+takes latency + 2 (n-1)/n bytes / bandwidth. Pieces smaller than latency x bandwidth leave the link idle. This finding claims the exposed
+communication (probe P7) that larger pieces save. comm.exposed claims the rest."""
 
     def check(self, case: Case) -> Finding:
         if not _comm.buckets_can_be_small(case):

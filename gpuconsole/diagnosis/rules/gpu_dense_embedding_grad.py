@@ -23,7 +23,7 @@ class GpuDenseEmbeddingGrad(Rule):
 the optimizer reads it and updates the parameters and both moments of every row: eight times the table's bytes for a few rows. With sparse=True
 the gradient holds only these rows, and SparseAdam updates only these rows. Moments of other rows do not decay, which changes Adam a little.
 A larger batch spreads the same traffic over more samples, so probe P2 alone would call the batch too small. gpu.small_batch therefore
-subtracts what this rule claims."""
+subtracts the time that this rule claims."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("backward_ratio") + case.value("optimizer_ratio")

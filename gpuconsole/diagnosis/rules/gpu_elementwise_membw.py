@@ -28,7 +28,7 @@ class GpuElementwiseMembw(Rule):
     text = """A short profiler window measures which classes of kernels a pass consists of. Elementwise operations, norms and reductions do a few FLOPs per
 value, so they take the time of their memory traffic; run one by one, each reads the same values again. Utilisation reads 100 % nevertheless.
 torch.compile generates one kernel for such a chain. The gain is small where matrix products dominate, and may be a loss on a CPU: the trial
-decides. The gradient of an embedding table is also filled elementwise; the rule subtracts what gpu.dense_embedding_grad claims."""
+decides. The gradient of an embedding table is also filled elementwise; the rule subtracts the time that gpu.dense_embedding_grad claims."""
 
     def check(self, case: Case) -> Finding:
         passes = case.value("forward_ratio") + case.value("backward_ratio")

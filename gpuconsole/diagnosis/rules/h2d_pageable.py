@@ -25,9 +25,9 @@ class H2dPageable(Rule):
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory", "h2d_stream")
     text = """CUDA events in the stream measure how long a batch is copied before the stream can compute. On the host's clock, a copy that waits for the
-step before would be charged for that wait. From pageable memory the driver copies twice, and non_blocking=True is then silently synchronous.
-Pinned memory makes the copy faster: probe P10 copies the present batch both ways to measure how much. A stream of its own hides the copy behind
-the work. If both are in use already, only fewer bytes help."""
+previous step would be charged for that wait. From pageable memory the driver copies twice, and non_blocking=True is then silently synchronous.
+Pinned memory makes the copy faster: probe P10 copies the present batch both ways and measures the difference. A separate stream hides the
+copy behind the work. If both are in use already, only fewer bytes help."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -49,7 +49,7 @@ the work. If both are in use already, only fewer bytes help."""
         return self.fires(
             f"copying the batch to the GPU takes {share:.0%} of a step, {how}"
             if fixable
-            else f"copying takes {share:.0%} of a step, although from pinned memory and beside the work: send fewer bytes (uint8 inputs, fewer columns)",
+            else f"copying takes {share:.0%} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)",
             recoverable=share if fixable else 0.0,
             confidence="high" if share >= SERIOUS else "medium",
             evidence=evidence,
@@ -75,7 +75,7 @@ the work. If both are in use already, only fewer bytes help."""
             ],
             level=share / SHARE.value,
             note=not fixable,
-            wants=(PROBE,) if pageable and not case.has(PROBE) else (),
+            for_prediction=(PROBE,) if pageable and not case.has(PROBE) else (),
         )
 
 

@@ -15,8 +15,8 @@ class HostCheckpointStall(Rule):
     clear_title = "Checkpoints take little time"
     thresholds = (_side_work.SHARE,)
     knobs = ("save_every",)
-    text = """The time that training waits for torch.save and the disk. A longer interval divides this time. Young and Daly give sqrt(2 C MTBF) as the
-interval that loses least, with C the time of one checkpoint. torch.distributed.checkpoint.async_save copies the state and writes the
+    text = """Training waits for torch.save and the disk. With a longer interval it waits less often. Young and Daly give sqrt(2 C MTBF) as the
+interval with the smallest loss, with C the time of one checkpoint. torch.distributed.checkpoint.async_save copies the state and writes the
 copy while training continues."""
 
     def check(self, case: Case) -> Finding:

@@ -20,9 +20,9 @@ class HostCpuContention(Rule):
     thresholds = (DELAY, NOISE)
     knobs = ("num_threads",)
     text = """The kernel counts how long a thread was ready to run without running (/proc/thread-self/schedstat). At 15 % of step time or more there are
-two causes. The job itself has more active threads than cores: fewer threads help, as many as cores less the cores that workers and other
-programs use. Or other programs use the cores: no change of this job helps, and every timing is less certain. All other rules work on times
-without this delay."""
+two causes. The job itself has more active threads than cores: fewer threads help; their best number is the cores minus the cores that
+workers and other programs use. Or other programs use the cores: no change of this job helps, and every timing is less certain. All other
+rules use times without this delay."""
 
     def check(self, case: Case) -> Finding:
         delay = case.value("runq_ratio")
@@ -67,7 +67,7 @@ without this delay."""
 
 
 def _threads_with_a_core(case: Case) -> int:
-    """Cores less those of workers and other programs. Threads that spin while they wait become very slow when one of them has no core."""
+    """Cores minus the cores of workers and other programs. Threads spin while they wait, so they become very slow if a thread has no core."""
     cores, workers = case.value("cores"), int(case.knobs.get("num_workers", 0))
     return max(1, int(cores) - workers - _foreign_cores(case, cores, workers))
 

@@ -19,7 +19,7 @@ class HostEvalStall(Rule):
     knobs = ("eval_every", "eval_batch_size")
     text = """The share of step time in evaluation. Evaluation often runs too often, over too many samples, or with a batch far smaller than fits without a
 backward pass. Predicted for evaluation N times less often: 1 / (1 - s (1 - 1/N)), with s its share. Probe P3 runs the same steps without
-logging, checkpoints and evaluation, and so measures what they cost together."""
+logging, checkpoints and evaluation, and so measures their total cost."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("eval_ratio")

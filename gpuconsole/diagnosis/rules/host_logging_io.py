@@ -17,7 +17,7 @@ class HostLoggingIo(Rule):
     knobs = ("log_every",)
     text = """Time between the optimizer and the next step for log records: reading values from the device, formatting, writing, flushing. The time is
 measured around the logging itself, so checkpoints and the loader are not included. Probe P3 runs the same steps without logging, checkpoints
-and evaluation, and so measures what they cost together. Predicted for records N times less often: 1 / (1 - s (1 - 1/N)), with s the share
+and evaluation, and so measures their total cost. Predicted for records N times less often: 1 / (1 - s (1 - 1/N)), with s the share
 of logging."""
 
     def check(self, case: Case) -> Finding:

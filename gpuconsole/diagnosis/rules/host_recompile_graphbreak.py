@@ -12,7 +12,7 @@ EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer 
 COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None, torch finds the sizes that change at the second shape")
 MOSTLY = Threshold("mostly", 0.5, "ratio", "beyond half of the time so far, the speed without compilation is hardly known")
 LENGTHS = 64
-"""A multiple that leaves a handful of lengths. Each length is compiled once."""
+"""A multiple that reduces the lengths to a few. Each length is compiled once."""
 SIGNALS = ("seconds_not_steady", "compile.recompiles", "compile.steps", "compile.time_ratio", "compile.given_up", "compile.graph_breaks")
 
 
@@ -22,14 +22,14 @@ class HostRecompileGraphbreak(Rule):
     clear_title = "No repeated compilation"
     thresholds = (COUNT, EVERY, MOSTLY)
     knobs = ("compile_dynamic", "pad_to_multiple_of")
-    text = """torch.compile guards a graph by what it was compiled for: sizes, types, flags. If a guard fails, it compiles again, which takes seconds. After 8
-times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function uncompiled. Such a run does not become
+    text = """torch.compile compiles a graph for certain sizes, types and flags, and guards check them. If a guard fails, it compiles again, which takes
+seconds. After 8 times for one function (torch._dynamo.config.recompile_limit) it gives up and runs that function uncompiled. Such a run does not become
 steady, so this rule reads torch's own counters from the second message on. Compilation for the first step does not count. If more than half
 of the time went into compilation, the rule predicts no gain. Graph breaks alone are a note without a share: their cost depends on what lies
 between them."""
 
     def check(self, case: Case) -> Finding:
-        begun = case.evidence("seconds_not_steady")  # there as soon as there is a step
+        begun = case.evidence("seconds_not_steady")  # this signal exists from the first step on
         if case.knobs.get("torch_compile", "off") == "off":
             return self.clear(0.0, (begun,), "the model is not compiled")
         recompiles, given_up, breaks = (case.value(f"compile.{name}") for name in ("recompiles", "given_up", "graph_breaks"))

@@ -19,7 +19,7 @@ class HostSyncStall(Rule):
     clear_title = "Synchronisations cost little GPU time"
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory")
-    text = """One .item() per step is free while the host is far ahead of the GPU. What counts is the cost of synchronisations, not their number. Probe P4
+    text = """One .item() per step is free while the host is far ahead of the GPU. The cost of synchronisations matters, not their number. Probe P4
 profiles a few ordinary steps and adds up the gaps without GPU work that begin within 50 µs after a synchronisation returns. Their share of
 all gaps is applied to the idle time of the GPU in steps without the profiler, less the time for logging, checkpoints and evaluation. Waiting
 for data after a synchronisation belongs to the input rules. The source of the signal names the operator that waited most. Other rules cover

@@ -19,8 +19,8 @@ class HwClocksLow(Rule):
     subject = "hardware"
     thresholds = (CLOCK, HELD)
     text = """The driver reports why clocks are low: no load, heat, power, sync boost, voltage, or a setting of application clocks. If the clock is below 90 %
-of its maximum under load and the driver names a setting or no reason at all (locked clocks have no reason of their own), a person has set
-it low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
+of its maximum under load and the driver names a setting or no reason at all (the driver has no reason for locked clocks), a person has set
+the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):

@@ -1,4 +1,4 @@
-"""hw.errors: the GPU, its memory or its links are failing. Not about speed, and more urgent than all findings about speed."""
+"""hw.errors: the GPU, its memory or its links are failing. This finding is not about speed, but more urgent than all findings about speed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HwErrors(Rule):
     text = """XID events that indicate hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; events that programs cause, such as 13 and 31, are left out),
 memory errors that could not be corrected since the driver was loaded, memory rows that wait for replacement or could not be replaced, and
 NVLinks that send again, recover or receive damaged packets while this console watches. Such a GPU may compute wrong results or stop, so this
-finding stands before all others, although it says nothing about speed."""
+finding comes before all others, although it is not about speed."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):

@@ -22,7 +22,7 @@ class HwPower(Rule):
     subject = "hardware"
     thresholds = (TIME, LOSS)
     text = """Large matrix products draw all the power that a board may use, and the driver then lowers the clock a little. An H100 works like this at full
-load; it is no fault. What counts is the lost clock: 5 % or more under load. If the limit is below the highest limit of the board, a person has
+load; it is no fault. The lost clock decides: 5 % or more under load. If the limit is below the highest limit of the board, a person has
 set it. Otherwise the finding is a note. An external brake is different: the power supply or the management of the server requests it."""
 
     def check(self, case: Case) -> Finding:
@@ -50,7 +50,7 @@ set it. Otherwise the finding is a note. An external brake is different: the pow
 
 
 def _cure(case: Case) -> str:
-    """What helps; "" where nothing helps, or where the highest limit is not known."""
+    """The advice; "" if nothing helps, or if the highest limit is not known."""
     if case.get("hw.power_brake_time_ratio", 0.0) >= TIME.value:
         return "An external brake signal is the cause: check the power supply, and a cap for the whole server (BMC)"
     limit, most = case.get("hw.power_limit_w", 0.0), case.get("hw.power_limit_max_w", 0.0)

@@ -16,7 +16,7 @@ class InputCpuTransform(Rule):
     thresholds = (_input.WAIT, _input.SATURATED, _input.WORKER_GAIN)
     knobs = ("transform_cost",)
     text = """The training thread waits for batches, the loading processes compute most of the time (CPU seconds over wall time less run-queue delay), and
-by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %. What helps is less work per sample: cheaper or vectorised
+by T' = max(T_compute, T_load / min(k, free cores)) one more worker gains less than 15 %. Less work per sample helps: cheaper or vectorised
 transforms, images stored at training size, augmentation on the GPU, a cache of decoded samples; or more cores. In loader workers,
 torch.set_num_threads(1) is right."""
 

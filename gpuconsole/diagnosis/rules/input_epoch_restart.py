@@ -15,12 +15,12 @@ class InputEpochRestart(Rule):
     clear_title = "Epoch starts take little time"
     thresholds = (_input.RESTART, _input.EXCESS, _input.RESTARTS)
     knobs = ("persistent_workers",)
-    text = """Without persistent_workers, a DataLoader ends its processes with every epoch and starts new ones: fork, import, first batch. The step waits
+    text = """Without persistent_workers, a DataLoader ends its processes with every epoch and starts new processes: fork, import, first batch. The step waits
 meanwhile. The time is measured from the end of one epoch to the first batch of the next. The rule fires if this time is most of the wait for
 data, or most of the long waits where other waits are short. With persistent_workers only the queue is empty when an epoch begins; then 8 %
 of the time is the threshold, as for other long waits. Short epochs make it worse; a sampler without end avoids it.
-Predicted: 1 / (1 - s). The lower end takes s as the share of the restarts less the time to fill the queue, the upper end as the whole wait for
-data: the batches after the first are late too."""
+Predicted: 1 / (1 - s). For the lower end, s is the share of the restarts minus the time to fill the queue. For the upper end, s is the whole
+wait for data, because the batches after the first batch are late too."""
 
     def check(self, case: Case) -> Finding:
         ratio = case.value("loader.restart_ratio")

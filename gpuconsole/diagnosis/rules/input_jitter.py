@@ -20,10 +20,10 @@ class InputJitter(Rule):
     clear_title = "No single slow samples stall the loader"
     thresholds = (_input.EXCESS, _input.TYPICAL, REFILLS)
     knobs = ("prefetch_factor", "num_workers")
-    text = """The typical step finds its batch ready, but the long waits add up: excess is the sum of what each wait exceeds the median wait. A few samples
+    text = """The typical step finds its batch ready, but the long waits add up. Excess is the sum, over all steps, of the wait beyond the median wait. A few samples
 take many times longer than others (a cold cache, a large file, a slow server), and the queue runs empty meanwhile. A deeper queue helps if
-the loader alone (probe P6) is fast enough to refill the queue soon. Otherwise more workers are suggested first: as many as have enough batches
-ready to cover a long wait, since a batch is begun num_workers * prefetch_factor steps before its turn. Fewer workers leave a part of each wait.
+the loader alone (probe P6) is fast enough to refill the queue soon. Otherwise more workers are suggested first: enough that their ready
+batches cover a long wait. A batch is begun num_workers * prefetch_factor steps before its turn, so fewer workers cover only a part of each wait.
 Similar cases: several workers that are too slow on average deliver batches in bursts; probe P6 shows whether they are fast enough. One worker
 that is too slow for ordinary batches makes every step wait."""
 
@@ -67,7 +67,7 @@ that is too slow for ordinary batches makes every step wait."""
                 case.evidence("step_s"),
             ),
             suggestions=[*changes],
-            wants=() if capacity is not None else ("probe.loader_samples_per_s",),
+            for_prediction=() if capacity is not None else ("probe.loader_samples_per_s",),
             level=excess / limit,
         )
 
@@ -80,7 +80,7 @@ def _capacity(case: Case) -> float | None:
 
 
 def _workers_that_outlast(case: Case) -> int:
-    """Workers whose ready batches cover a long wait; at most as many as probe P6 tries, or as the cores can run."""
+    """Number of workers whose ready batches cover a long wait. The maximum is the number that probe P6 tries, or that the cores can run."""
     now = int(case.knobs["num_workers"])
     computes = case.get("probe.loader_cpu_ratio", 0.0) >= _input.SLEEPS.value
     most = _input.next_workers(case) if computes else now + _input.MORE_WORKERS

@@ -1,4 +1,4 @@
-"""mem.activation_capped: what the forward pass keeps for the backward pass fills the memory."""
+"""mem.activation_capped: the activations that the forward pass keeps for the backward pass fill the memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MemActivationCapped(Rule):
     knobs = ("attention", "gradient_checkpointing", "batch_size", "gradient_accumulation_steps")
     text = """Every forward pass keeps what its backward pass needs. This part grows with batch size times sequence length (with unfused attention with the
 square of the length); parameters, gradients and optimizer state do not. Bytes are counted exactly: each storage that one forward pass saves,
-once, without parameters and batch. The limit is `memory_limit_mb`, else the memory of the device; nothing enforces it on a CPU. Checkpointing
+once, without parameters and batch. The limit is `memory_limit_mb`, or without it the memory of the device; on a CPU the limit is not enforced. Checkpointing
 trades time for memory and alone is slower: it pays if the memory then holds a larger batch or a longer sequence. The share of this
 finding is a share of memory, not of time."""
 

@@ -24,8 +24,8 @@ class MemFragmentation(Rule):
     knobs = ("pytorch_alloc_conf", "pad_to_multiple_of", "malloc_mmap_threshold_kb")
     text = """The allocator's reserved memory and the memory that tensors use are both known: torch.cuda.memory_stats keeps the peaks of both. On a CPU,
 glibc's mallinfo2 is read during a few passes; its heap holds the whole process with its libraries. The two are compared at the peak, because
-memory that is unused between steps only waits for the next step. If a third is lost, sizes come and go in an order that leaves gaps, mostly
-because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a multiple leaves few sizes.
+memory that is unused between steps only waits for the next step. If a third is lost, tensors of different sizes are allocated and freed in an order that leaves gaps,
+mostly because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a multiple leaves few sizes.
 glibc before 2.38 gains nothing from few sizes: a freed aligned block cannot hold the next block of the same size. There, a fixed mmap
 threshold or another malloc returns large blocks to the system."""
 
@@ -50,7 +50,7 @@ threshold or another malloc returns large blocks to the system."""
 
 
 def _peaks(case: Case) -> tuple[Evidence, Evidence]:
-    """Allocated and reserved at the peak. On a CPU this needs a probe, unless the figures at rest already decide. Raises Missing."""
+    """Allocated and reserved bytes at the peak. On a CPU this needs a probe, unless the figures between steps already decide. Raises Missing."""
     if case.value("is_gpu"):
         return case.evidence("memory.allocated_peak_bytes"), case.evidence("memory.reserved_peak_bytes")
     at_rest = case.evidence("memory.heap_allocated_bytes"), case.evidence("memory.heap_reserved_bytes")

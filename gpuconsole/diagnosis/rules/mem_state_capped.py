@@ -29,7 +29,7 @@ class MemStateCapped(Rule):
     text = """AdamW in fp32 holds 16 bytes for each trained parameter: the parameter, its gradient and two moments (also 16 in mixed precision with fp32 masters).
 No batch size changes that. Several processes can share them (ZeRO-1: optimizer state; ZeRO-2: also gradients; ZeRO-3: also parameters).
 Fine-tuning can use low-rank adapters, whose gradients and moments are a few per cent. 8-bit moments save three quarters of the optimizer
-state. Bytes are those of the tensors of this process. The limit is `memory_limit_mb`, else the memory of the device. The share of this
+state. Bytes are those of the tensors of this process. The limit is `memory_limit_mb`, or without it the memory of the device. The share of this
 finding is a share of memory, not of time."""
 
     def check(self, case: Case) -> Finding:

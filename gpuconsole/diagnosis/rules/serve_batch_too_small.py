@@ -26,8 +26,8 @@ class ServeBatchTooSmall(Rule):
 of b give b' (W + b K) / (b (W + b' K)) of the throughput (W: bytes of weights, K: bytes of keys and values of a sequence; survey I09). That
 is nearly proportional to b', if the kernels reach the memory bandwidth at every batch. On CPUs they do not: two sequences may take twice the
 time of one, and eight hardly more than two. The gain is therefore measured (probe P12: the same load with four times the users, 2.5 s each).
-A single user is left alone: one user needs latency (serve.decode_bandwidth_bound). The latency of one request hardly changes. The load
-is small here; the server has no fault."""
+The rule ignores a single user, because one user needs latency (serve.decode_bandwidth_bound). The latency of one request hardly changes. The
+load is small here; the server has no fault."""
 
     def check(self, case: Case) -> Finding:
         weights, kv, running = case.value("server.weight_bytes"), _serving.kv_bytes(case), case.value("server.requests_running")

@@ -30,8 +30,8 @@ class ServeDecodeBandwidthBound(Rule):
 becomes faster only with fewer bytes (quantised weights), a draft model that predicts several tokens per reading, or more sequences that share
 a reading. With several users, probe P12 tries more users first. The bandwidth is the datasheet figure of the GPU; the embedded server measures
 it at its start, with many matrices of the model's largest shape times a vector (weights that fit into caches can be read faster).
-Predicted: 1 / (1 - r (1 - b)), with b the bytes left over the bytes now, and r the share of a token's time that is reading: from the reached
-share of the bandwidth, if all of the bandwidth is available, up to 90 %, if the reached rate is the limit."""
+Predicted: 1 / (1 - r (1 - b)), with b the remaining bytes over the present bytes, and r the share of reading in a token's time. The lower
+end of r is the reached share of the bandwidth (all of the bandwidth is available); the upper end is 90 % (the reached rate is the limit)."""
 
     def check(self, case: Case) -> Finding:
         weights, kv = case.value("server.weight_bytes"), _serving.kv_bytes(case)

@@ -26,15 +26,15 @@ class ServePrefixReuseMissed(Rule):
     thresholds = (SHARED, FOUND, NO_DIFFERENCE, GAIN)
     knobs = ("enable_prefix_caching",)
     text = """The console compares the prompts that it sends: how much of their text is a prefix that another prompt has too. The server reports how many prompt
-tokens it found in its prefix cache. If it finds little of a large shared prefix, caching is off, the cache is too small, or something that varies
-stands early in the prompt. Other tools warn at a low hit rate even when nothing is shared; this rule knows both.
+tokens it found in its prefix cache. If it finds little of a large shared prefix, caching is off, the cache is too small, or a varying
+part is early in the prompt. Other tools warn at a low hit rate even if prompts share nothing; this rule checks both.
 For a server that reports no hits, probe P13 sends the same prompts, each with a unique prefix that no cache can hold. If they are answered as
 fast, nothing was reused. P13 also sends the prompts without their shared part, which gives the gain if that part did not exist. Every generated
 token still attends to a reused prefix. The prediction subtracts that: bytes of its keys and values over the bandwidth."""
 
     def check(self, case: Case) -> Finding:
         predicted: Interval | None
-        wants: tuple[str, ...]
+        for_prediction: tuple[str, ...]
         shared = case.value("client.shared_prefix_ratio")
         if shared < SHARED.value:
             return self.clear(shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
@@ -61,9 +61,9 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
             predicted = _predicted(case, shared, gain)
             if predicted.middle < GAIN.value:
                 return self.clear(gain / GAIN.value * 0.5, evidence, "a cached prefix would make the answers no faster")
-            recoverable, wants = 1 - 1 / predicted.middle, ()
+            recoverable, for_prediction = 1 - 1 / predicted.middle, ()
         else:
-            recoverable, predicted, wants = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
+            recoverable, predicted, for_prediction = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
         return self.fires(
             f"{shared:.0%} of the text of the prompts is a shared prefix, and {reuse}",
             recoverable=recoverable,
@@ -79,7 +79,7 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
                 )
             ],
             level=shared / SHARED.value,
-            wants=wants,
+            for_prediction=for_prediction,
         )
 
 

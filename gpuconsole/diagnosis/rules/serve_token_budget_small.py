@@ -10,7 +10,9 @@ from gpuconsole.model.finding import Evidence, Finding
 
 PIECES = Threshold("pieces", 4.0, "pieces", "a prompt takes four iterations or more (survey I07)")
 IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the FLOP/s there is room for larger pieces (survey I07)")
-PREFILL = Threshold("prefill", 0.3, "of the request", "less time in prefill is not worth longer stalls of other requests")
+PREFILL = Threshold(
+    "prefill", 0.3, "of the request", "below this share of time in prefill, longer stalls of other requests are not worth it"
+)
 
 
 class ServeTokenBudgetSmall(Rule):

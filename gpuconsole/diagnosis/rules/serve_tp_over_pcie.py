@@ -23,8 +23,8 @@ class ServeTpOverPcie(Rule):
     knobs = ("tensor_parallel_size",)
     text = """With tensor parallelism every layer ends in two all-reduces over all GPUs, and no computation hides them. They are cheap over NVLink; over PCIe they
 take a large part of each token's time. The used share of the link's bandwidth under load is a lower bound of that part: small exchanges wait for
-latency, which traffic does not show. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) predicts the gain of half as many
-GPUs. The rule suggests that only if the exchange costs more than those GPUs gain and the weights fit."""
+latency, which traffic does not show. The model 2 layers (2 (N-1)/N bytes / bandwidth + latency) predicts the gain of half the
+GPUs. The rule suggests half the GPUs only if the weights fit and the exchange costs more than the other half gains."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
@@ -58,12 +58,12 @@ GPUs. The rule suggests that only if the exchange costs more than those GPUs gai
 
 
 def _smaller(case: Case, size: int, share: float) -> Suggestion | None:
-    """Half as many GPUs, if the model fits and the exchange costs more than the other GPUs gain."""
+    """Suggest half the GPUs, if the model fits and the exchange costs more than the other half gains."""
     smaller = size // 2
     weights, memory = case.get("server.weight_bytes", 0.0), case.get("hw.memory_bytes", 0.0)
     if not weights or weights / smaller > FITS * memory:
         return None
-    # a ring sends 2 (N-1)/N of the bytes; half as many GPUs share the work
+    # a ring sends 2 (N-1)/N of the bytes; half the GPUs share the work
     exchange = share * ((smaller - 1) / smaller) / ((size - 1) / size)
     gain = 1 / ((1 - share) * size / smaller + exchange)
     if gain <= 1:

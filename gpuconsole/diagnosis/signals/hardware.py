@@ -19,13 +19,13 @@ from gpuconsole.session.state import SessionState
 
 WINDOW_S = 30.0
 LOADED = 0.5
-"""A reading is under load from this utilization on. A GPU keeps its clocks for seconds after its work."""
+"""Minimum utilization of a reading under load. A GPU keeps its clocks for seconds after its work."""
 LEAST_READINGS = 3
 REPLAYS_S = 120.0
 LEAST_REPLAYS_S = 30.0
 LEAST_STEPS = 50
 HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121))
-"""XIDs that indicate hardware (NVIDIA, "XID Errors"). Programs cause the others, or may cause them."""
+"""XIDs that indicate a hardware fault (NVIDIA, "XID Errors"). Programs cause, or may cause, all other XIDs."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """PCIe: one lane in one direction by generation, without the line code (PCI-SIG)."""
 HELD = {
@@ -39,10 +39,10 @@ HELD = {
         ("", "clocks_hw_slowdown"),
     ),
 }
-"""Causes of low clocks. Each has the driver's counter of time, and the reason at each reading, which is used where there is no counter."""
+"""Causes of low clocks: for each cause, the driver's time counter, and the reason at each reading, which is used without a counter."""
 LIST_AGE_S = 5.0
 UNNAMED_BYTES = 500e6
-"""More than the driver uses beside its reserve; about the size of a bare CUDA context."""
+"""More than the driver uses in addition to its reserve; about the size of an empty CUDA context."""
 UNDER_LOAD = f"under load (utilization {LOADED:.0%} or more)"
 
 Signals = dict[str, Signal]
@@ -60,7 +60,7 @@ class HardwareWatch:
         if device == "cpu":
             return {"is_gpu": Signal(0.0, "", "device")}
         if record.run.serves and "max_num_seqs" not in record.facts:
-            return {}  # not started here, or not yet: the device of the server is not known
+            return {}  # the console did not start the server, or the start is not complete: the device of the server is not known
         since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened_t))
         readings = Readings(state, device, since)
         ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]

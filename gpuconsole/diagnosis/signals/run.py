@@ -44,7 +44,7 @@ def run_signals(
         return found | _server_bandwidth(record, bandwidth) | served | record.probe_signals
     n = len(steps)
     on_cpu = run.device == "cpu"
-    # on a GPU the account is the stream's timeline, in which the host's run-queue delay is mostly hidden
+    # on a GPU the step account follows the CUDA stream, where most of the host's run-queue delay is hidden
     clock = f"step account, run-queue delay taken off, n={n}" if on_cpu else f"step account on the CUDA stream, n={n}"
     for name, share in (contention_free_shares(steps) if on_cpu else wall_shares(steps)).items():
         found[f"{name}_ratio"] = Signal(share, "ratio", clock)
@@ -59,9 +59,7 @@ def run_signals(
     found["cores"] = Signal(cores, "cores", "os.sched_getaffinity")
     threads = record.facts.get("threads", 1.0) if on_cpu else 1.0
     if record.others_ratio is not None:
-        found["host.others_cpu_ratio"] = Signal(
-            record.others_ratio, "ratio", "/proc: cores that are busy, less this console and its children"
-        )
+        found["host.others_cpu_ratio"] = Signal(record.others_ratio, "ratio", "/proc: busy cores without this console and its children")
     found["threads"] = Signal(threads, "threads", "torch.get_num_threads" if on_cpu else "the thread that feeds the GPU")
     found["is_gpu"] = Signal(float(run.device != "cpu"), "", "device")
     if summary.mfu_ratio is not None:
@@ -76,12 +74,12 @@ def run_signals(
     if memory is not None:
         found["memory_used_ratio"] = Signal(memory[0] / memory[1], "ratio", "device memory in use, all processes")
         if on_cpu:
-            found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory less what is in use")
+            found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
     return found | record.work.signals(steps[0].t, record.steady_t) | record.ranks.signals() | record.probe_signals
 
 
 def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Signal]:
-    """Bytes/s at which a server that was started here can read its weights: all its GPUs read their parts at once."""
+    """Bytes/s at which a server that gpuconsole started can read its weights. All its GPUs read their parts at the same time."""
     if bandwidth is None or "max_num_seqs" not in record.facts:
         return {}
     count = int(record.run.knobs.get("tensor_parallel_size", 1))
@@ -90,18 +88,18 @@ def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Si
 
 
 def _waits(steps: list[Step]) -> dict[str, Signal]:
-    """How the wait for data is spread over steps: what the median one waits, and what all wait beyond that."""
+    """The distribution of the wait for data over the steps: the wait of the median step, and the sum of what longer waits exceed it."""
     waits = [step.phases[DATA_WAIT] for step in steps]
     typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
     beyond = [max(0.0, wait - typical) for wait in waits]
     excess = sum(beyond)
     source = f"step account, n={len(steps)}"
     found = {
-        "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: the median step's wait"),
-        "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: waits beyond the median one's, summed"),
+        "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: wait of the median step"),
+        "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: sum of what each wait exceeds the median wait"),
     }
     if excess:
-        long_s = sum(wait**2 for wait in beyond) / excess  # of a second of such waiting: how long the wait is that it is part of
-        found["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean of those waits, weighted by their own length")
-        found["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: so many waits of that length add up to as much")
+        long_s = sum(wait**2 for wait in beyond) / excess  # mean length of the long waits, weighted by length
+        found["data_wait_long_s"] = Signal(long_s, "s", f"{source}: mean length of the long waits, weighted by length")
+        found["data_wait_long_steps"] = Signal(excess / long_s, "steps", f"{source}: sum of the long waits over their mean length")
     return found

@@ -105,7 +105,7 @@ class RateChange(msgspec.Struct, frozen=True):
 
 
 class BaselineComparison(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run compared with its baseline, or the reason why there is no comparison (`verdict` None).
+    """The comparison of a run with its baseline, or the reason why there is no comparison (`verdict` None).
 
     `words`: the result as a sentence; `short`: the result for a title. `rate`: the mean rate of the baseline's `runs` on the wall clock, in
     `unit`; `since` and `until`: the dates of the oldest and the newest run. `live`: the run is still going on, and the interval is valid at

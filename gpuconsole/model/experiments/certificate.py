@@ -1,4 +1,4 @@
-"""What a tuning session proved, in a form that other people can check: schema `gpuconsole.certificate/1`."""
+"""The proven results of a tuning session, in a form that other people can check: schema `gpuconsole.certificate/1`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Certificate(msgspec.Struct, kw_only=True):
 
     @property
     def gain(self) -> Speedup | None:
-        """The gain of all kept changes together; None where no single trial measured it."""
+        """The gain of all kept changes together; None if no trial measured all changes together."""
         kept = [one.trial for one in self.attempts if one.trial.kept]
         if self.proof is not None and self.proof.speedup is not None:
             back = self.proof.speedup

@@ -34,7 +34,7 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
 
 
 class Sweep(msgspec.Struct, omit_defaults=True):
-    """`base` holds the knobs that were not varied too. `points` stand in the order of the command line.
+    """`base` holds the knobs that were not varied too. `points` have the order of the command line.
 
     Repeats are interleaved: each round measures all points, every second round backwards, so that drift affects all points alike.
     """

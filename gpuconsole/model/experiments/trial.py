@@ -17,7 +17,7 @@ MOST_LOSS_COST = 0.02
 percent; train-doctor allows 5 %."""
 TrialState = Literal["running", "done", "failed"]
 Method = Literal["live ABBA", "two workers ABBA"]
-"""Both sides in one process, or each side in a process of its own."""
+"""Both sides in one process, or each side in a separate process."""
 
 
 class Speedup(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate), on `clock`: `contention_free` subtracts the run-queue delay
     of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of neighbouring
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
-    same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can tell from noise.
+    same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
     `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
     could not be measured.
     """

@@ -8,7 +8,7 @@ UNITS = {"_flops_per_s": "FLOP/s", "_bytes_per_s": "bytes/s", "_latency_s": "s"}
 
 
 def unit_of(name: str) -> str:
-    """The unit that the suffix of a figure's name stands for."""
+    """The unit that belongs to the suffix of a figure's name."""
     return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
 
 

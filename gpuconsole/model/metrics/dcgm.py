@@ -1,9 +1,10 @@
-"""DCGM's names for our metrics: what the exporter offers beside its own names, and what a running dcgm-exporter tells us.
+"""DCGM's names for our metrics. gpuconsole's exporter exports these names in addition to our names, and the sampler reads them from a
+dcgm-exporter.
 
-Names, units and types are those of dcgm_fields.h and dcgm-exporter's counters files; a field stands here only where it
-means the same as our metric. Three that look alike are left out on purpose: DCGM_FI_DEV_PCIE_*_THROUGHPUT and
-DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL (typed as counters, they are rates of doubtful unit) and DCGM_FI_DEV_XID_ERRORS (the code
-of the last error; our `gpu.xid_errors` counts them), which the exporter takes from the errors themselves.
+Names, units and types are those of dcgm_fields.h and dcgm-exporter's counters files. A field is in this list only if it has the
+same meaning as our metric. Three similar fields are excluded on purpose. DCGM_FI_DEV_PCIE_*_THROUGHPUT and
+DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL have the type counter, but are rates with an uncertain unit. DCGM_FI_DEV_XID_ERRORS is the code of
+the last error, while our `gpu.xid_errors` counts errors; the exporter computes this field from the XID events.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ DcgmKind = Literal["gauge", "counter", "rate"]
 
 
 class DcgmField(msgspec.Struct, frozen=True):
-    """`metric` is `field` times `factor`; of kind `rate` it is what the field (a counter) grows by in a second, times `factor`.
+    """`metric` is `field` times `factor`. With kind `rate`, the field is a counter, and `metric` is its growth per second times `factor`.
 
-    A rate cannot be turned back into its counter, so it is read but not exported. With `only_with`, it is exported only
-    where that metric has a value of its usual source: elsewhere ours may come from a reading that DCGM does not mean.
+    A counter cannot be computed from its rate, so a field of kind `rate` is read but not exported. With `only_with`, the field is exported
+    only if the metric `only_with` has a value from its usual source. Otherwise our metric may come from another kind of reading than DCGM's.
     """
 
     field: str
@@ -50,11 +51,11 @@ def _counter(name: str, metric: str, factor: float = 1.0) -> DcgmField:
 
 
 def _time_share(name: str, metric: str) -> DcgmField:
-    """Nanoseconds since the driver was loaded (older DCGM headers say microseconds; the values never were)."""
+    """A counter of nanoseconds since the driver was loaded. Older DCGM headers state microseconds, but the values were always nanoseconds."""
     return DcgmField(f"DCGM_FI_DEV_{name}", f"gpu.{metric}", NANO, "rate")
 
 
-# Without GPM our PCIe rates may be NVML's, over its last 20 ms only.
+# Without GPM our PCIe rates may come from NVML, which averages over 20 ms only.
 _GPM = "gpu.sm_active_ratio"
 
 FIELDS = (
@@ -70,7 +71,7 @@ FIELDS = (
     _prof("PIPE_FP16_ACTIVE", "fp16_active_ratio"),
     _prof("PIPE_INT_ACTIVE", "integer_active_ratio"),
     _prof("DRAM_ACTIVE", "dram_active_ratio"),
-    # Gauges in bytes per second, whatever old counters files say.
+    # Gauges in bytes per second; old counters files give another type.
     _prof("PCIE_TX_BYTES", "pcie_tx_bytes_per_s", _GPM),
     _prof("PCIE_RX_BYTES", "pcie_rx_bytes_per_s", _GPM),
     _prof("NVLINK_TX_BYTES", "nvlink_tx_bytes_per_s"),

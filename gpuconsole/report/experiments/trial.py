@@ -1,4 +1,4 @@
-"""A trial: its prediction beside its measurement, while it runs and when it has ended."""
+"""A running or finished trial: its prediction next to its measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuconsole.report.facts import shorter
 from gpuconsole.report.parts import Line, Report
 
 ROOM = 90
-"""Columns from which on the head of a running trial has room for the resolution."""
+"""Minimum columns for the resolution in the head of a running trial."""
 NO_CAUSE = "no cause was reported"
 
 

@@ -46,7 +46,7 @@ def certificate_report(made: Certificate) -> Report:
 
 
 def attempt_report(made: Certificate) -> Report:
-    """The attempts as a tree, and the causes of those that failed. The attempts after a kept change were made on top of that change: they stand one level deeper."""
+    """The attempts as a tree, and the causes of those that failed. Attempts after a kept change include that change and are one level deeper."""
     rows = []
     depth = 0
     for one in made.attempts:

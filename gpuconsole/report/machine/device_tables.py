@@ -80,7 +80,7 @@ def cores(view: View, width: int) -> list[Table]:
 
 
 def about(device: Device, width: int) -> list[Row]:
-    """The fixed facts of a device. Facts that the driver does not report are left out."""
+    """The fixed facts of a device, without facts that the driver does not report."""
     facts = [
         ("memory", units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else ""),
         ("uuid", device.uuid),

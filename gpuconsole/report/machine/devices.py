@@ -22,9 +22,9 @@ from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
 OWN = ("console", "sampler")
-"""Our own processes: they are no devices, and report metrics about themselves."""
+"""Processes of gpuconsole that report metrics about themselves. They are not devices."""
 OLD_S = 2.0
-"""Older values have their age beside them."""
+"""Values older than this are shown with their age."""
 SECONDS_PER_COLUMN = 2.0
 _GPU_GROUPS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("activity", gpu_metrics.ACTIVITY),
@@ -45,7 +45,7 @@ _ALARMS = {
 
 
 class Item(NamedTuple):
-    """A line: a metric of `place`, which is painted when it is in sight, or a painted row. `name` identifies the line for a selection."""
+    """A line: a metric of `place`, which is painted only if it is visible, or a painted row. `name` identifies the line for a selection."""
 
     name: str
     row: Row | None = None
@@ -111,7 +111,7 @@ def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
 
 
 def _groups(device: Device | None) -> Iterator[tuple[str, tuple[Metric, ...], bool]]:
-    """Title, metrics, and whether metrics without a value or a reason are listed too."""
+    """Groups of metrics: title, metrics, and whether metrics without a value or a reason are listed too."""
     if device is None:
         yield "console", _CONSOLE, False
         return
@@ -160,7 +160,7 @@ def paint_item(view: View, item: Item, width: int, selected: bool) -> Row:
 
 
 def _metric(view: View, metric: Metric, place: str, width: int) -> Row:
-    """Name, number, unit, age, source, meaning: as many as there is room for."""
+    """Name, number, unit, age, source and meaning of a metric, as far as there is room."""
     room = min(34, max(8, width - 24))
     name: Segment = (f"  {fit(metric.name, room)} ", "")
     value, reason = _reading(view, metric, place)

@@ -20,15 +20,15 @@ from gpuconsole.report.units import NA, digits
 from gpuconsole.session.api import View
 
 FEW = 4
-"""Up to so many GPUs each have a line in the header."""
+"""Up to this number of GPUs, each GPU has a line in the header."""
 MOST_MARKS = 64
-"""With more GPUs, several share a mark."""
+"""Above this number of GPUs, several GPUs share a mark."""
 GROUP = 8
 LOST, MISSING, OLD = "x", "·", "?"
 
 
 class _Kind(NamedTuple):
-    """A row. A figure is the value over `per`. A mark is full at the value of the metric `top`, else at `full`."""
+    """A row. A figure is the value over `per`. A mark is full at the value of the metric `top`; without `top`, at `full`."""
 
     label: str
     short: str
@@ -47,12 +47,12 @@ ROWS = (
     _Kind("power", "power", "gpu.power_w", "W", 1.0, "gpu.power_limit_w", 0.0),
     _Kind("temp", "temp", "gpu.temperature_c", "°C", 1.0, "gpu.temperature_slowdown_c", 100.0),
 )
-"""The most useful first: where there are few rows, the last ones are left out."""
+"""All rows, the most useful first. On a small screen the last rows are omitted."""
 
 
 class _Grid(NamedTuple):
-    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap` blanks. After every `group` cells
-    stands another blank. `spread`: the cells for the spread."""
+    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap` blanks. There is another
+    blank after every `group` cells. `spread`: the cells for the spread."""
 
     fold: int
     label: int
@@ -84,7 +84,7 @@ _SHAPES = tuple(
 
 @lru_cache(maxsize=64)
 def _grid(gpus: int, width: int) -> _Grid:
-    """The largest shape that fits. Where none fits, more GPUs share a cell."""
+    """The largest shape that fits. If no shape fits, more GPUs share a cell."""
     fold = -(-gpus // MOST_MARKS)
     while True:
         cells = -(-gpus // fold)
@@ -105,7 +105,7 @@ class _Gpu(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """The value of a GPU in a row. Of GPUs that share a cell, the greatest is shown. `share` is the share of the scale, or one of _LOST, _OLD, _MISSING."""
+    """The value of a GPU in a row. If GPUs share a cell, the cell shows the greatest value. `share` is the share of the scale, or one of _LOST, _OLD, _MISSING."""
 
     share: float
     value: float
@@ -130,7 +130,7 @@ def _gpu(device: str) -> _Gpu:
 
 
 def fleet_rows(view: View, most: int) -> int:
-    """The number of useful rows. None for a few GPUs: the header has a line for each of them."""
+    """The number of useful rows; 0 for a few GPUs, because each of them has a line in the header."""
     return min(most, 1 + len(ROWS)) if len(_gpus(view)) > FEW else 0
 
 
@@ -181,7 +181,7 @@ def _read(view: View, gpus: list[_Gpu], row: int) -> _Reading:
 
 
 def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
-    """The number of lost GPUs, else of GPUs with old values, else of all."""
+    """The number of lost GPUs; without lost GPUs, of GPUs with old values; otherwise of all GPUs."""
     lost = sum(gpu.id in view.lost for gpu in gpus)
     if lost:
         return f"{lost} lost", "alert"
@@ -190,7 +190,7 @@ def _count(view: View, gpus: list[_Gpu], readings: list[_Reading]) -> Segment:
 
 
 def _numbers(gpus: list[_Gpu], current: int, count: Segment, grid: _Grid, width: int) -> Row:
-    """The numbers of the GPUs above their cells: all where a cell is wide enough, else every eighth; always the current one."""
+    """The GPU numbers above the cells: all numbers if a cell is wide enough, otherwise every eighth; always the number of the current GPU."""
     cells = -(-len(gpus) // grid.fold)
     room = grid.width(cells)
     note = f"a mark: max of {grid.fold} GPUs" if grid.fold > 1 else ""
@@ -238,7 +238,7 @@ def _row(kind: _Kind, reading: _Reading, current: int, grid: _Grid, width: int, 
 
 
 def _exactly(width: int, segments: list[Segment]) -> Row:
-    """As `line`, but faster: all characters here take one cell and are harmless."""
+    """The same as `line`, but faster, because all characters here take one cell and need no cleaning."""
     left = width - sum(len(text) for text, _ in segments)
     return [part for part in [*segments, (" " * left, "")] if part[0]] if left >= 0 else line(width, *segments)
 
@@ -252,7 +252,7 @@ def _mark(cell: _Cell, current: bool) -> Segment:
 
 
 def _spread(reading: _Reading, kind: _Kind, grid: _Grid, room: int) -> str:
-    """Minimum, median and maximum with the unit, and the top of the scale where all GPUs share it."""
+    """Minimum, median and maximum with the unit, and the top of the scale if it is the same for all GPUs."""
     known, tops = reading.values, reading.tops
     if not known or grid.spread == _NONE:
         return f"{NA:>6}" if grid.spread else ""

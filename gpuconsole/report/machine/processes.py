@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """The first direction of an order: `down` begins with the largest. Unknown values (None) always stand last."""
+    """The initial direction of a sort order: `down` begins with the largest. Unknown values (None) are always last."""
 
     down: bool
     key: Callable[[Process], float | str | None]
@@ -75,7 +75,7 @@ def _matches(process: Process, needle: str) -> bool:
 
 
 def _tree(found: list[Process]) -> list[Entry]:
-    """Children under their parents, in the order of `found`. Children of a missing parent stand together."""
+    """Children under their parents, in the order of `found`. Children of a missing parent are adjacent."""
     here = {one.pid for one in found}
     children: dict[int, list[Process]] = {}
     for one in found:
@@ -100,7 +100,7 @@ def _tree(found: list[Process]) -> list[Entry]:
                 place(sibling, 1)
         elif top:
             place(one, 0)
-    for one in found:  # a reused pid can make a circle of parents
+    for one in found:  # a reused pid can create a cycle of parents
         place(one, 0)
     return rows
 
@@ -161,7 +161,7 @@ def order_in_words(choice: Choice) -> str:
 
 
 def _heads(columns: tuple[_Column, ...], gap: int, room: int, choice: Choice, width: int) -> Row:
-    """The column that decides the order is marked."""
+    """The heads of the columns. The sort column is marked."""
     row: list[Segment] = []
     for one in (*columns, _Column("name", "command", room, "<")):
         row += [(fit(one.head, one.width, one.align), "heading" if one.name == choice.sort else "dim"), (" " * gap, "")]
@@ -185,7 +185,7 @@ def _line(entry: Entry, chosen: bool, columns: tuple[_Column, ...], gap: int, ro
 
 
 def title(process: Process, room: int) -> str:
-    """The command, without the folder of its program, else the name; in at most `room` cells."""
+    """The command without the folder of its program; without a command, the name. At most `room` cells."""
     text = process.command[:4096] or process.name
     if text.startswith("/"):
         program, blank, rest = text.partition(" ")
@@ -264,7 +264,7 @@ def _nothing(view: View, choice: Choice) -> list[str]:
 
 
 def question(process: Process, signal: str, width: int) -> Row:
-    """The question before a signal is sent. Where room is short, the command is cut, never the question."""
+    """The question before a signal is sent. If there is little room, the command is cut, never the question."""
     head, tail = f"send {signal} to {process.pid} ", "? [y/N]" + ("  (K: SIGKILL)" if signal != "SIGKILL" else "")
     room = max(0, width - cell_width(head) - len(tail))
     return line(width, (head, "alert"), title(process, room), (tail, "alert"))

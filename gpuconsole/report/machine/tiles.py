@@ -10,11 +10,11 @@ from gpuconsole.report import facts, units
 from gpuconsole.session.api import View
 
 History = Callable[[str, int], list[float | None]]
-"""Gives the recent means of a series (key) in so many columns; None: no sample in that time."""
+"""A function that returns the recent means of a series (key) in the given number of columns; None: no sample in that time."""
 
 
 class Trace(NamedTuple):
-    """A series to draw. `high` is the top of its scale; None: the maximum of the series. `label` stands before the last row."""
+    """A series to draw. `high` is the top of its scale; None: the maximum of the series. `label` is shown before the last row."""
 
     key: str
     label: str = ""
@@ -22,7 +22,7 @@ class Trace(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """`figure` is shown where it fits beside the title, else `short`. `reason`: why there is no value."""
+    """`figure` is shown if it fits next to the title, otherwise `short`. `reason`: why there is no value."""
 
     title: str
     figure: str
@@ -106,7 +106,7 @@ def _bandwidth(view: View) -> Tile:
 
 
 def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: tuple[str, str] | None = None) -> Tile:
-    """Two directions of traffic in the unit of the larger. Each figure stands before its trace."""
+    """Two directions of traffic in the unit of the larger rate. Each figure is shown before its trace."""
     metrics = [pattern.format(name) for name in names]
     labels = labels or names
     first, second, unit = units.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")

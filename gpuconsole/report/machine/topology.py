@@ -1,4 +1,4 @@
-"""The paths between GPUs as a matrix, with the place of each GPU. Where the matrix is too large, equal GPUs are folded into groups."""
+"""The paths between GPUs as a matrix, with the place of each GPU. If the matrix is too large, equal GPUs form groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MEANINGS = {
 class Net(NamedTuple):
     """The GPUs in order, the path of each pair in both directions, and groups of GPUs with the same links and the same place.
 
-    `used` are the existing paths, the fastest first. `sentence` describes the whole in words.
+    `used` are the existing paths, the fastest first. `sentence` describes the topology in words.
     """
 
     gpus: tuple[Device, ...]
@@ -43,7 +43,7 @@ class Net(NamedTuple):
 
 
 def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
-    """MIG slices share the links of their GPU and are left out."""
+    """Compute the topology. MIG slices are excluded, because they share the links of their GPU."""
     gpus = tuple(one for one in devices if one.is_gpu and not one.is_mig)
     paths = {pair: link.path for link in links for pair in ((link.a, link.b), (link.b, link.a))}
     net = Net(gpus, paths)
@@ -118,7 +118,7 @@ def topology_lines(view: View, net: Net, folded: bool, first_column: int, width:
 
 
 def last_column(view: View, net: Net, folded: bool, width: int) -> int:
-    """The largest first column that still shows something new."""
+    """The first column of the last page: from this column on, all columns are visible."""
     columns = _columns(view, net, folded)
     room = width - _label_width(net, folded)
     return next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)

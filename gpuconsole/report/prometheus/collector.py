@@ -1,6 +1,7 @@
-"""Prometheus: the newest value of every metric of every device, under our own names and, where they mean the same, DCGM's.
+"""Prometheus: the newest value of every metric of every device. Each metric has our name. A metric that DCGM has too is also exported
+under DCGM's name.
 
-A value that is old, lost or n/a is absent, and its reason is exported. It is never exported as zero.
+A value that is old, lost or n/a is absent, and the reason is exported. Such a value is never exported as zero.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ EXPORTED_FIELDS = tuple(field for field in FIELDS if field.kind != "rate" and no
 
 
 def exported_names() -> set[str]:
-    """Every series name that an exporter may show, without the figures of its own process."""
+    """Every series name that an exporter may show, except the metrics of the exporter's own process."""
     return {*NAMES.values(), *(field.field for field in EXPORTED_FIELDS), XID_FIELD, *OWN}
 
 
@@ -64,7 +65,7 @@ class ScrapeCollector(Collector):
     """Turns a scrape into metric families."""
 
     def __init__(self, take: Callable[[], Scrape], hostname: str | None = None) -> None:
-        """`take` is called for every request, on the thread that answers it."""
+        """The thread that answers a request calls `take`."""
         self._take = take
         self._hostname = visible(hostname or socket.gethostname())
 
@@ -86,7 +87,7 @@ class _Families:
     def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
         for name, metric in CATALOGUE.items():
             if name.startswith("server."):
-                continue  # a model server has a /metrics of its own
+                continue  # a model server has its own /metrics page
             having = [(device, found[name]) for device, found in values.items() if name in found]
             if not having:
                 continue
@@ -105,21 +106,21 @@ class _Families:
         for field in EXPORTED_FIELDS:
             metric = CATALOGUE[field.metric]
             # The counters of dcgm-exporter have no `_total`, which prometheus-client adds to counters.
-            family = Metric(field.field, f"As DCGM has it. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
+            family = Metric(field.field, f"Same meaning as in DCGM. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
             for device, found in gpus:
                 if field.metric in found and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
                     family.add_sample(field.field, self._dcgm_labels(device), _tidy(found[field.metric] / field.factor))
             if family.samples:
                 yield family
-        xids = Metric(XID_FIELD, "As DCGM has it. The last error (XID) of the GPU; 0 when there was none.", "gauge")
+        xids = Metric(XID_FIELD, "Same meaning as in DCGM. The last error (XID) of the GPU; 0 when there was no error.", "gauge")
         for device, found in gpus:
-            if "gpu.xid_errors" in found:  # without this metric nothing watches for errors
+            if "gpu.xid_errors" in found:  # without this metric, XID errors are not monitored
                 xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._scrape.last_xid.get(device.id, 0))
         if xids.samples:
             yield xids
 
     def _dcgm_labels(self, device: Device) -> dict[str, str]:
-        """The labels of dcgm-exporter without `modelName`, which Prometheus' linter rejects; `gpuconsole_device_info` has the model."""
+        """The labels of dcgm-exporter, except `modelName`: Prometheus' linter rejects this label. `gpuconsole_device_info` reports the model."""
         index = device.id.rpartition(":")[2]
         labels = {
             "gpu": index,
@@ -182,5 +183,5 @@ def _own(name: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _tidy(value: float) -> float:
-    """Without the last digit that turning a ratio back into percent leaves behind (56.99999999999999)."""
+    """`value` rounded to 15 digits: the conversion from a ratio to percent can give 56.99999999999999 for 57."""
     return float(f"{value:.15g}")

@@ -1,4 +1,4 @@
-"""What one scrape shows, copied out of the session state."""
+"""The data of one scrape, copied from the session state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ANSWER_S = 5.0
 
 
 class NoAnswer(RuntimeError):
-    """There is no scrape now; the message is one line."""
+    """A scrape is not possible now; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Scrape:
-    """The values that are fresh, by device and metric, and the reasons for the others. Nothing in it changes any more.
+    """The fresh values, by device and metric, and the reasons for missing values. Immutable.
 
-    `usual`: of each device, the metrics that came from its usual reader. `sources`: seconds for which each source has been stuck, and its period.
+    `usual`: for each device, the metrics that came from its usual reader. `sources`: for each source, its stuck time and its period in seconds.
     """
 
     devices: tuple[Device, ...]
@@ -80,19 +80,19 @@ def scrape(state: SessionState, t: float) -> Scrape:
 
 
 class LoopScraper:
-    """Takes scrapes for other threads: the event loop that applies all events to `state` copies it, so no scrape sees half an event."""
+    """Takes scrapes for other threads. The event loop that applies the events also copies `state`, so a scrape never contains half an event."""
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def attach(self) -> None:
-        """Call on the event loop that applies the events. Before that there is nothing to scrape."""
+        """Allow scrapes. Call this method on the event loop that applies the events."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> Scrape:
-        """Raises NoAnswer where the loop has not begun, has ended, or does not answer within ANSWER_S."""
+        """Take a scrape. Raises NoAnswer if the loop has not begun, has ended, or does not answer within ANSWER_S."""
         answer: concurrent.futures.Future[Scrape] = concurrent.futures.Future()
 
         def on_loop() -> None:

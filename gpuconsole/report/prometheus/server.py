@@ -34,7 +34,7 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class MetricsServer:
-    """Listens from the start; answers once `start` was called. Raises OSError, UnicodeError for a bad address."""
+    """Listens from the construction on, and answers after `start`. Raises OSError, UnicodeError for a bad address."""
 
     def __init__(self, host: str, port: int, take: Callable[[], Scrape], token: bytes | None = None) -> None:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -60,7 +60,7 @@ class MetricsServer:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Limits the number of clients and the time of each client, so that slow clients neither shut out others nor take all descriptors."""
+    """Limits the number of clients and the time of each client, so that slow clients do not block other clients or use all file descriptors."""
 
     daemon_threads = True
 
@@ -141,5 +141,5 @@ def application(take: Callable[[], Scrape], token: bytes | None) -> Wsgi:
 
 def _authorized(header: str, token: bytes) -> bool:
     scheme, _, given = header.partition(" ")
-    # Headers are latin-1. The comparison takes equally long for every wrong token.
+    # Headers are latin-1. The comparison takes the same time for every wrong token.
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), token)

@@ -92,7 +92,7 @@ def _bar(parts: list[tuple[str, float]], width: int) -> Row:
 
 
 def _legend(parts: list[tuple[str, float]], step_s: float | None, width: int, height: int) -> list[Row]:
-    """Each part with its share, and its time where there is room. Where not all parts fit, the largest ones."""
+    """Each part with its share, and its time if there is room. If not all parts fit, only the largest parts."""
     timed = _flow(parts, width, step_s) if step_s is not None else []
     if timed and len(timed) <= height:
         return timed
@@ -119,7 +119,7 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
 
 
 def _spread(run: Run, width: int) -> list[Row]:
-    """Of several processes: the longest time of a step without communication, beside the median of the other processes."""
+    """With several processes: the longest step time without communication, next to the median of the other processes."""
     busy = {rank.rank: rank.busy_s for rank in run.ranks if rank.busy_s is not None}
     if len(busy) < 2:
         return []

@@ -12,7 +12,7 @@ from gpuconsole.session.api import View
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
-    """`selected` is the id of the suggestion that Enter tries. Its row is always in sight."""
+    """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always visible."""
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
@@ -108,7 +108,7 @@ def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) 
 
 
 def _state(view: View, fires: bool) -> str:
-    """The state of the diagnosis, where it matters."""
+    """The state of the diagnosis if it is relevant."""
     run = view.run
     if run is None:
         return "Nothing is running. Press s to choose a scenario."
@@ -132,7 +132,7 @@ def _state(view: View, fires: bool) -> str:
 
 
 def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: int) -> list[Row]:
-    """At most `height` rows with row `at` in sight, and the number of rows below. The first row is the headline of a finding."""
+    """At most `height` rows with row `at` visible, and the number of rows below. The first row is the headline of a finding."""
     if height <= 0:
         return []
     if len(rows) <= height:

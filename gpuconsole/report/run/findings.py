@@ -42,7 +42,7 @@ def details_report(run: Run) -> Report:
 
 
 def firing_report(run: Run) -> Report:
-    """The findings that fire, or why none does: for the terminal."""
+    """The findings that fire, or the reason why no finding fires: for the terminal."""
     firing = facts.firing(run)
     if not firing:
         return [Line([("diagnosis: ", ""), (f"no rule fires{_why_none(run.findings)}", "")])]
@@ -53,7 +53,7 @@ def firing_report(run: Run) -> Report:
 
 
 def stake(finding: Finding) -> str:
-    """`41 % recoverable`; of a note: nothing to recover."""
+    """`41 % recoverable`; for a note: nothing to recover."""
     if finding.note:
         return "nothing to recover"
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
@@ -107,7 +107,7 @@ def _group(title: str, findings: list[Finding]) -> Report:
 
 
 def _why_none(findings: list[Finding]) -> str:
-    """How many rules are clear, and which signals the other rules lack."""
+    """The number of clear rules, and the signals that the other rules lack."""
     unsure = [finding for finding in findings if finding.state == "cant_tell"]
     clear = sum(1 for finding in findings if finding.state == "clear")
     if not findings:

@@ -1,4 +1,4 @@
-"""The analytical models beside the measurement, and the processes of a run that has several."""
+"""The predictions of the analytical models next to the measurements, and the processes of a run with several processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuconsole.session.api import View
 
 MARK = "> "
 LEAST_HEIGHT = 10
-"""Below so many rows there is no room for what is behind a row."""
+"""Minimum height in rows for the explanation of the selected row."""
 Entry = Figure | Rank
 
 
@@ -34,7 +34,7 @@ def models_report(run: Run) -> Report:
 
 
 def figure_table(figures: Sequence[Figure], cursor: int | None = None) -> Table:
-    """The prediction of each model, the measurement and the error. A missing value has its reason beside it."""
+    """The prediction of each model, the measurement and the error. A missing value is shown with its reason."""
     columns = (
         Column("  model", least=22), Column("predicted", ">"), Column("measured", ">"), Column("error", ">"), Column("", least=20, drop=1),
     )  # fmt: skip
@@ -65,7 +65,7 @@ def prediction_table(figures: Sequence[Figure]) -> Table:
 
 
 def error(figure: Figure) -> str:
-    """`+0.4 %`: the relative difference of the prediction from the measurement; `120x` from a factor of ten on."""
+    """`+0.4 %`: the relative difference of the prediction from the measurement; above a factor of ten, `120x`."""
     return "" if figure.error_ratio is None else units.change(figure.error_ratio)
 
 
@@ -76,7 +76,7 @@ def _value(value: float | None, unit: str, width: int) -> str:
 
 
 def _split(value: float | None, unit: str) -> tuple[str, str]:
-    """Number and unit apart."""
+    """Number and unit as separate texts."""
     if value is None:
         return units.NA, ""
     number, _, rest = units.quantity(value, unit).rpartition(" ")
@@ -145,7 +145,7 @@ def model_lines(view: View, width: int, height: int) -> Lines:
 
 
 def _key(entry: Entry) -> str:
-    """What a selection keeps."""
+    """The identity of an entry, for a selection."""
     return entry.name if isinstance(entry, Figure) else f"rank {entry.rank}"
 
 
@@ -184,7 +184,7 @@ def _like(entry: Entry, run: Run) -> list[Entry]:
 def _nothing(view: View) -> str:
     run = view.run
     if run is None:
-        return "Nothing is running: press escape, then s. The models calculate what a run should take; the measurement stands beside it."
+        return "Nothing is running: press escape, then s. The models predict figures of a run; each prediction is shown next to the measurement."
     if MISSING in run.unavailable:
         return run.unavailable[MISSING]
     if run.state in ("starting", "running"):

@@ -20,7 +20,7 @@ OPEN_AT = "open the file at https://ui.perfetto.dev (Open trace file)"
 
 
 def profile_report(run: Run) -> Report:
-    """The whole report for the terminal. Nothing where the run has no profile."""
+    """The whole report for the terminal. Empty if the run has no profile."""
     report = run.profile
     if report is None:
         return []

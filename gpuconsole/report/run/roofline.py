@@ -1,4 +1,4 @@
-"""A roofline: the arithmetic rate of each class of kernels beside the attainable rate of the device at that intensity."""
+"""A roofline: the arithmetic rate of each class of kernels next to the attainable rate of the device at that intensity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Roof(msgspec.Struct, frozen=True):
 
     @property
     def ridge(self) -> float | None:
-        """The intensity (FLOP/byte) above which arithmetic is the limit; below, memory is."""
+        """The ridge intensity in FLOP/byte. Below, memory is the limit; above, arithmetic is the limit."""
         return roofline.ridge(self.flops_per_s, self.bytes_per_s) if self.bytes_per_s else None
 
     def at(self, intensity: float) -> float:
@@ -50,7 +50,7 @@ class Roof(msgspec.Struct, frozen=True):
 
 
 def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Roof | None:
-    """The datasheet peaks of a GPU; else the peaks that the run or a calibration measured."""
+    """The datasheet peaks of a GPU; without them, the peaks that the run or a calibration measured."""
     precision = str(run.knobs.get("precision", "fp32"))
     device = next((device for device in devices if device.id == run.device), None)
     summary, calibration = run.summary, environment.calibration

@@ -16,7 +16,7 @@ from gpuconsole.session.api import View
 
 
 class Entry(NamedTuple):
-    """A row. `unit` is the unit of `rate`: runs of different workloads stand in one table."""
+    """A row. `unit` is the unit of `rate`, because one table can contain runs of different workloads."""
 
     number: str
     change: str
@@ -82,7 +82,7 @@ def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
 
 
 def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
-    """The newest rows when not all fit. The unit stands in the head where all rows share it, else in each row."""
+    """The table; if not all rows fit, the newest rows. The unit is in the head if it is the same for all rows, otherwise in each row."""
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
@@ -120,7 +120,7 @@ def _mean_alone(rate: str) -> str:
 
 
 def _against_baseline(run: Run | None, width: int) -> list[Segment]:
-    """The current run beside its baseline, in the longest wording that fits. Red: the run is slower beyond noise."""
+    """The current run compared with its baseline, in the longest wording that fits. Red: the run is slower beyond noise."""
     found = run.baseline if run is not None else None
     if found is None:
         return []

@@ -14,16 +14,16 @@ from gpuconsole.session.api import View
 LATENCIES = (
     ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"), ("client queue", "client_queue_s"), ("chunk gap", "chunk_gap_s"),
 )  # fmt: skip
-"""The most important first: the last ones are left out where there is no room."""
+"""The most important rows first. If there is little room, the last rows are omitted."""
 FULL = 0.9
-"""Use of the KV cache from which on the figure is marked."""
+"""From this share of used KV cache on, the figure is marked."""
 
 
 # --- all figures --------------------------------------------------------------------------------------------
 
 
 def request_report(run: Run) -> Report:
-    """Requests per second, failures with their causes, goodput. Nothing for a run that does not serve."""
+    """Requests per second, failures with their causes, goodput. Empty for a training run."""
     summary = run.summary
     if not run.serves:
         return []
@@ -89,7 +89,7 @@ def figures(view: View, run: Run, width: int) -> list[Segment]:
 
 
 def live_costs(view: View, run: Run) -> list[str]:
-    """Tokens per joule and cost: of the whole run when it has ended, of the last interval before."""
+    """Tokens per joule and cost: of the last interval; after the end of the run, of the whole run."""
     summary = run.summary
     if summary.tokens_per_j is not None or summary.cost_per_million_tokens is not None:
         return costs(summary.tokens_per_j, summary.cost_per_million_tokens)

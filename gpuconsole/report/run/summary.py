@@ -12,7 +12,7 @@ from gpuconsole.report.run.serving import latency_report, request_report
 
 
 def figures(run: Run) -> Report:
-    """Every figure of a run with its label. What was not measured is left out."""
+    """Every measured figure of a run with its label."""
     summary = run.summary
     found: Report = []
     rate, _ = run.throughput
@@ -51,7 +51,7 @@ def _and(*texts: str) -> str:
 
 
 def run_head(run: Run) -> Line:
-    """The identity and the extent of a run."""
+    """The identity and the duration of a run."""
     change = describe_changes(run.changes) if run.changes else "baseline"
     extent = f"{run.summary.requests} requests" if run.serves else f"{run.summary.steps} steady steps"
     facts = f"  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {extent})"

@@ -47,7 +47,7 @@ def runq_ratio(steps: Sequence[Step]) -> float | None:
 
 
 def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """Phase shares with run-queue delay taken out: (phase wall - phase delay) / (step wall - step delay).
+    """Phase shares without run-queue delay: (phase wall - phase delay) / (step wall - step delay).
 
     Wall time comes from all steps. The distribution of the delay over the phases comes from the sampled steps. Without sampled steps the
     result is that of `wall_shares`.
@@ -64,7 +64,7 @@ def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def steady_from(steps: Sequence[Step]) -> int | None:
-    """Index into `steps` from which step time has no trend; None while it has one.
+    """The index in `steps` from which step time has no trend; None while it has a trend.
 
     The last steps (at least 8, and at least 2 s) are split into two halves. Steady means that the medians of the halves differ by less than 2 %,
     or by no more than the noise between steps explains.
@@ -104,7 +104,7 @@ def rates(steps: Sequence[Step], what: str, block_s: float = 0.5) -> list[float]
 
 
 def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple[float, str] | None) -> Summary:
-    """The figures of `steps`. `peak`: the FLOP/s that the run is compared with, and the source of that figure."""
+    """The figures of `steps`. `peak`: the reference FLOP/s for MFU, and the source of that figure."""
     summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([s.wall_s for s in steps]))
     if not steps:
         return summary
@@ -124,7 +124,7 @@ def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple
 
 
 def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: float | None, peak: tuple[float, str] | None) -> None:
-    """Add the bytes per second that `steps` had to move, where the workload reports the bytes of a sample. `peak`: the bandwidth to compare with."""
+    """Add the minimum bytes per second of `steps`, if the workload reports the bytes of a sample. `peak`: the reference bandwidth for MBU."""
     wall = sum(step.wall_s for step in steps)
     if not bytes_per_sample or wall <= 0:
         return

@@ -13,7 +13,7 @@ Peak = tuple[float, str]
 
 
 def world_size(knobs: Knobs, facts: Mapping[str, float]) -> int:
-    """Processes of the run: as the workload reported, else as the knobs say."""
+    """Number of processes of the run: from the workload's facts, otherwise from the knobs."""
     return max(1, int(facts.get("world_size", knobs.get("nproc", 1))))
 
 
@@ -29,8 +29,9 @@ def flops_peak(
 ) -> Peak | None:
     """FLOP/s of all devices of the run at its precision; None where no figure is known.
 
-    The order: the dense datasheet peak of each GPU, the matrix product that the workload measured (fact `peak_flops_per_s`, which is for all
-    processes), the matrix product of `gpuconsole calibrate`. All processes of a CPU run share one CPU. `measured_as` describes the workload's product.
+    Sources in order: the dense datasheet peak of each GPU; the matrix product that the workload measured (fact `peak_flops_per_s`, for all
+    processes together); the matrix product of `gpuconsole calibrate`. All processes of a CPU run share one CPU. `measured_as` describes the
+    workload's matrix product.
     """
     precision = served_precision(knobs) if serves else str(knobs.get("precision", "fp32"))
     count = world_size(knobs, facts) if is_gpu else 1
@@ -44,7 +45,7 @@ def flops_peak(
 
 
 def calibrated_product(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool, calibration: Mapping[str, float]) -> Peak | None:
-    """FLOP/s that all devices of the run reached in a matrix product when this machine was calibrated."""
+    """FLOP/s of all devices of the run in the matrix product of the calibration."""
     precision = str(knobs.get("precision", "fp32"))
     reached = calibration.get(f"gemm_{precision}_flops_per_s")
     count = world_size(knobs, facts) if is_gpu else 1
@@ -60,7 +61,7 @@ def bandwidth_peak(
     serves: bool = False,
     calibration: Mapping[str, float] | None = None,
 ) -> Peak | None:
-    """Bytes per second of the memory of all devices of the run; None where no figure is known. The order is that of `flops_peak`."""
+    """Memory bandwidth of all devices of the run in bytes per second; None if it is not known. The order of sources is that of `flops_peak`."""
     count = world_size(knobs, facts) if is_gpu else 1
     if is_gpu and peaks.memory_bytes_per_s:
         return peaks.memory_bytes_per_s * count, f"{_times(count)}{peaks.source}"

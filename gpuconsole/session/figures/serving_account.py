@@ -42,7 +42,7 @@ def summarize_serving(
 def add_served_work(
     summary: Summary, rates_per_s: Mapping[str, float], peak: tuple[float, str] | None, memory_peak: tuple[float, str] | None
 ) -> None:
-    """Add MFU and MBU from the server's counters of FLOPs and bytes read (`flops`, `read_bytes`), where it has them and a peak is known."""
+    """Add MFU and MBU from the server's counters of FLOPs and bytes (`flops`, `read_bytes`), if the counters exist and a peak is known."""
     summary.flops_per_s, summary.memory_bytes_per_s = rates_per_s.get("flops"), rates_per_s.get("read_bytes")
     if summary.flops_per_s and peak:
         summary.mfu_ratio, summary.mfu_peak_source = summary.flops_per_s / peak[0], peak[1]
@@ -56,7 +56,7 @@ def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
 
 
 def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dict[str, float]:
-    """The share of each part in the time of a request, from means of the client and of the server (`queue_s`, `prefill_s`, `decode_s`).
+    """The share of each part in the time of a request, from mean times of the client and of the server (`queue_s`, `prefill_s`, `decode_s`).
 
     Empty where the server does not report these times. The rest of E2E is `transport`: network, HTTP, and the event loops at both ends.
     """

@@ -24,15 +24,15 @@ LOSS_STEPS = 5
 _Computed = tuple[Summary, list[Rank], dict[str, str]]
 _Key = tuple[int, int | None, tuple[Device, ...], Environment]
 _memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary()
-"""The last result for each record, with everything that it was computed from."""
+"""The last result for each record, with all inputs of the computation."""
 
 
 def summarized(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None = None) -> Run:
     """A copy of the record's run with its summary, its ranks, and the reasons for missing figures.
 
-    The summary is over the last `limit` steady steps (None: all that are kept), or over the first steps while no step is steady. Of a serving
-    run any `limit` means the last LIVE_STEPS ticks. Energy and cost
-    are known once the run is closed. The record does not change. `environment` has the price and what this machine was calibrated to reach.
+    The summary uses the last `limit` steady steps (None: all stored steps), or the first steps while no step is steady. In a serving
+    run any `limit` means the last LIVE_STEPS ticks. Energy and cost are known after the end of the run. The record does not change.
+    `environment` contains the price and the calibration of this machine.
     """
     if record.archived is not None:
         before = record.archived
@@ -48,7 +48,7 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
 
 
 def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environment) -> tuple[Peak | None, Peak | None]:
-    """FLOP/s and bytes per second that the run is compared with."""
+    """The reference FLOP/s and bytes per second of the run."""
     run = record.run
     device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
     calibration = None if run.serves else environment.calibration  # a server may run on another machine
@@ -101,7 +101,7 @@ def _serving_summary(
 
 
 def _add_cost(summary: Summary, record: RunRecord, devices: Sequence[Device], price_per_hour: float | None) -> dict[str, str]:
-    """Add energy and price of the work, where they are known; return the reasons for what is missing."""
+    """Add energy and price of the work if they are known; return the reasons for missing figures."""
     missing: dict[str, str] = {}
     used, reason = devices_used(record.run, record.ranks.joined, record.device_of, devices)
     total = record.energy.total(used)

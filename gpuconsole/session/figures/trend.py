@@ -11,7 +11,7 @@ MOST_POINTS = 60
 """The slope uses every pair of points: 1770 pairs."""
 LEAST_POINTS = 20
 KEEPS_ON = 0.5
-"""A leak keeps its slope. Growth that settles has lost half of its slope in the second half of the points."""
+"""A leak has a constant slope. If the slope of the second half of the points is below this share of the first half's slope, the growth slows down."""
 
 
 def steady_growth(times: Sequence[float], values: Sequence[float]) -> float:

@@ -43,7 +43,7 @@ class NvmlSource:
         self._mig = mig_layout(self._gpus)
         self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
         self._details = ProcessDetails()
-        self._nvlinks_told: list[int | None] | None = None
+        self._nvlinks_sent: list[int | None] | None = None
         self._link_reasons: Reasons = {}
         self._processes_t = float("-inf")
         self._checked_t = time.monotonic()
@@ -91,8 +91,8 @@ class NvmlSource:
             self._processes_t = t
             readings.append(processes)
         nvlinks = [gpu.nvlinks for gpu in self._gpus]
-        if nvlinks != self._nvlinks_told:  # links become active after the driver
-            self._nvlinks_told = nvlinks
+        if nvlinks != self._nvlinks_sent:  # links become active after the driver
+            self._nvlinks_sent = nvlinks
             readings.append(Topology(t, links_between(self._gpus)))
         readings += [DeviceLost(t=t, device=device, reason=reason) for device, reason in self._losses() if device not in self._told_lost]
         self._told_lost.update(device for device, _ in self._losses())

@@ -39,7 +39,7 @@ MEANINGS = {
 
 
 class XidWatch:
-    """Counts the errors of each device since the creation of this object. `refusals`: reasons why a device is not watched."""
+    """Counts the errors of each device since the creation of this object. `refusals`: for each device without error events, the reason."""
 
     def __init__(self, handles: dict[str, Any]) -> None:
         """`handles` by device id."""
@@ -51,7 +51,7 @@ class XidWatch:
         self._watch(set())
 
     def _watch(self, lost: Container[str]) -> None:
-        """Register again without the lost GPUs: with a lost GPU in the event set, no other GPU reports events."""
+        """Create a new event set without the lost GPUs. While an event set contains a lost GPU, the driver reports no events of the other GPUs."""
         self.refusals = {}
         if self._set is not None:
             with contextlib.suppress(CallFailed):
@@ -71,7 +71,7 @@ class XidWatch:
                 self.refusals[device] = str(failure)
 
     def read(self, t: float, lost: Container[str]) -> list[Xid]:
-        """The events since the last call, without waiting. After a failure the next call uses a new event set."""
+        """The events since the last call. Does not block. After a failure the next call uses a new event set."""
         found: list[Xid] = []
         watched = self._set is not None and len(self.refusals) < len(self.counts)
         while watched and len(found) < _MOST_AT_ONCE:
@@ -89,5 +89,5 @@ class XidWatch:
 
 
 def _address(handle: Any) -> int:
-    """The value that distinguishes two handles."""
+    """The address of the device: equal for two handles of the same device."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -75,10 +75,10 @@ def main() -> None:
 async def _serve(channel: ChildChannel) -> int:
     loop, first = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
 
-    def hear(command: AnyCommand) -> None:
+    def on_command(command: AnyCommand) -> None:
         loop.call_soon_threadsafe(first.put_nowait, command)
 
-    channel.listen(hear, kill_own_group)
+    channel.listen(on_command, kill_own_group)
     start = await first.get()
     if not isinstance(start, Start):
         return 0

@@ -140,7 +140,7 @@ class EmbeddedServer(ModelServer):
         self._progress("the embedded server: importing torch")
         device = "cpu" if self._device == "cpu" else "cuda"
         words = ["--knobs", json.dumps(self._knobs), "--device", device, "--seed", str(self._seed)]
-        await self._spawn([sys.executable, "-m", "gpuconsole.workloads.serving.engine", *words], {}, self._heard)
+        await self._spawn([sys.executable, "-m", "gpuconsole.workloads.serving.engine", *words], {}, self._on_line)
         await self._wait_for(self._serves, READY_S)
         async with session.get(f"{self.url}/facts") as answer:
             self.facts = await answer.json() | live_limits(self._knobs)
@@ -153,7 +153,7 @@ class EmbeddedServer(ModelServer):
             if answer.status != 200:
                 raise ServerFailed(f"the embedded server rejects new limits: HTTP {answer.status}")
 
-    def _heard(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "serving":
             self.url = rest
@@ -231,7 +231,7 @@ class VllmServer(ModelServer):
                 environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
                 command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
                 self.facts |= live_limits(self._knobs)
-            await self._spawn(command, environment, self._heard)
+            await self._spawn(command, environment, self._on_line)
             await self._wait_for(self._healthy, READY_S)
 
     async def set_limits(self, knobs: Knobs) -> None:
@@ -256,7 +256,7 @@ class VllmServer(ModelServer):
             return f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM"
         return super().death()
 
-    def _heard(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         phase = next((phase for words, phase in self.PHASES if words in line), None)
         if phase:
             self._progress(f"vLLM: {phase}")

@@ -70,7 +70,7 @@ class ServingWorker:
         self._knobs = start.knobs
         self._scrape_refused = ""
         self._frontend: tuple[float, float | None] = (0.0, None)
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self.failed = ""
 
     async def run(self) -> None:
@@ -136,8 +136,8 @@ class ServingWorker:
             knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer), recorded=recorded
         )
         for name, why in idle.items():
-            if knobs[name] != CATALOGUE[name].default and name not in self._told and not isinstance(server, RemoteServer):
-                self._told.add(name)
+            if knobs[name] != CATALOGUE[name].default and name not in self._noted and not isinstance(server, RemoteServer):
+                self._noted.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
         notes = {**FORMULAS, **{NO_EFFECT + name: why for name, why in idle.items()}}
         self._channel.send(Started(now(), knobs, server.facts, notes))
@@ -248,11 +248,11 @@ async def serve(channel: ChildChannel) -> int:
     """Run from Start to Stop. Returns the exit code; a failure has already been reported to the console."""
     loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
 
-    def hear(command: AnyCommand) -> None:
+    def on_command(command: AnyCommand) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(commands.put_nowait, command)
 
-    channel.listen(hear, kill_own_group)
+    channel.listen(on_command, kill_own_group)
     channel.send(Progress(now(), "ready", ""))
     start = await commands.get()
     if not isinstance(start, Start):

@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "sweep",
         help="throughput at several values of knobs, in interleaved repeats",
         description="Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply "
-        "live share a worker. Each other setting has a worker of its own, which pauses while other settings are measured. The intervals of all "
+        "live share a worker. Each other setting has its own worker, which pauses while other settings are measured. The intervals of all "
         "settings hold together with 95 % probability, also with --stop-settled and after Ctrl-C.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

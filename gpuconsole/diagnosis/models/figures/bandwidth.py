@@ -121,7 +121,7 @@ def _step(inputs: ModelInputs) -> list[Figure]:
             share = replace(share, measured=least / taken, source=f"step account over {bandwidth[1]}")
         else:
             share = with_note(share, f"not measured: {NOT_STEADY}")
-    return [inputs.beside(time, "step_s", NOT_STEADY), share]
+    return [inputs.with_measurement(time, "step_s", NOT_STEADY), share]
 
 
 def _collectives(inputs: ModelInputs) -> list[Figure]:
@@ -159,9 +159,9 @@ def _collectives(inputs: ModelInputs) -> list[Figure]:
         ring = replace(ring, predicted=seconds, note=f"bandwidth: {link[1]}")
         exposed = _exposed(inputs, exposed, sharding, seconds, gradients)
     return [
-        inputs.beside(size, size.name, "probe P7 has not run"),
+        inputs.with_measurement(size, size.name, "probe P7 has not run"),
         with_note(ring, "not measured: communication that overlaps with computation adds no measurable time"),
-        inputs.beside(exposed, exposed.name, "probe P7 has not run"),
+        inputs.with_measurement(exposed, exposed.name, "probe P7 has not run"),
     ]
 
 

@@ -112,7 +112,7 @@ def _step(inputs: ModelInputs) -> Figure:
         figure = replace(figure, predicted=sample * samples / peak[0], note=f"peak: {peak[1]}")
     else:
         figure = with_note(figure, f"not predicted: {NO_PEAK if sample and samples else NO_WORK}")
-    return inputs.beside(figure, "step_s", "the run is not steady yet")
+    return inputs.with_measurement(figure, "step_s", "the run is not steady yet")
 
 
 def _mfu(inputs: ModelInputs) -> list[Figure]:
@@ -160,8 +160,8 @@ def _over_published(inputs: ModelInputs) -> Figure:
     if anchor is None:
         return with_note(figure, f"not predicted: no published throughput for this device at {inputs.precision}")
     peak: float | None = getattr(inputs.peaks, f"{inputs.precision}_flops_per_s", None)
-    told = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
-    formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {told}) / our FLOPs per token"
+    published = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
+    formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {published}) / our FLOPs per token"
     return with_note(replace(figure, predicted=published_tokens_per_s(anchor, each, peak), formula=formula), anchor.note)
 
 
@@ -181,4 +181,4 @@ def _tensor_active(inputs: ModelInputs) -> Figure:
         predicted=mfu(counted, peak[0]) if peak and counted and inputs.is_gpu else None,
         formula="MFU by FLOPs: the tensor cores are active for at least this share",
     )
-    return inputs.beside(figure, "tensor_active_ratio", NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores")
+    return inputs.with_measurement(figure, "tensor_active_ratio", NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores")

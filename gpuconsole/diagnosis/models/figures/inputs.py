@@ -23,7 +23,7 @@ GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Only `knobs` must be set. A figure leaves out what the inputs do not allow and gives the reason."""
+    """Only `knobs` must be set. A value that cannot be computed from the inputs is missing, with the reason."""
 
     knobs: Knobs
     facts: Mapping[str, float]
@@ -38,7 +38,7 @@ class ModelInputs:
         found = self.signals.get(signal)
         return None if found is None else found.value
 
-    def beside(self, figure: Figure, signal: str, missing: str) -> Figure:
+    def with_measurement(self, figure: Figure, signal: str, missing: str) -> Figure:
         """`figure` with the measurement in `signal`, or with the reason `missing`."""
         found = self.signals.get(signal)
         if found is None:
@@ -103,7 +103,7 @@ class ModelInputs:
         if "parameters" not in self.facts:
             return shape, positions
         expected = sum(tensor.elements for tensor in gpt_tensors(shape, positions))
-        rows, rest = divmod(int(self.facts["parameters"]) - expected, shape.d_model)  # seq_len may have changed since
+        rows, rest = divmod(int(self.facts["parameters"]) - expected, shape.d_model)  # seq_len may have changed since the start
         return None if rest or positions + rows < shape.tokens else (shape, positions + rows)
 
     @property
@@ -144,7 +144,7 @@ class ModelInputs:
 
     @property
     def bytes_per_s(self) -> Peak | None:
-        """Memory bandwidth per process: of its own GPU, or its share of the CPU's."""
+        """Memory bandwidth per process: the bandwidth of its GPU, or its share of the CPU's bandwidth."""
         peak = bandwidth_peak(self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration)
         return (peak[0] / self.world, peak[1]) if peak else None
 

@@ -59,7 +59,7 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
         if part == "gradients" and inputs.knobs.get("sparse"):
             predicted, note = None, "not predicted: the size of sparse gradients depends on the rows in the batch"
         figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=formula, note=note)
-        figures.append(inputs.beside(figure, figure.name, NOT_YET))
+        figures.append(inputs.with_measurement(figure, figure.name, NOT_YET))
     return figures
 
 
@@ -78,7 +78,7 @@ def _activations(inputs: ModelInputs) -> Figure:
             figure = with_note(figure, "the prediction is for the longest sequence, the measurement for one batch")
         if kept.recomputed:
             figure = with_note(figure, f"the recomputed block adds {kept.recomputed:.4g} B in the backward pass")
-    return inputs.beside(figure, figure.name, NOT_YET)
+    return inputs.with_measurement(figure, figure.name, NOT_YET)
 
 
 def _activation_arguments(inputs: ModelInputs, shape: GptShape) -> tuple[GptShape, str, str, bool, bool, int]:
@@ -123,7 +123,7 @@ def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
     )
     if predicted is None:
         figure = with_note(figure, COMPILED if inputs.is_compiled else NO_COUNT if kept is None else NO_SHAPE)
-    return inputs.beside(figure, figure.name, NOT_YET if inputs.is_gpu else NO_ALLOCATOR)
+    return inputs.with_measurement(figure, figure.name, NOT_YET if inputs.is_gpu else NO_ALLOCATOR)
 
 
 def _fragmentation(inputs: ModelInputs) -> Figure:

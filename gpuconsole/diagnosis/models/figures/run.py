@@ -10,7 +10,7 @@ from gpuconsole.model.machine.device import Device, Published
 from gpuconsole.model.run import Run
 
 MISSING = "models"
-"""The key in `Run.unavailable` under which a run says why it has no figures."""
+"""The key in `Run.unavailable` for the reason why a run has no figures."""
 
 
 def with_figures(

@@ -41,7 +41,7 @@ class Core:
         self._on_iteration: Callable[[Iteration], None] = lambda plan: None
         self._random = torch.Generator().manual_seed(seed)
 
-    def hear(self, on_token: Callable[[Sequence, int], None], on_iteration: Callable[[Iteration], None]) -> None:
+    def set_callbacks(self, on_token: Callable[[Sequence, int], None], on_iteration: Callable[[Iteration], None]) -> None:
         """`on_token` is called for each new token, before the sequence stores the token's time; `on_iteration` for each pass."""
         self._on_token, self._on_iteration = on_token, on_iteration
 

@@ -57,7 +57,7 @@ class Server:
 
     def __init__(self, core: Core, facts: dict[str, float], cache_facts: dict[str, str]) -> None:
         self._core, self._facts = core, facts
-        core.hear(self._token, self._iteration)
+        core.set_callbacks(self._token, self._iteration)
         self._metrics = Metrics(MODEL, core, cache_facts, facts)
         self._answers: dict[Sequence, Answer] = {}
         self._wake = asyncio.Event()

@@ -44,11 +44,11 @@ def train(d_model: int, n_layer: int, progress: Callable[[str], None]) -> dict[s
     with tempfile.TemporaryDirectory() as scratch:
         task = gpt.create(knobs, device, 0)
         loop = TrainingLoop(task, knobs, device, Path(scratch))
-        begun = told = time.monotonic()
+        begun = reported = time.monotonic()
         while (now := time.monotonic()) - begun < TRAIN_S:
             loop.step()
-            if now - told >= 1.0:
-                told = now
+            if now - reported >= 1.0:
+                reported = now
                 progress(f"training the model, once: {now - begun:.0f} of {TRAIN_S:.0f} s")
         loop.close()
     return {name: value.cpu() for name, value in task.model.state_dict().items()}

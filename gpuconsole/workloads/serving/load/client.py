@@ -109,7 +109,7 @@ class Client:
         self._address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
         self._timeout_s = timeout_s
-        self._heard: dict[aiohttp.ClientResponse, float] = {}
+        self._received: dict[aiohttp.ClientResponse, float] = {}
         self._silent: set[aiohttp.ClientResponse] = set()
         self._refused = 0
 
@@ -119,7 +119,7 @@ class Client:
         aiohttp's `sock_read` restarts a timer for every chunk, which takes a tenth of the CPU time of a token.
         """
         late = now() - self._timeout_s
-        for response in [one for one, t in self._heard.items() if t < late]:
+        for response in [one for one, t in self._received.items() if t < late]:
             self._silent.add(response)
             response.close()
 
@@ -156,7 +156,7 @@ class Client:
                 if response.status != 200:
                     async with asyncio.timeout(self._timeout_s):
                         raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
-                self._heard[response] = now()
+                self._received[response] = now()
                 try:
                     await self._follow(response, max_tokens, arrivals, on_tokens)
                 except (aiohttp.ClientError, ConnectionError):
@@ -164,7 +164,7 @@ class Client:
                         raise TimeoutError from None
                     raise
                 finally:
-                    del self._heard[response]
+                    del self._received[response]
                     self._silent.discard(response)
                 return sent
 
@@ -173,7 +173,7 @@ class Client:
     ) -> None:
         pending, done, read = b"", False, response.content.readany
         while block := await read():
-            self._heard[response] = t = now()
+            self._received[response] = t = now()
             *lines, pending = (pending + block).split(b"\n")
             if len(pending) > MOST_LINE_BYTES:
                 raise RequestFailed(f"a line of more than {MOST_LINE_BYTES // 2**20} MB")
