@@ -55,7 +55,7 @@ def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine) -> None:
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
     assert "driver 580.159.03, runs CUDA 13.0" in told
-    assert "CPU only; there is a GPU that it cannot use" in told
+    assert "CPU only; this build cannot use the GPU" in told
     assert "paths NV18 1 pair" in told
     assert "NUMA node 0 CPUs 0-1: gpu:0, gpu:1" in told
     assert "NVML works, 2 GPUs" in told
