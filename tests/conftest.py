@@ -24,6 +24,24 @@ from tests.turns import turn
 ROOT = Path(__file__).parent.parent
 
 
+CORES = 2
+"""Cores for the tests of one process, with all processes that these tests start. The tests were written for machines of this size."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each test process its own two cores where the machine has more.
+
+    A model server takes all cores except one for its threads. Several such servers at the same time would wait for each other's threads.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None and config.getoption("numprocesses", None):
+        return  # the process that only hands out the tests
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) > CORES:
+        first = CORES * int((worker or "gw0").removeprefix("gw")) % (len(allowed) - len(allowed) % CORES)
+        os.sched_setaffinity(0, allowed[first : first + CORES])
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of its time limit runs
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     with turn(alone=item.get_closest_marker("alone") is not None):
