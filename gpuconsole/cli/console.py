@@ -50,9 +50,9 @@ def open_console(
     session_file = SessionFile(engine, snapshot)
 
     async def session() -> int:
-        """The engine's children start while the screen's modules are imported."""
+        """Run the screen. The engine starts its child processes while the screen's modules are imported."""
         opening = asyncio.create_task(open_checked(engine))
-        # What is loaded by then stays: the collector need not look through it again, which takes tens of milliseconds each time.
+        # Objects that are loaded by then stay. Without gc.freeze, each full collection would scan them for tens of milliseconds.
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         console = app.ConsoleApp(
@@ -61,17 +61,19 @@ def open_console(
         )  # fmt: skip
         return int(await app.show(console))
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # no longer the first picture's: the loop ends on it in good order
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # replace the handler of the first picture: with this handler the event loop ends in good order
     try:
         code = asyncio.run(session())
-    finally:  # a crash of the screen must not lose the session
+    finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
     return code or (1 if session_file.error else 0)
 
 
 class SessionFile:
-    """Saves the session when the console ends, however it ends. `error` is the reason why it could not be saved."""
+    """Saves the session when the console ends, also after a crash. `error` is the reason why the session could not be saved."""
 
     def __init__(self, engine: Engine, path: Path | None) -> None:
         """`path`: the file that the user chose; None: a dated file in the current folder, if the session has runs."""
@@ -80,7 +82,7 @@ class SessionFile:
         self._saved: Path | None = None
 
     def save(self) -> None:
-        """Write the file; nothing happens when it was written before. A failure is kept in `error`."""
+        """Write the file once; a second call does nothing. A failure is stored in `error`."""
         from gpuconsole.session.api import SessionError
 
         if self._saved is not None or (self._path is None and not self._engine.state.records):
@@ -92,8 +94,8 @@ class SessionFile:
             self.error = str(error)
 
     def report(self) -> None:
-        """Print where the session is, or why it could not be saved."""
-        with contextlib.suppress(OSError):  # the terminal is gone
+        """Print the path of the saved session, or the reason why the session could not be saved."""
+        with contextlib.suppress(OSError):  # the terminal has been closed
             if self.error:
                 print(f"gpuconsole: the session could not be saved: {visible(self.error)}", file=sys.stderr)
             elif self._saved is not None:
@@ -101,13 +103,13 @@ class SessionFile:
 
 
 async def open_checked(engine: Engine) -> None:
-    """Raises SessionError when the device that was asked for is not there."""
+    """Open the engine. Raises SessionError if the requested device does not exist."""
     await engine.open()
     engine.device()
 
 
 def show_first_picture() -> None:
-    """The picture that stands until the app is loaded; raises UsageError where a full-screen program cannot draw."""
+    """Draw the first picture, which is visible until the app is loaded. Raises UsageError if a full-screen program cannot run."""
     if why := why_no_screen():
         raise UsageError(f"{why}; `{WITHOUT}` needs none")
     skeleton.paint()

@@ -104,7 +104,7 @@ class HeadlessRun:
             if not tried and first_step is not None and self._ready(view, elapsed):
                 tried = True
                 await self._try(engine, view)
-                # a kept change is measured too, even where the trial took all of the duration
+                # a kept change is measured too, even if the trial used the whole duration
                 self._duration_s = max(self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S)
                 continue
             if first_step is not None and elapsed >= self._duration_s:
@@ -114,12 +114,12 @@ class HeadlessRun:
             await self._wait(TICK_S)
 
     def _measurable(self, view: View, elapsed: float) -> bool:
-        """Whether the run is steady, or so much time has passed that it must be measured as it is."""
+        """Whether the run is steady, or the share TRIAL_LATEST of the duration has passed."""
         steady = view.run is not None and view.run.steady_from_s is not None
         return steady or elapsed > self._duration_s * TRIAL_LATEST
 
     def _ready(self, view: View, elapsed: float) -> bool:
-        """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. With --apply-top a suggestion is needed too."""
+        """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. With --apply-top there must be a suggestion too."""
         run = view.run
         if not self._tries and top_suggestion(view) is None:
             return False  # a later evaluation may suggest a change
@@ -180,7 +180,7 @@ class HeadlessRun:
         return 1 if failed else 0
 
     def _regressed(self, snapshot: Snapshot) -> bool:
-        """Whether any run is slower than its baseline. Prints such runs, and those that have no baseline to compare with."""
+        """Whether any run is slower than its baseline. Prints these runs, and the runs without a baseline."""
         for run in snapshot.runs:
             words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
             if run.baseline is None or run.baseline.change is None:
@@ -196,9 +196,9 @@ class HeadlessRun:
 
 
 def top_suggestion(view: View) -> Suggestion | None:
-    """The first suggestion of the highest-ranked finding that has one."""
+    """The first suggestion of the highest-ranked finding that has suggestions."""
     return next((finding.suggestions[0] for finding in facts.firing(view.run) if finding.suggestions), None)
 
 
 async def _nothing() -> None:
-    """The warm-up of a scenario that has nothing to warm."""
+    """An empty warm-up, for scenarios that need no warm worker."""

@@ -15,7 +15,7 @@ INTERRUPTED = 130
 
 
 def on_interrupt(action: Callable[[], object]) -> None:
-    """Call `action` in the running event loop when the user or the system asks the command to end."""
+    """Call `action` in the running event loop after SIGINT, SIGTERM or SIGHUP."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, action)

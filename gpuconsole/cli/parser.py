@@ -1,4 +1,4 @@
-"""The parser of the command line. Every command registers by being a file in a group folder of `cli/commands/`."""
+"""The parser of the command line. Every file in a group folder of `cli/commands/` is a command; there is no other registration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find_commands() -> dict[str, str]:
 
 
 COMMANDS: dict[str, str] = find_commands()
-"""Every command by its file name, with its module. On the command line `-` stands for `_`."""
+"""The module of every command, by file name. On the command line, write `-` for `_`."""
 
 DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
 EXAMPLES = """examples:
@@ -102,7 +102,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def _explain(words: list[str], named: list[str]) -> NoReturn:
-    """Exit with the line that says what is wrong with `words`. For an unknown option or command the line has the nearest match."""
+    """Exit with one line about the mistake in `words`. For an unknown option or command, the line suggests the nearest match."""
     _OneLine.made.clear()
     parser = build_parser(named, _OneLine)
     last = _OneLine.made[-1]

@@ -14,11 +14,11 @@ from gpuconsole.session.api import View
 LINE_EVERY_S = 5.0
 BAR = 24
 DEFAULT_COLUMNS = 80
-"""For a terminal that does not report its width."""
+"""Width in columns if the terminal does not report its width."""
 
 
 class Progress:
-    """Writes to `stream`. A reader that went away does not end the run."""
+    """Writes to `stream`. The run continues if the reader of `stream` has ended."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class Progress:
                 self._write(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Write a permanent line."""
         with contextlib.suppress(OSError):
             self.done()
             self._write(f"{text}\n")

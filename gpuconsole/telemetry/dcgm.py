@@ -67,7 +67,7 @@ class DcgmSource:
         self._reasons: Reasons = {}
 
     def devices(self) -> list[Device]:
-        """Empty: another source has already reported the GPUs."""
+        """An empty list, because another source reports the GPUs."""
         return self._gpus
 
     def prime(self) -> None:

@@ -8,7 +8,7 @@ from gpuconsole.wire.events import Sample
 
 
 class Preferred:
-    """The preferred source. It does not report the reason for a gap while the fallback source provides the value."""
+    """The preferred source. While the fallback source provides a value, this source does not report a reason for the gap."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -72,7 +72,7 @@ class Fallback:
         return readings
 
     def unavailable(self) -> Reasons:
-        """Empty: the preferred source reports the gaps of both sources."""
+        """Always empty, because the preferred source reports the gaps of both sources."""
         return {}
 
     def slow(self) -> str:

@@ -47,4 +47,4 @@ class Source(Protocol):
         """A description of readings that are slower than requested; otherwise empty."""
 
     def under_way(self) -> str:
-        """A description of what the source is waiting for now; otherwise empty."""
+        """A description of the call that has not returned yet; otherwise empty."""

@@ -12,10 +12,12 @@ from gpuconsole.cli.options.usage import UsageError, price, seconds
 
 
 def add_console_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options. They have no argparse default, because they may stand before or after the command:
-    the functions below supply the default."""
+    """Add the options. They have no argparse default, because they may come before or after the command.
+    The functions below supply the defaults."""
     parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
-    parser.add_argument("--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument(
+        "--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)"
+    )
     parser.add_argument("--record", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="record the session for `gpuconsole replay`")
     parser.add_argument(
         "--price", type=price, default=argparse.SUPPRESS, metavar="P", help="price of the machine per hour, in any currency"
@@ -54,7 +56,7 @@ def record_path(args: argparse.Namespace) -> Path | None:
 
 
 def refuse_recording(args: argparse.Namespace, why: str) -> None:
-    """Raises UsageError with `why` where the user asked for a recording that the command cannot make."""
+    """Raises UsageError with `why` if the user requested a recording and the command cannot make a recording."""
     if getattr(args, "record", None) is not None:
         raise UsageError(f"--record: {why}")
 
@@ -72,7 +74,7 @@ def dcgm(args: argparse.Namespace) -> str | None:
 
 
 def eco(args: argparse.Namespace) -> bool:
-    """Whether the screen shall be updated less often."""
+    """Whether the screen is updated less often (--eco)."""
     return getattr(args, "eco", False)
 
 

@@ -1,4 +1,4 @@
-"""The engine that the options of a command describe."""
+"""Creates the engine from the options of a command."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | N
 
 
 async def open_engine(engine: Engine, recording: Path | None = None) -> None:
-    """Open the engine, and begin to record into `recording`. Raises UsageError for a device that is not there, and for a recording that
-    cannot be written."""
+    """Open the engine, and begin to record into `recording`. Raises UsageError if the device does not exist or the recording cannot be
+    written."""
     from gpuconsole.session.api import SessionError
 
     await engine.open()

@@ -20,7 +20,7 @@ def add_headless_options(parser: argparse.ArgumentParser, snapshot: str, as_json
 
 
 def writable(path: Path | None, option: str) -> Path | None:
-    """`path`, if the command can write the file at its end; raises UsageError now, before the command starts anything."""
+    """`path`, if the file can be written. Otherwise raises UsageError, so the command fails before it starts work."""
     if path is not None:
         try:
             check_writable(path)

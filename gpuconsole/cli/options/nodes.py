@@ -1,4 +1,4 @@
-"""Options of runs on several machines. They have torchrun's names."""
+"""Options of runs on several machines. The options have the same names as in torchrun."""
 
 from __future__ import annotations
 

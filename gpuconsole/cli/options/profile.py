@@ -40,7 +40,7 @@ def steps(text: str) -> int:
 
 
 def check_folder(folder: Path | None) -> None:
-    """Raises UsageError now if no trace could be written to `folder` later."""
+    """Raises UsageError if `folder` cannot be written, before the run starts."""
     if folder is None:
         return
     try:
@@ -75,7 +75,7 @@ def nsys_line(scenario: str, knobs: Knobs, device: str) -> str | None:
 def nsys_command(scenario: str, changes: Knobs, device: str) -> str:
     """The command that records this scenario with Nsight Systems.
 
-    nsys saves CUDA's data twice a second: the worker ends at once when it is stopped, and buffered data would be lost.
+    nsys saves CUDA's data twice a second. When the worker is stopped, it ends immediately, and data in the buffer is lost.
     """
     settings = [part for name, value in changes.items() for part in ("--set", f"{name}={_text(value)}")]
     output = f"gpuconsole-nsys-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(scenario).stem)}"

@@ -61,7 +61,7 @@ def objective(args: argparse.Namespace) -> Objective | None:
 
 
 def check_server(args: argparse.Namespace, workload: Workload) -> None:
-    """Raises UsageError for options that do not fit the workload or have bad values, before the command starts anything."""
+    """Raises UsageError for options that do not fit the workload or have bad values, so the command fails before it starts work."""
     given = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
     if given and not workload.serves:
         raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} is a training workload")

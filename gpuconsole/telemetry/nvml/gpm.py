@@ -85,7 +85,7 @@ class GpmReader:
         self._earlier_t = float("-inf")
         self._has_earlier = False
         self.waiting: list[str] = []
-        """The supported metrics, if the last reading came too soon after the reading before."""
+        """The metrics without a value in the last reading, because it came too soon after the previous reading."""
         self._refused: dict[str, CallFailed] = {}
         self._never: CallFailed | None = None
 

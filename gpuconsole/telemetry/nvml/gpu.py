@@ -115,7 +115,7 @@ class Gpu:
         self.reasons[metric] = reason
 
     def note(self, failure: CallFailed, *metrics: str) -> None:
-        """Record the failures of another reader. A loss ends the device."""
+        """Record the failures of another reader. If the failure is a loss of the GPU, the device ends."""
         if failure.is_loss:
             self._lose(failure)
         else:
@@ -129,7 +129,7 @@ class Gpu:
         for reader in readers:
             found, failures = reader.read(values.keys() | passed)
             refused.update(failures)
-            for name in reader.waiting:  # the value before is still valid
+            for name in reader.waiting:  # the previous value is still valid
                 refused.pop(name, None)
                 if name not in self._seen and name not in self.reasons:
                     refused[name] = CallFailed(-1, _WAITS)

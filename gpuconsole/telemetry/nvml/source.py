@@ -114,7 +114,7 @@ class NvmlSource:
         return meter.under_way()
 
     def _links_of(self, gpu: Gpu, t: float) -> list[Sample]:
-        """The links read in this round."""
+        """Values of the links, if they are read in this round."""
         links, gpu.links = gpu.links, []
         samples = []
         for link, (values, reasons) in enumerate(links):

@@ -1,4 +1,4 @@
-"""torch.profiler with each of its failures as one line of text.
+"""torch.profiler; every failure becomes one line of text.
 
 `key_averages()` takes 1.2-2.5 s for three steps. Writing the trace takes 0.02-0.09 s; another process reads the trace.
 """

@@ -49,7 +49,7 @@ TIMES = {
     "sglang:time_to_first_token_seconds": "ttft_s",
     "sglang:e2e_request_latency_seconds": "e2e_s",
 }
-"""Histograms, kept as sum and count: their means are exact, but their buckets are too coarse for percentiles."""
+"""Histograms of which only sum and count are kept: the means are exact, but the buckets are too coarse for percentiles."""
 SHARE = "kv_cache_usage_ratio"
 
 

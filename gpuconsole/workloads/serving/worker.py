@@ -143,7 +143,7 @@ class ServingWorker:
         self._channel.send(Started(now(), knobs, server.facts, notes))
 
     async def _watch(self, server: ModelServer) -> None:
-        """Returns when the server has died."""
+        """Wait until the server process ends, and store the cause in `failed`."""
         if server.process is None:
             await asyncio.Event().wait()
         else:

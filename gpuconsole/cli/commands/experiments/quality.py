@@ -1,4 +1,4 @@
-"""`gpuconsole quality`: how good the answers of a model server are, not how fast."""
+"""`gpuconsole quality`: measures the quality of the answers of a model server, not their speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuconsole scaling`: the same work on 1, 2, ... N processes, and how much of N times the throughput is left."""
+"""`gpuconsole scaling`: the same work on 1, 2, ... N processes, and the throughput as a share of N times the throughput of one process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """`1,2,4` for argparse. 1 always comes first: the other numbers are compared with it."""
+    """`1,2,4` for argparse. 1 is always first, because all other numbers are compared with it."""
     try:
         found = sorted({int(CATALOGUE["nproc"].check(int(part))) for part in text.split(",")} | {1})
     except (ValueError, KnobError):
@@ -99,14 +99,14 @@ async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> in
 
 
 def with_nproc(name: str, knobs: Knobs, nproc: int, is_gpu: bool) -> Knobs:
-    """`knobs` for `nproc` processes: one alone, or several that exchange gradients."""
+    """`knobs` for `nproc` processes: a single process, or several processes that exchange gradients."""
     asked = {**scenario(name).knobs_for("gpu" if is_gpu else "cpu"), **knobs}
     sharding = "none" if nproc == 1 else asked["sharding"] if asked["sharding"] != "none" else "ddp"
     return {**knobs, "nproc": nproc, "sharding": sharding, "tensor_parallel": 1}
 
 
 async def _run(engine: Engine, name: str, knobs: Knobs, duration_s: float, progress: Progress, interrupted: asyncio.Event) -> None:
-    """One run, until its time is over, the run ends, or the user interrupts."""
+    """Run until the time is over, the run ends, or the user interrupts."""
     await engine.start(name, knobs)
     begun = time.monotonic()
     while not interrupted.is_set():

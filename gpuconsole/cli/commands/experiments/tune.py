@@ -158,7 +158,7 @@ async def _tune(
     resumed: Certificate | None,
     interrupted: asyncio.Event,
 ) -> tuple[Certificate, bool]:
-    """Tune to the end, or until the user interrupts or the run fails; returns what was proven by then, and whether the run failed."""
+    """Tune until the end, an interrupt, or a failure of the run. Returns the certificate so far, and whether the run failed."""
     tuner = Tuner(
         engine,
         args.scenario,

@@ -25,7 +25,7 @@ from gpuconsole.report.machine.calibration import calibration_report
 from gpuconsole.report.parts import printed
 from gpuconsole.wire.events import Progress
 
-DESCRIPTION = f"""Measure what this machine reaches and keep the figures. Later sessions compare with them, in addition to the datasheet.
+DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
 
 The calibration measures matrix products by precision, convolution, memory copy, transfers to and from a GPU (pinned and pageable),
 all-reduce and disk. The best of many repeats counts; median and spread are shown, too. It takes about 20 s. The machine should be idle.
@@ -50,7 +50,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument(
+        "--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON in SI units, and nothing else on stdout")
     parser.add_argument("--show", action="store_true", help="print the kept calibration with its age; measure nothing")
     parser.add_argument(

@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0; 1 when the driver does not answer, after what is known has been printed."""
+    """Exit code 0, or 1 if the driver does not answer. Even then, the known values are printed."""
     reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
     print(to_json(as_json(reading)) if args.json else as_text(reading.state))
     if reading.error:
@@ -83,7 +83,7 @@ def as_json(reading: Reading) -> dict[str, object]:
 
 
 def _without_command(process: Process) -> dict[str, object]:
-    """Command lines may hold secrets, and this goes into files and tickets."""
+    """A process without its command line: command lines may contain secrets, and users copy this output into files and tickets."""
     return {name: value for name, value in msgspec.to_builtins(process).items() if name not in ("command", "device")}
 
 

@@ -54,7 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Other commands need not wait 0.1 s for these imports.
+    # These imports take 0.1 s. They are here so that other commands do not wait for them.
     from gpuconsole.report.prometheus.scrape import LoopScraper
     from gpuconsole.report.prometheus.server import MetricsServer
 
@@ -81,7 +81,7 @@ def say(text: str) -> None:
 
 
 async def keep_reading(state: SessionState, scraper: LoopScraper, server: MetricsServer, dcgm_url: str | None) -> None:
-    """Serve what a sampler reports, until SIGINT or SIGTERM."""
+    """Serve the metrics that the sampler reports, until SIGINT or SIGTERM."""
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)

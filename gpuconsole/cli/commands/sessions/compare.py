@@ -64,7 +64,7 @@ def _run(word: str) -> tuple[Run, Environment, str]:
 
 
 def comparison_report(found: Comparison, everything: bool) -> Report:
-    """The differences around the runs, then a table of metrics. `everything`: also the metrics that did not change."""
+    """The differences in the environment of the runs, then a table of metrics. `everything`: also unchanged metrics."""
     report: Report = [labelled("before", visible(found.before), column=12), labelled("after", visible(found.after), column=12)]
     report += [*_differences("environment", found.environment), *_differences("knobs", found.knobs)]
     shown = [one for one in found.metrics if everything or (one.verdict not in ("same", "undecided") and _moved(one))]
@@ -88,7 +88,7 @@ def _cells(one: MetricChange, everything: bool) -> list[Segment]:
 
 
 def _moved(one: MetricChange) -> bool:
-    """Whether the change is worth a row: a single figure has to differ by 2 %."""
+    """Whether the change gets a row. A single figure without an interval must differ by 2 %."""
     return one.change is not None or one.relative is None or abs(one.relative) >= 0.02
 
 

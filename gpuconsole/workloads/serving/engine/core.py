@@ -42,7 +42,8 @@ class Core:
         self._random = torch.Generator().manual_seed(seed)
 
     def set_callbacks(self, on_token: Callable[[Sequence, int], None], on_iteration: Callable[[Iteration], None]) -> None:
-        """`on_token` is called for each new token, before the sequence stores the token's time; `on_iteration` for each pass."""
+        """Set the functions that the engine calls: `on_token` for each new token, before the sequence stores the token's time; `on_iteration` for
+        each pass."""
         self._on_token, self._on_iteration = on_token, on_iteration
 
     @property

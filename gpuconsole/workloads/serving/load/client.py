@@ -124,7 +124,8 @@ class Client:
             response.close()
 
     async def ask(self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]) -> Request:
-        """Send a request; returns the finished or failed request. `due`: when it was due; `on_tokens` is called with each number of tokens."""
+        """Send a request; returns the finished or failed request. `due`: the due time of the request. `on_tokens` receives the number of tokens of
+        each chunk."""
         arrivals, sent = Arrivals(), now()
         error = ""
         try:

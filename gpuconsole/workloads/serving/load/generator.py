@@ -237,7 +237,7 @@ class Generator:
         request = await self._client.ask(prompt, output, due, self._count)
         if plain:  # probe P13 changes the lengths of prompts
             self._prompts.learn(prompt, request.prompt_tokens)
-        # classified by its end time: in an overloaded open loop a request starts long before; in a closed loop it waited under the load before
+        # classified by its end time: in an overloaded open loop a request starts long before; in a closed loop it waited under the previous load
         settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
         self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind))
         if request.error:
@@ -305,7 +305,7 @@ class Generator:
             self._kind = 0
 
     async def _watch_lateness(self) -> None:
-        """How much later than requested this process wakes up. Timestamps can be late by this time."""
+        """Measures the lateness: the delay between the requested and the actual wake-up of this process. Timestamps can be late by this time."""
         while True:
             asked = now() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)

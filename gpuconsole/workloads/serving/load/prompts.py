@@ -1,4 +1,4 @@
-"""Prompts of a wanted length, cut from real text."""
+"""Prompts of a requested length, cut from real text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Prompts:
         return prompt
 
     def learn(self, prompt: str, tokens: int) -> None:
-        """The server counted `tokens` in `prompt`."""
+        """Update the characters per token: the server counted `tokens` in `prompt`."""
         if tokens > 0:
             seen = min(BOUNDS[1], max(BOUNDS[0], len(prompt) / tokens))
             self.characters_per_token += LEARNING * (seen - self.characters_per_token)

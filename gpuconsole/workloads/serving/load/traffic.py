@@ -84,7 +84,7 @@ class Traffic:
                 backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
 
     async def _arrivals(self) -> None:
-        """The due times follow the clock, not the last sending time, so that lateness does not reduce the load."""
+        """Send requests in an open loop. Due times follow the clock, not the last sending time, so that lateness does not reduce the load."""
         self._changed.clear()
         due = now()
         while self._open.is_set() and (rate := float(self.knobs["request_rate"])) > 0:
