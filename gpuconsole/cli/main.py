@@ -1,7 +1,7 @@
 """`gpuconsole`: parse the command line and run one command. Exit codes: 0 ok, 1 the workload failed, 2 bad usage, 130 interrupted
 before there was a result (see `interrupt.py`).
 
-Functions import what they need when they run: the console paints its first picture before these imports.
+The imports are inside the functions, so that the console can paint its first picture before them.
 """
 
 from __future__ import annotations

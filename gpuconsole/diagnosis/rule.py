@@ -22,7 +22,7 @@ class Threshold:
 
 
 class Rule(ABC):
-    """One cause of lost time or memory: how it is recognised, what it means, and what helps.
+    """One cause of lost time or memory: its recognition, its meaning and its remedies.
 
     `title` names the fault. `clear_title` is the title of a finding in the state "clear": it names what is correct.
     `text` is the explanation that `gpuconsole rules ID` prints. `thresholds` are all thresholds that `check` uses.

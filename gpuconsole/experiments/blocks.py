@@ -45,7 +45,7 @@ class BlockPlan:
     def __init__(
         self, knobs: Knobs, changes: Collection[str], phases_ratio: Mapping[str, float] | None = None, others: Knobs | None = None
     ) -> None:
-        """`knobs` are the values on this side, `others` those on the other side, `changes` the names of the knobs that differ.
+        """`knobs` are the values on this side, `others` the values on the other side, `changes` the names of the knobs that differ.
 
         `phases_ratio`: the share of each phase in the step time before the trial, where it is known.
         """
@@ -85,7 +85,7 @@ def plans(knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None
 
 
 def rate(steps: Sequence[Step], contention_free: bool) -> float:
-    """Work per second of a block, in tokens where steps have tokens, else in samples. `contention_free` subtracts the run-queue delay."""
+    """Work per second of a block, in tokens if steps have tokens, otherwise in samples. `contention_free` subtracts the run-queue delay."""
     work = sum(step.tokens or step.samples for step in steps)
     seconds = sum(step.wall_s for step in steps)
     if contention_free:

@@ -29,7 +29,7 @@ limit theory and asymptotic confidence sequences", section 2)."""
 MIN_PAIRS = 4
 """Minimum number of pairs of blocks, or of repeats of a sweep point, for a decision."""
 MINIMUM_EFFECT = math.log(1.02)
-"""A difference below 2 % counts as no difference: an A/A run on a shared machine once excluded 0 by less than that."""
+"""A difference below 2 % counts as no difference: the interval of an A/A run on a shared machine has excluded 0 by less than 2 %."""
 NORMAL_975 = 1.96
 """The 97.5 % quantile of the normal distribution."""
 RUN_TO_RUN = 0.02
@@ -268,7 +268,7 @@ def _welch(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def rate_verdict(found: RateChange, excused: float = 0.0) -> BaselineVerdict:
-    """`slower` or `faster` where the whole interval lies beyond 2 %, `same` where it lies within 5 %, else `undecided`.
+    """`slower` or `faster` if the whole interval is beyond 2 %, `same` if the interval is within 5 %, otherwise `undecided`.
 
     `excused`: the additional share of time that contention took from one side (above 0: from this run). Contention alone may explain a
     difference of that size.

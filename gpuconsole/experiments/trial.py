@@ -154,7 +154,7 @@ class LiveTrial:
         return outcome
 
     def break_off(self) -> None:
-        """End the measurement; the baseline goes on. A second call changes nothing."""
+        """End the measurement and continue the baseline. A second call changes nothing."""
         if self._measuring is not None:
             self._measuring.cancel()
 
@@ -322,7 +322,7 @@ async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
 async def _with_loss(trial: Trial, sides: Sides) -> Trial:
     """Measure the held-out loss three times: without the change, with the change, without the change.
 
-    The mean of the first and the third loss cancels what the training steps between them change.
+    The mean of the first and the third loss cancels the effect of the training steps between them.
     """
     losses = []
     for arm in (BASELINE, CHANGED, BASELINE):

@@ -1,4 +1,4 @@
-"""A tuning session: diagnose, try the most promising change, keep what is proven, diagnose again, until no change is worth another trial."""
+"""A tuning session: diagnose, try the most promising change, keep a proven change, diagnose again, until no change is worth another trial."""
 
 from __future__ import annotations
 

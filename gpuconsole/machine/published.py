@@ -24,6 +24,6 @@ def _table() -> list[_Entry]:
 
 
 def published_of(name: str) -> tuple[Published, ...]:
-    """The published entries of the device with NVML's name `name`; empty where there is none."""
+    """The published entries of the device with NVML's name `name`; empty if there are no entries."""
     found = [entry for entry in _table() if any(is_device(match, name) for match in entry.match)]
     return tuple(Published(**{field: getattr(entry, field) for field in Published.__struct_fields__}) for entry in found)

@@ -55,7 +55,7 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
 class Summary(msgspec.Struct, omit_defaults=True):
     """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the reason.
 
-    In a serving run the latencies follow `model.serving.FORMULAS`, `phases_ratio` is that of a request (SERVING_PHASES), and `steps` counts
+    In a serving run the latencies follow `model.serving.FORMULAS`, `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
     """
 
@@ -120,7 +120,7 @@ class Rank(msgspec.Struct, omit_defaults=True):
 class Run(msgspec.Struct, omit_defaults=True):
     """One scenario with one set of knob values. `signals` are the inputs of the rules, so that the rules can run again.
 
-    `facts`: what the workload reported (parameters, FLOPs of a sample); the models use them. `figures`: predictions of the analytical
+    `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the analytical
     models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
     this machine. `profile`: the last profiler window.
     """
@@ -168,7 +168,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     def slowest(self) -> tuple[int, float] | None:
         """The slowest process and its time over the time of the others; None before a measurement.
 
-        The time is that of a pass alone (probe P8) or of a step without communication (step account); the larger ratio counts.
+        The time of a pass alone (probe P8), or the time of a step without communication (step account); the larger ratio counts.
         """
         ways = (("comm.straggler_ratio", "comm.slowest_rank"), ("ranks.busy_ratio", "ranks.busiest"))
         known = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]

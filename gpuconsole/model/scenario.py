@@ -12,7 +12,7 @@ class ScenarioError(ValueError):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """The TOML file of a workload. `name` is for example `training.gpt`; `unit` is what the throughput counts.
+    """The TOML file of a workload. `name` is for example `training.gpt`; `unit` is the unit of work in the throughput.
 
     `groups` are groups of knobs (see GROUPS) in addition to `knobs`. After the check `knobs` holds all knobs.
     """

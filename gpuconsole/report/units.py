@@ -1,6 +1,6 @@
 """All number formats: three significant digits, a unit, and a constant width. No other module formats numbers.
 
-Rates and work have decimal prefixes (GB/s, TFLOP/s), memory and data sizes binary ones (GiB), shares are whole percents.
+Rates and work have decimal prefixes (GB/s, TFLOP/s), memory and data sizes have binary prefixes (GiB), shares are whole percents.
 Most functions return a fixed number of cells, so that figures stay in their columns while they change; `strip` the text for a sentence.
 """
 
@@ -123,7 +123,7 @@ def _small(seconds: float) -> int:
 
 
 def rate(value: float | None, width: int = 9) -> str:
-    """`18 240`: a throughput, a whole number from 1 000 on, else three significant digits."""
+    """`18 240`: a throughput; from 1 000 on a whole number, below three significant digits."""
     if value is None or not math.isfinite(value):
         return NA.rjust(width)
     return (plain(value) if abs(value) < 9_999_999.5 else si(value, "").strip()).rjust(width)

@@ -44,7 +44,7 @@ STEP_TIMES = 1000
 class RunRecord:
     """Builds the stored part of a `Run` from its events.
 
-    `run` holds what events reported. Its summary, its ranks and its figures are empty: `figures.summary.summarized` computes them.
+    `run` holds the values from the events. Its summary, its ranks and its figures are empty: `figures.summary.summarized` computes them.
     """
 
     def __init__(self, run: Run, t: float, objective: Objective | None = None) -> None:

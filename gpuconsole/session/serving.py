@@ -1,4 +1,4 @@
-"""A serving run while it is measured: its requests, the state of the load generator, and what the server reports."""
+"""A serving run while it is measured: its requests, the state of the load generator, and the reports of the server."""
 
 from __future__ import annotations
 

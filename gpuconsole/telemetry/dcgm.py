@@ -169,7 +169,7 @@ def _derive(gpu: Device, values: dict[str, float], reasons: dict[str, str]) -> N
 
 
 class _Scrape:
-    """One request on its own thread, so that name resolution, a slow server or an endless page delay nothing else."""
+    """One request on its own thread, so that name resolution, a slow server or an endless page does not delay other work."""
 
     def __init__(self, url: str) -> None:
         self.page: Page = {}

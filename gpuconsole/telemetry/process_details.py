@@ -46,7 +46,7 @@ class ProcessDetails:
 
 
 def _joined(process: Process, owner: Process | None) -> Process:
-    """The driver's fields of a process combined with those of the operating system."""
+    """The fields of a process from the driver, combined with the fields from the operating system."""
     if owner is None:
         return process
     return msgspec.structs.replace(

@@ -42,7 +42,7 @@ class Hello(Event, frozen=True):
 
 
 class Devices(Event, frozen=True):
-    """The list of devices; replaces the list before. `reason`: why there is no GPU, where there is none. `cuda`: the newest CUDA version of the driver."""
+    """The list of devices; replaces the previous list. `reason`: why there is no GPU; empty with a GPU. `cuda`: the newest CUDA version of the driver."""
 
     devices: list[Device]
     driver: str | None = None
@@ -77,7 +77,7 @@ class Topology(Event, frozen=True):
 
 
 class Processes(Event, frozen=True):
-    """All processes on all devices; replaces the list before. `reasons`: why a device does not list its processes."""
+    """All processes on all devices; replaces the previous list. `reasons`: why a device does not list its processes."""
 
     processes: list[Process]
     reasons: dict[str, str] = {}
@@ -228,7 +228,7 @@ class Paused(Event, frozen=True):
 
 
 class Profiled(Event, frozen=True):
-    """The report of a profiler window, or the reason why there is none. `cost_s`: how long the profiler slowed the workload."""
+    """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the profiler slowed the workload."""
 
     request: int
     report: ProfileReport | None = None
@@ -275,7 +275,7 @@ class RunClosed(Event, frozen=True):
 
 
 class Found(Event, frozen=True):
-    """The findings of all rules about a run, best first, with their signals; replaces the findings before."""
+    """The findings of all rules about a run, best first, with their signals; replaces the previous findings."""
 
     run: str
     findings: list[Finding]
@@ -283,7 +283,7 @@ class Found(Event, frozen=True):
 
 
 class Compared(Event, frozen=True):
-    """The comparison of a run with its baseline; replaces the comparison before."""
+    """The comparison of a run with its baseline; replaces the previous comparison."""
 
     run: str
     baseline: BaselineComparison

@@ -46,7 +46,7 @@ def interval(args: argparse.Namespace) -> float:
 
 
 def device(args: argparse.Namespace) -> str | None:
-    """The id of the device that the user asked for; None: no choice."""
+    """The id of the device that the user chose; None: no choice."""
     return getattr(args, "device", None)
 
 

@@ -1,4 +1,4 @@
-"""Shared by the rules about a GPU: whether the run is on a GPU, and what lowers its clocks."""
+"""Shared by the rules about a GPU: whether the run is on a GPU, and the causes of low clocks."""
 
 from __future__ import annotations
 

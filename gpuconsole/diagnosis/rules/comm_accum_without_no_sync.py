@@ -54,5 +54,5 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
 
 
 def superfluous_ratio(case: Case) -> float:
-    """Share of a step in exchanges beyond the first. Each one takes what probe P7 measured for a pass."""
+    """Share of a step in exchanges after the first exchange. Each exchange takes the time that probe P7 measured for a pass."""
     return min(0.9, (case.value("comm.exchanges_per_step") - 1) * case.value("comm.exposed_s") / _comm.step_s(case))

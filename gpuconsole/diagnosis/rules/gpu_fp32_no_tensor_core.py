@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.rules import _gpu, _swap
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Suggestion
 
-COMPUTE = Threshold("compute", 0.50, "ratio", "the passes must take half of the step, else their precision matters little")
+COMPUTE = Threshold("compute", 0.50, "ratio", "the passes must take half of the step; otherwise their precision matters little")
 ACTIVE = Threshold("tensor_cores", 0.05, "ratio", "above 5 % of kernel time, tensor cores are in use already (for example TF32 by default)")
 BF16_CODE = "with torch.autocast(device_type, dtype=torch.bfloat16): loss = model(batch)"
 TF32_CODE = 'torch.set_float32_matmul_precision("high")'

@@ -20,7 +20,7 @@ class GpuOptimizerUnfused(Rule):
     thresholds = (SHARE, _swap.GAIN)
     knobs = ("optim",)
     text = """AdamW reads the parameter, the gradient and two moments, and writes three of them: 28 bytes per parameter in fp32. An update that runs one tensor
-and one operation at a time moves several times as many bytes and launches a kernel for each operation. `foreach` saves launches; `fused`
+and one operation at a time moves several times these bytes and launches a kernel for each operation. `foreach` saves launches; `fused`
 saves the traffic too, also on a CPU. Where the optimizer takes 10 % of the step or more, probe P5 times both on copies of the parameters.
 The share is largest with many parameters and few tokens per step. Gradient accumulation also helps: the update runs less often."""
 

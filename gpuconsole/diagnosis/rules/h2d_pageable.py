@@ -84,7 +84,7 @@ def _differs(case: Case, wanted: Knobs) -> bool:
 
 
 def _changes(case: Case, wanted: Knobs) -> Knobs:
-    """The wanted values of knobs that this workload has with other values."""
+    """The entries of `wanted` whose knob exists in this workload with another value."""
     return {name: value for name, value in wanted.items() if name in case.knobs and case.knobs[name] != value}
 
 
@@ -97,5 +97,5 @@ def _by_pinning(case: Case, share: float) -> Interval | None:
 
 
 def _by_overlap(share: float) -> Interval:
-    """At best the longer one of copy and other work hides the shorter one."""
+    """The best case: copy and other work overlap completely, so the step takes the longer of the two times."""
     return Interval(1.0, 1 / max(share, 1 - share))

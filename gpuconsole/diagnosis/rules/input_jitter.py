@@ -73,7 +73,7 @@ that is too slow for ordinary batches makes every step wait."""
 
 
 def _capacity(case: Case) -> float | None:
-    """Rate of the loader alone (probe P6) over the present rate: the upper bound of what a queue can gain. None before the probe."""
+    """Rate of the loader alone (probe P6) over the present rate: the upper bound of the gain by a queue. None before the probe."""
     if not case.has("probe.loader_samples_per_s"):
         return None
     return case.value("probe.loader_samples_per_s") * case.value("step_s") / case.value("samples_per_step")

@@ -27,7 +27,7 @@ class MemStateCapped(Rule):
     thresholds = (USED, PART)
     knobs = ("sharding", "peft", "optim")
     text = """AdamW in fp32 holds 16 bytes for each trained parameter: the parameter, its gradient and two moments (also 16 in mixed precision with fp32 masters).
-No batch size changes that. Several processes can share them (ZeRO-1: optimizer state; ZeRO-2: also gradients; ZeRO-3: also parameters).
+The batch size does not change these bytes. Several processes can share them (ZeRO-1: optimizer state; ZeRO-2: also gradients; ZeRO-3: also parameters).
 Fine-tuning can use low-rank adapters, whose gradients and moments are a few per cent. 8-bit moments save three quarters of the optimizer
 state. Bytes are those of the tensors of this process. The limit is `memory_limit_mb`, or without it the memory of the device. The share of this
 finding is a share of memory, not of time."""
@@ -55,7 +55,7 @@ Freed = tuple[Suggestion, float]
 
 
 def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
-    """ZeRO: N processes share optimizer state, gradients and parameters. `why` gives what 16 P bytes (AdamW in fp32) become."""
+    """ZeRO: N processes share optimizer state, gradients and parameters. `why` gives the remaining bytes of the 16 P bytes (AdamW in fp32)."""
     n = int(case.knobs.get("nproc", 1))
     if n < 2 or case.knobs.get("sharding") not in ("none", "ddp"):
         return []

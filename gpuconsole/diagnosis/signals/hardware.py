@@ -281,7 +281,7 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
     named = [process.memory_bytes for process in listed]
     if not others and used_bytes is not None and None not in named and used_bytes - sum(map(float, filter(None, named))) > UNNAMED_BYTES:
         return {}
-    found = {"hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without those that this console started")}
+    found = {"hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without processes that this console started")}
     memory = [process.memory_bytes for process in others]
     if None not in memory:
         found["hw.other_memory_bytes"] = Signal(float(sum(value or 0 for value in memory)), "B", "NVML's list of processes")

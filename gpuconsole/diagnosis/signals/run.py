@@ -1,4 +1,4 @@
-"""Signals of a run from its step account, or from the requests of a server: what most rules read."""
+"""Signals of a run from its step account, or from the requests of a server. Most rules read these signals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Si
 
 
 def _waits(steps: list[Step]) -> dict[str, Signal]:
-    """The distribution of the wait for data over the steps: the wait of the median step, and the sum of what longer waits exceed it."""
+    """The distribution of the wait for data over the steps: the wait of the median step, and the sum of the waits beyond it."""
     waits = [step.phases[DATA_WAIT] for step in steps]
     typical, wall = statistics.median(waits), sum(step.wall_s for step in steps)
     beyond = [max(0.0, wait - typical) for wait in waits]
@@ -96,7 +96,7 @@ def _waits(steps: list[Step]) -> dict[str, Signal]:
     source = f"step account, n={len(steps)}"
     found = {
         "data_wait_typical_ratio": Signal(typical * len(steps) / wall, "ratio", f"{source}: wait of the median step"),
-        "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: sum of what each wait exceeds the median wait"),
+        "data_wait_excess_ratio": Signal(excess / wall, "ratio", f"{source}: sum over all steps of the wait beyond the median wait"),
     }
     if excess:
         long_s = sum(wait**2 for wait in beyond) / excess  # mean length of the long waits, weighted by length

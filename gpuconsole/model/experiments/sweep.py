@@ -55,7 +55,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
 
     @property
     def rivals(self) -> list[SweepPoint]:
-        """The other points that may be the best: their interval overlaps that of `best`, or one of the two has no interval."""
+        """The other points that may be the best: their interval overlaps the interval of `best`, or one of the two intervals is missing."""
         best = self.best
         return [
             point

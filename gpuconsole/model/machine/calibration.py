@@ -56,5 +56,5 @@ class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The measured values by name, without the missing ones."""
+        """The measured values by name, without missing values."""
         return {one.name: one.value for one in self.reached if one.value is not None}

@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def paint_tuning(view: View, width: int) -> list[Row]:
-    """The tuning session of the current run, or an explanation of what Enter does."""
+    """The tuning session of the current run, or an explanation of the Enter key."""
     tuning = view.tuning
     if tuning is None:
         return paragraph(INTRODUCTION if view.run is not None else "Nothing is running. Press s on the main screen.", width)
@@ -46,7 +46,7 @@ def certificate_report(made: Certificate) -> Report:
 
 
 def attempt_report(made: Certificate) -> Report:
-    """The attempts as a tree, and the causes of those that failed. Attempts after a kept change include that change and are one level deeper."""
+    """The attempts as a tree, and the causes of failed attempts. Attempts after a kept change include that change and are one level deeper."""
     rows = []
     depth = 0
     for one in made.attempts:

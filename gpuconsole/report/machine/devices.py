@@ -66,7 +66,7 @@ def places(view: View) -> list[str]:
 
 
 def paint_places(view: View, chosen: str, width: int) -> Row:
-    """The places side by side. Where not all fit, those around the chosen one."""
+    """The places side by side. If not all places fit, the places around the chosen place."""
     names = places(view)
     at = names.index(chosen) if chosen in names else 0
     first, last, used = at, at, cell_width(chosen) + 4
@@ -176,7 +176,7 @@ def _metric(view: View, metric: Metric, place: str, width: int) -> Row:
 
 
 def _reading(view: View, metric: Metric, place: str) -> tuple[float | None, str]:
-    """The value, or the reason why there is none."""
+    """The value, or the reason why there is no value."""
     key = series_key(metric.name, place)
     if place in view.lost:
         return None, f"device lost: {view.lost[place]}"

@@ -218,7 +218,7 @@ def _text(process: Process, column: str, wall: float | None) -> str:
 
 
 def _sums(entry: Entry, column: str) -> str:
-    """Of a parent: its pid and the sums of its children. The CPU time of a child on two devices counts once."""
+    """A cell of a parent: its pid, or the sum over its children. The CPU time of a child on two devices counts once."""
     if column == "pid":
         return str(entry.pid)
     if column == "memory":

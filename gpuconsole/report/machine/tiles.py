@@ -72,7 +72,7 @@ def _serves(view: View) -> bool:
 
 
 def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
-    """A tile with its figure, or with the reason why there is none."""
+    """A tile with its figure, or with the reason why there is no figure."""
     old = not metric.startswith("workload.") and facts.silent_s(view, facts.device_of(view, metric))
     if old or facts.latest(view, metric) is None:
         return Tile(title, units.NA, (), "", facts.reason(view, metric))

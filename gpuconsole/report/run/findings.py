@@ -19,7 +19,7 @@ RULE_COLUMN = 38
 
 
 def paint_details(view: View, width: int) -> list[Row]:
-    """All findings of the current run, those that fire first; then every figure of the run."""
+    """All findings of the current run, beginning with the findings that fire; then every figure of the run."""
     run = view.run
     if run is None:
         return paragraph("No run: there is nothing to diagnose. Press s on the main screen.", width)

@@ -70,7 +70,7 @@ def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Ro
 
 
 def paint_roofline(classes: Sequence[OpClass], roof: Roof | None, width: int, height: int) -> list[Row]:
-    """The chart with its legend in at most `height` rows, or the reason why there is none."""
+    """The chart with its legend in at most `height` rows, or the reason why there is no chart."""
     points = [one for one in classes if one.name in LETTERS and one.share_ratio >= SMALLEST and one.intensity and one.flops_per_s]
     if roof is None or not points:
         return paragraph(NO_PEAK if roof is None else NO_POINTS, width, "dim")

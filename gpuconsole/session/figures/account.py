@@ -50,7 +50,7 @@ def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
     """Phase shares without run-queue delay: (phase wall - phase delay) / (step wall - step delay).
 
     Wall time comes from all steps. The distribution of the delay over the phases comes from the sampled steps. Without sampled steps the
-    result is that of `wall_shares`.
+    result is the same as the result of `wall_shares`.
     """
     shares = wall_shares(steps)
     sampled = [step for step in steps if step.runq is not None]

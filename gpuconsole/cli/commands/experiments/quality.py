@@ -62,7 +62,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="D,D",
         help="positions of the passkey in the text, 0 to 1 (default 0.1,0.5,0.9)",
     )
-    parser.add_argument("--json", action="store_true", help="the figures on stdout and nothing else there")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else on stdout")
     add_serving_options(parser)
     add_console_options(parser)
     parser.set_defaults(handler=run)

@@ -45,7 +45,7 @@ DEFAULT_BUDGET_S = 1.0
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "calibrate",
-        help="measure what this machine reaches, and keep the figures",
+        help="measure the peak rates of this machine, and keep the figures",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

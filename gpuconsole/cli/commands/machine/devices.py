@@ -28,8 +28,8 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "devices",
-        help="list devices with their current values, and what each cannot report",
-        description="List the GPUs and the host with the value of every metric now, or the reason why there is none.",
+        help="list devices with their current values, and the missing values with the reason",
+        description="List the GPUs and the host with the value of every metric now, or the reason why there is no value.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

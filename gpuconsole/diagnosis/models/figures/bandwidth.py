@@ -85,7 +85,7 @@ def _missing(inputs: ModelInputs, moved: StepBytes | None) -> str:
 
 
 def _bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
-    """Minimum bytes of one process in a step, and what the count contains: states and known activations, or the bytes that the
+    """Minimum bytes of one process in a step, and the contents of this count: states and known activations, or the bytes that the
     workload reports per sample."""
     moved, own, samples = needed(inputs), inputs.facts.get("bytes_per_sample"), inputs.samples_per_step
     if own is not None and samples:
