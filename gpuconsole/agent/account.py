@@ -32,6 +32,9 @@ LOW_RATE_SAMPLE_SPAN_S = 0.32
 """The same at the low rate (see `reporter`)."""
 
 
+_new = tuple.__new__
+"""Makes a MarkedStep without a Python call: between two steps, with nothing in a cache, that call takes 3 to 8 µs."""
+
 Moment: TypeAlias = "float | torch.cuda.Event"
 """Seconds on the host clock, or a place in the CUDA stream."""
 
@@ -91,7 +94,8 @@ class StepAccount:
             every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
             self._next_sample = self._index + self._random.randint(1, 2 * every - 1)
         self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
-        self._done.append(MarkedStep(self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind))
+        fields = (self._index, self._start, self._ended, self._times, self._runq, samples, tokens, loss, arm, kind)
+        self._done.append(_new(MarkedStep, fields))
         self._index += 1
         self._begin(t)
 
