@@ -68,7 +68,10 @@ class StepAccount:
         return self._index
 
     def restart(self) -> None:
-        """Begin a new timeline. What happened before (a probe, a pause, a change) belongs to no step, and steps may take longer from now on."""
+        """Begin a new timeline.
+
+        What happened before (a probe, a pause, a change) belongs to no step, and steps may take longer from now on.
+        """
         self._next_sample = min(self._next_sample, self._index + MOST_SKIPPED)
         self._begin(now())
 

@@ -33,7 +33,10 @@ CUDA_FIGURES = {
 
 
 class _MallInfo(ctypes.Structure):
-    """struct mallinfo2 of glibc's malloc.h. `arena`: bytes of all heaps; `hblkhd`: bytes in individually mapped blocks; `uordblks`: in use."""
+    """struct mallinfo2 of glibc's malloc.h.
+
+    `arena`: bytes of all heaps; `hblkhd`: bytes in individually mapped blocks; `uordblks`: in use.
+    """
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -54,7 +57,8 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def heap_stats() -> dict[str, float]:
-    """`heap_allocated_bytes` and `heap_reserved_bytes` of the whole process, libraries included; empty where the C library has no figures."""
+    """`heap_allocated_bytes` and `heap_reserved_bytes` of the whole process, libraries included; empty where the C library has no
+    figures."""
     library = _glibc()
     if library is None:
         return {}

@@ -20,11 +20,14 @@ Probe = Callable[[], Signals]
 
 
 class Loop(Protocol):
-    """What the agent asks of a loop: steps, knobs, probes and memory figures. All calls come from the training thread, between two steps."""
+    """What the agent asks of a loop: steps, knobs, probes and memory figures.
+
+    All calls come from the training thread, between two steps.
+    """
 
     account: StepAccount
     knobs: Knobs
-    """The knobs in force. `set_knobs` changes them; nobody else does."""
+    """The knobs in force. Only `set_knobs` changes them."""
     arm: int
     """The side of a trial that the steps belong to; 0 outside of trials."""
     kind: int
@@ -45,7 +48,10 @@ class Loop(Protocol):
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """The probes that this loop offers, by name; a probe raises ProbeError where it does not apply. Empty: there is nothing to probe."""
+        """The probes that this loop offers, by name; a probe raises ProbeError where it does not apply.
+
+        Empty: there is nothing to probe.
+        """
         ...
 
     def step(self) -> None:

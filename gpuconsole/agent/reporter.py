@@ -11,7 +11,7 @@ SEND_EVERY_S = 0.25
 training thread between two steps, which is 0.1 to 0.2 % of its time."""
 
 LOW_RATE_EVERY_S = 0.5
-"""The period of a run that nobody changes: the period at which the console paints its screen."""
+"""The period of a run without commands: the period at which the console paints its screen."""
 
 LOW_RATE_AFTER_S = 20.0
 """Time from the first message, or from the first message after a command, to the low rate. A run's first findings appear earlier."""

@@ -8,5 +8,8 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for gpuconsole (`$XDG_CACHE_HOME/gpuconsole` where that variable is set). Created if missing. Raises OSError."""
+    """The user's cache folder for gpuconsole (`$XDG_CACHE_HOME/gpuconsole` where that variable is set).
+
+    Created if missing. Raises OSError.
+    """
     return platformdirs.user_cache_path("gpuconsole", ensure_exists=True)

@@ -68,14 +68,17 @@ def connect(console: Console, rank: int, leads: bool) -> ChildChannel:
 
 
 def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -> ChildChannel:
-    """This process's connection to the console, once all processes have one. Raises JoinError in all processes where one cannot take part."""
+    """This process's connection to the console, once all processes have one.
+
+    Raises JoinError in all processes where one cannot take part.
+    """
     console, version = world.share((own, __version__))
     assert console is not None
     me, problem = f"rank {world.rank} on {socket.gethostname()}", ""
     if version != __version__:
         problem = f"{me} has gpuconsole {__version__}, the console's machine has {version}"
     elif early is not None and not world.leads:
-        problem = f"{me} has a console of its own: start the console on one machine, and on the others the command that it shows"
+        problem = f"{me} has its own console: start the console on one machine, and on the others the command that the console shows"
     elif early is None:
         try:
             early = connect(console, world.rank, False)

@@ -111,7 +111,10 @@ def put_into(inbox: Inbox) -> Callable[[AnyCommand], None]:
 
 
 def build(start: Start, scratch: Path, channel: Channel, world: World | None = None) -> WorkloadLoop:
-    """The loop of the workload in `start`, ready for its first step. Raises what goes wrong; DeviceError where torch cannot use the device."""
+    """The loop of the workload in `start`, ready for its first step.
+
+    Raises what goes wrong; DeviceError where torch cannot use the device.
+    """
     world = world or World()
     import torch
 

@@ -61,7 +61,10 @@ def fitting_side(device: torch.device, precision: str, budget_s: float) -> int:
 
 
 def not_native(device: torch.device, precision: str) -> str:
-    """Why `precision` cannot be measured on `device`; empty where it can. Emulation on a CPU is measured too, because its low speed is of interest."""
+    """Why `precision` cannot be measured on `device`; empty where it can.
+
+    Emulation on a CPU is measured too, because its low speed is of interest.
+    """
     if device.type != "cuda":
         return "TF32 is an arithmetic of GPUs" if precision == "tf32" else ""
     has, needs = torch.cuda.get_device_capability(device), TENSOR_CORES_SINCE.get(precision, (0, 0))

@@ -1,4 +1,5 @@
-"""The loop of workloads that train nothing: it repeats one piece of work, so that the work can be watched, diagnosed and tried like a job."""
+"""The loop of workloads that train nothing: it repeats one piece of work, so that the work can be watched, diagnosed and tried like a
+job."""
 
 from __future__ import annotations
 

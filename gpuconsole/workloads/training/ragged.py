@@ -13,7 +13,10 @@ from gpuconsole.workloads.training.verses import PADDING, Verses, VerseStream
 
 
 class BagOfBytes(nn.Module):
-    """The mean of the byte embeddings of a verse, and a linear layer that predicts whether the verse names the LORD. Few kernels: compiles in seconds."""
+    """The mean of the byte embeddings of a verse, and a linear layer that predicts whether the verse names the LORD.
+
+    Few kernels: compiles in seconds.
+    """
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -120,7 +120,8 @@ class RecommenderTask:
         return count_training_flops(self._twin, lambda twin: twin(ids).sum())
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
-        """The share of the table that an optimizer step touches, counted on generated batches of the same kind; and the size of the table."""
+        """The share of the table that an optimizer step touches, counted on generated batches of the same kind; and the size of the
+        table."""
         ids, _ = ClickStream(self._rows, int(knobs["batch_size"]) * int(knobs["gradient_accumulation_steps"]), self._seed + 2).next()
         return {
             "embedding.rows_touched_ratio": ids.unique().numel() / self._rows,

@@ -16,7 +16,10 @@ PADDING = 0
 
 
 class Verses:
-    """All verses in one tensor of bytes, with start, length and label of each (1: names the LORD). The reference before a verse is not included."""
+    """All verses in one tensor of bytes, with start, length and label of each (1: names the LORD).
+
+    The reference before a verse is not included.
+    """
 
     def __init__(self) -> None:
         lines = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8").splitlines()[:-1]  # the last line is incomplete
@@ -27,7 +30,8 @@ class Verses:
         self.text = torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8)
 
     def batch(self, which: torch.Tensor, knobs: Knobs) -> Batch:
-        """The verses numbered `which` as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and their labels."""
+        """The verses numbered `which` as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and their
+        labels."""
         lengths = self.lengths[which].clamp(max=int(knobs["seq_len"]))
         offsets = torch.arange(padded(int(lengths.max()), int(knobs["pad_to_multiple_of"])))
         inside = offsets < lengths[:, None]

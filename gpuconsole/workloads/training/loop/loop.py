@@ -169,7 +169,10 @@ class TrainingLoop:
         return losing_backward(loss, lost_s("backward", self.knobs, self.plan.world))
 
     def _update(self) -> None:
-        """One optimizer step. With fp16 torch skips it after an overflow; the schedule then does not move, except with a fused optimizer on CUDA."""
+        """One optimizer step.
+
+        With fp16 torch skips it after an overflow; the schedule then does not move, except with a fused optimizer on CUDA.
+        """
         if not self._scaler.is_enabled():
             self.optimizer.step()
             self._schedule.step()
@@ -185,7 +188,10 @@ class TrainingLoop:
             self._schedule.step()
 
     def _do_side_work(self, loss: torch.Tensor) -> float | None:
-        """Log, save and evaluate where due. Returns the loss: on a CPU at every step, else only when it is logged (reading it synchronises)."""
+        """Log, save and evaluate where due.
+
+        Returns the loss: on a CPU at every step, else only when it is logged (reading it synchronises).
+        """
         mark, index = self.account.mark, self.account.index
         due = self._due if self.side_work else _never
         value = loss.item() if self.device.type == "cpu" else None
@@ -265,7 +271,8 @@ class TrainingLoop:
         self.settle()
 
     def settle(self) -> None:
-        """Begin a new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not in their usual state."""
+        """Begin a new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not in their
+        usual state."""
         self._settling = settle_steps(self.knobs)
         self.account.restart()
 
@@ -319,7 +326,10 @@ class TrainingLoop:
         self._process.close()
 
     def peak_memory_bytes(self) -> float:
-        """Peak memory in bytes. On a GPU: of the steps since the start or the last change, without probes. On a CPU: of the whole process."""
+        """Peak memory in bytes.
+
+        On a GPU: of the steps since the start or the last change, without probes. On a CPU: of the whole process.
+        """
         return max(self._peak_bytes, device_memory.peak_bytes(self.device))
 
     def forget_peak_memory(self) -> None:

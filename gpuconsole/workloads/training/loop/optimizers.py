@@ -26,7 +26,10 @@ def make_optimizer(parameters: Parameters, optim: str) -> torch.optim.Optimizer:
 
 
 def carry_state(before: torch.optim.Optimizer, after: torch.optim.Optimizer) -> None:
-    """Copy the moments of one AdamW into another. Between AdamW, SGD and 8-bit states the moments differ in meaning, so they start again."""
+    """Copy the moments of one AdamW into another.
+
+    Between AdamW, SGD and 8-bit states the moments differ in meaning, so they start again.
+    """
     if not (type(before) is type(after) is torch.optim.AdamW):
         return
     own: list[dict[str, Any]] = [{name: group[name] for name in ("foreach", "fused")} for group in after.param_groups]

@@ -16,7 +16,10 @@ def check_precision(knobs: Knobs) -> None:
 
 
 def plan_for(knobs: Knobs, world: World) -> Plan:
-    """The plan for `knobs`. Raises ValueError, one line, where knobs contradict each other. Imports torch.distributed only where necessary."""
+    """The plan for `knobs`.
+
+    Raises ValueError, one line, where knobs contradict each other. Imports torch.distributed only where necessary.
+    """
     sharding, matrices = str(knobs.get("sharding", "none")), int(knobs.get("tensor_parallel", 1))
     if world.size == 1 and (sharding != "none" or matrices > 1):
         wanted = f"sharding {sharding}" if sharding != "none" else f"tensor_parallel {matrices}"

@@ -42,7 +42,10 @@ def swap_layout(loop: TrainingLoop) -> Signals:
 
 
 def swap_precision(loop: TrainingLoop) -> Signals:
-    """A pass at the present precision compared with a pass in bf16 and, on a GPU, in TF32. `bf16_native` 0: the device has no bf16 instructions."""
+    """A pass at the present precision compared with a pass in bf16 and, on a GPU, in TF32.
+
+    `bf16_native` 0: the device has no bf16 instructions.
+    """
     if loop.knobs["precision"] not in ("fp32", "tf32"):
         raise ProbeError(f"precision is {loop.knobs['precision']} already")
     native, how = _bf16(loop.device)
@@ -55,7 +58,10 @@ def swap_precision(loop: TrainingLoop) -> Signals:
 
 
 def swap_threads(loop: TrainingLoop) -> Signals:
-    """A pass with the present threads compared with a pass on all cores that the loader's workers leave. By the wall clock: waiting for a core counts."""
+    """A pass with the present threads compared with a pass on all cores that the loader's workers leave.
+
+    By the wall clock: waiting for a core counts.
+    """
     present = torch.get_num_threads()
     tried = cores() - int(loop.knobs.get("num_workers", 0))
     if loop.device.type != "cpu" or loop.plan.world.size > 1 or tried <= present:
@@ -141,7 +147,8 @@ def _put_in_force(loop: TrainingLoop, changes: dict[str, Value]) -> None:
 
 
 def _bf16(device: torch.device) -> tuple[bool, str]:
-    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16 where it emulates it, at a quarter of the speed."""
+    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16 where it emulates it, at a quarter of
+    the speed."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major >= 8, f"compute capability {major}.{minor}"
