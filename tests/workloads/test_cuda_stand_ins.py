@@ -12,7 +12,7 @@ from gpuconsole.engine.catalog import scenarios
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.profiling import recorder
-from gpuconsole.workloads.serving.engine import building
+from gpuconsole.workloads.serving.engine import build as server_build
 from gpuconsole.workloads.training.loop.model_settings import check_compile
 from tests.workloads.small import small_gpt_loop
 
@@ -64,10 +64,10 @@ def test_cupti_is_let_go_where_that_is_safe(monkeypatch: pytest.MonkeyPatch, ver
 
 
 def test_a_kv_cache_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_free_bytes", lambda device: 10**9)
-    building._check_room(9 * 10**8, CUDA)
+    monkeypatch.setattr(server_build, "_free_bytes", lambda device: 10**9)
+    server_build._check_room(9 * 10**8, CUDA)
     with pytest.raises(ValueError, match=r"takes 2\.0 GB .* 1\.0 GB are free"):
-        building._check_room(2 * 10**9, CUDA)
+        server_build._check_room(2 * 10**9, CUDA)
 
 
 def test_every_served_scenario_and_the_trial_of_its_fix_fit_on_a_gpu() -> None:
