@@ -9,13 +9,11 @@ from pathlib import Path
 import psutil
 
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.metrics.catalogue import CATALOGUE
 from gpuconsole.telemetry.host_memory import memory_bytes
 from gpuconsole.telemetry.source import Readings, Reasons
 from gpuconsole.wire.events import Sample
 
 HOST = "cpu"
-HOST_METRICS = tuple(name for name in CATALOGUE if name.startswith("host.") and name != "host.core_busy_ratio")
 PRESSURE = {
     "host.run_queue_delay_ratio": Path("/proc/pressure/cpu"),
     "host.io_pressure_ratio": Path("/proc/pressure/io"),

@@ -35,14 +35,13 @@ class Poller(threading.Thread):
         after_round: Callable[[], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        super().__init__(name=f"beat-{source.name}", daemon=True)  # a thread that hangs in a driver call must not keep the process alive
+        super().__init__(name=f"poll-{source.name}", daemon=True)  # a thread that hangs in a driver call must not keep the process alive
         self._source = source
         self._interval_s = interval_s
         self._send = send
         self._after_round = after_round
         self._on_gone = on_gone
         self._sent: Reasons = {}
-        self._stop_asked = threading.Event()
         self._began = 0.0
         self._took: deque[float] = deque(maxlen=_RECENT)
         self._missed = 0
@@ -53,16 +52,14 @@ class Poller(threading.Thread):
             self._source.prime()
             self._began = 0.0
             due = time.monotonic() + FIRST_GAP_S
-            while not self._stop_asked.wait(max(0.0, due - time.monotonic())):
+            while True:
+                time.sleep(max(0.0, due - time.monotonic()))
                 self._round()
-                following = next_beat(due, self.period_s(), time.monotonic())
+                following = next_time(due, self.period_s(), time.monotonic())
                 self._missed += max(0, round((following - due) / self._interval_s) - 1)
                 due = following
         except DriverGone as gone:
             self._on_gone(str(gone))
-
-    def ask_to_stop(self) -> None:
-        self._stop_asked.set()
 
     def period_s(self) -> float:
         """The real time between two rounds in seconds. It is longer than requested when rounds take more than half of the interval.
@@ -98,7 +95,7 @@ class Poller(threading.Thread):
                 self._send(Unavailable(t=time.monotonic(), device=device, reasons=self._sent[device]))
 
 
-def next_beat(due: float, interval_s: float, now: float) -> float:
+def next_time(due: float, interval_s: float, now: float) -> float:
     """The first time after `now` on the schedule of `due`. Missed times are skipped."""
     missed = max(0, int((now - due) // interval_s))
     return due + (missed + 1) * interval_s

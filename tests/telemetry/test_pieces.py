@@ -10,12 +10,12 @@ import pytest
 from gpuconsole.model.text import visible
 from gpuconsole.telemetry.nvml import library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
-from gpuconsole.telemetry.poller import next_beat
+from gpuconsole.telemetry.poller import next_time
 
 
 @pytest.mark.parametrize(("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)])
 def test_the_beat_neither_drifts_nor_bursts(now: float, expected: float) -> None:
-    assert next_beat(10.0, 1.0, now) == expected
+    assert next_time(10.0, 1.0, now) == expected
 
 
 def test_a_binding_without_the_function_is_a_reason() -> None:

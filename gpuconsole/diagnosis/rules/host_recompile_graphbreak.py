@@ -13,7 +13,6 @@ COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None, torch 
 MOSTLY = Threshold("mostly", 0.5, "ratio", "beyond half of the time so far, the speed without compilation is hardly known")
 LENGTHS = 64
 """A multiple that reduces the lengths to a few. Each length is compiled once."""
-SIGNALS = ("seconds_not_steady", "compile.recompiles", "compile.steps", "compile.time_ratio", "compile.given_up", "compile.graph_breaks")
 
 
 class HostRecompileGraphbreak(Rule):

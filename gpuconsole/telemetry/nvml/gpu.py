@@ -20,9 +20,6 @@ GPU_METRICS = tuple(metric.name for metric in DECLARED)
 SLOW_S = 10.0
 """Seconds between two readings of metrics that change rarely."""
 
-# Metrics that the source counts from the driver's events and process lists.
-COUNTED = ("gpu.xid_errors", "gpu.processes")
-
 _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
 _WAITS = "the driver has not reported it yet"
