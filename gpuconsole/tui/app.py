@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,9 @@ from gpuconsole.tui.widgets.zone import Zone
 
 REFRESH_HZ = 2.0
 FASTEST_HZ = 20.0
-SLOW_LINE = 0.25
-"""Share of the time in which periodic frames may keep the line busy. On a slower line the screen is drawn at REFRESH_HZ, so that keys need not wait."""
+BUSY_SHARE = 0.3
+"""Share of the time that periodic frames may take of the line, or of this thread. Above this share the screen is drawn less often, down to
+REFRESH_HZ, so that a key need not wait for frames."""
 ECO_S = 2.0
 FIRST_DATA_S = 0.05
 CLOSE_S = 3.0
@@ -93,7 +95,8 @@ class ConsoleApp(App[int]):
         self._record = record
         self._on_hangup = on_hangup
         self._opening = opening
-        self._since_shown = self._rest_s = self._written_s = 0.0
+        self._since_shown = self._rest_s = 0.0
+        self._used_before = self._used_s()
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
@@ -143,14 +146,15 @@ class ConsoleApp(App[int]):
             self.tick()
 
     def _on_timer(self) -> None:
-        """While nothing runs, draw only as often as the sources are read; on a slow line, not more often than REFRESH_HZ."""
+        """While nothing runs, draw only as often as the sources are read. Draw less often while frames take much of the time."""
         self._since_shown += self._period
-        least_s = 1.0 / REFRESH_HZ if self._writing_s() - self._written_s > SLOW_LINE * self._since_shown else 0.0
-        if self._since_shown >= max(self._rest_s, least_s):
+        busy_s = max(used - before for used, before in zip(self._used_s(), self._used_before, strict=True))
+        if self._since_shown >= max(self._rest_s, min(1.0 / REFRESH_HZ, busy_s / BUSY_SHARE)):
             self.tick()
 
-    def _writing_s(self) -> float:
-        return self.line_cost.writing_s if self.line_cost is not None else 0.0
+    def _used_s(self) -> tuple[float, float]:
+        """Seconds that writes to the terminal have taken, and CPU seconds of this thread."""
+        return self.line_cost.writing_s if self.line_cost is not None else 0.0, time.thread_time()
 
     def tick(self) -> None:
         """Show the present state on the screen in sight; hidden screens do no work."""
@@ -159,7 +163,7 @@ class ConsoleApp(App[int]):
         if self._duration is not None:
             self._watch_duration(self._duration)
         view, screen = self.api.view(), self.screen
-        self._since_shown, self._written_s = 0.0, self._writing_s()
+        self._since_shown, self._used_before = 0.0, self._used_s()
         self._rest_s = 0.0 if facts.active(view) else min((state.period_s for state in view.sources.values()), default=0.0)
         if isinstance(screen, MainScreen | BackScreen):
             screen.show(view)

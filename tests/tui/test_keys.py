@@ -16,7 +16,6 @@ from gpuconsole.tui import app as app_module
 from gpuconsole.tui import keys
 from gpuconsole.tui.actions import SCREENS
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.keyboard import parse
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
@@ -148,27 +147,30 @@ def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(monkeypatch: py
     assert periods == [0.1, 0.5]
 
 
-def test_on_a_slow_line_the_screen_is_drawn_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames that fill the line would make a key wait for them."""
+@pytest.mark.parametrize("resource", [0, 1], ids=["line", "thread"])
+def test_frames_that_take_much_time_are_drawn_twice_a_second(monkeypatch: pytest.MonkeyPatch, resource: int) -> None:
+    """Frames that fill the line or the thread would make a key wait for them."""
     app = ConsoleApp(FakeSession(view()), 10.0)
-    line = Cost()
-    monkeypatch.setattr(ConsoleApp, "line_cost", line)
+    used = [0.0, 0.0]
+    monkeypatch.setattr(app, "_used_s", lambda: tuple(used))
 
-    def frames_in_a_second(writing_s_per_frame: float) -> int:
+    def frames_in_a_second(seconds_per_frame: float) -> int:
         frames = []
 
         def tick() -> None:
             frames.append(app)
-            app._since_shown, app._written_s = 0.0, line.writing_s
-            line.writing_s += writing_s_per_frame
+            app._since_shown, app._used_before = 0.0, (used[0], used[1])
+            used[resource] += seconds_per_frame
 
         monkeypatch.setattr(app, "tick", tick)
+        tick()
         for _ in range(10):
             app._on_timer()
-        return len(frames)
+        return len(frames) - 1
 
     assert frames_in_a_second(0.001) == 10
-    assert frames_in_a_second(0.2) == 2
+    assert frames_in_a_second(0.05) == 5  # 0.05 s of 0.2 s
+    assert frames_in_a_second(0.4) == 2
 
 
 def test_a_click_selects_and_a_second_click_chooses() -> None:
