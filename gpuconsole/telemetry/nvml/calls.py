@@ -1,13 +1,14 @@
-"""The NVML calls: the metrics of each call, and the conversion into the catalogue's units."""
+"""The NVML calls: the metrics of each call, the conversion into the catalogue's units, and the intervals of slow calls."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.telemetry.nvml.library import ARGUMENT_VERSION_MISMATCH, FUNCTION_NOT_FOUND, NOT_SUPPORTED, CallFailed, call
+from gpuconsole.telemetry.nvml.library import ARGUMENT_VERSION_MISMATCH, FUNCTION_NOT_FOUND, NOT_SUPPORTED, CallFailed, Meter, call
 
 # Constants of the NVML ABI, by value: an older binding may lack the names.
 _MEMORY_V2 = 0x02000028
@@ -231,3 +232,58 @@ class CallReader:
                     if failure.is_permanent:
                         self._never.update(dict.fromkeys(wanted, failure))
         return values, failures
+
+
+# --- slow calls -----------------------------------------------------------------------------------------
+
+SLOW_CALL_S = 0.004
+"""Calls above this duration are slow. Answers from the driver's memory take microseconds."""
+SHARE = 0.2
+"""Maximum share of a round's period for slow calls."""
+LEAST_S = 0.02
+
+
+class SlowCalls:
+    """`may_ask` decides whether a call is due. Slow calls take turns within the budget, equally often for each device."""
+
+    def __init__(self, meter: Meter, interval_s: float) -> None:
+        self._meter = meter
+        self._budget_s = max(LEAST_S, SHARE * interval_s)
+        self._interval_s = interval_s
+        self._typical: dict[str, float] = {}
+        self._asked: dict[tuple[str, str], float] = {}
+        self._slow: dict[str, float] = {}
+        self._spent_s = 0.0
+        self._round = 0.0
+
+    def begin_round(self) -> None:
+        self._spent_s, self._round = 0.0, time.monotonic()
+        self._typical = self._meter.typical()
+        self._slow = {name: self._typical[name] for name in self._slow if self._typical[name] >= SLOW_CALL_S}
+
+    def may_ask(self, device: str, question: Call) -> bool:
+        function = question.variants[0].function
+        cost_s = self._typical.get(function) or self._meter.typical_s(function)
+        if cost_s < SLOW_CALL_S:
+            return True
+        self._slow[function] = cost_s
+        key = (device, question.metrics[0])
+        due = self._asked.setdefault(key, float("-inf")) + self.turn_s()
+        if self._round < due or (self._spent_s and self._spent_s + cost_s > self._budget_s):
+            return False
+        self._asked[key] = self._round
+        self._spent_s += cost_s
+        return True
+
+    def turn_s(self) -> float:
+        """Seconds until the next turn of a slow call: half a round less than the rounds that all slow calls need."""
+        per_round = max(1, int(self._budget_s / max(tuple(self._slow.values()), default=SLOW_CALL_S)))
+        return (-(-len(self._asked) // per_round) - 0.5) * self._interval_s
+
+    def words(self) -> str:
+        """A description of the slow calls and their interval; empty when no call is slow."""
+        slow = dict(self._slow)  # the calling thread continues meanwhile
+        if not slow:
+            return ""
+        name, cost_s = max(slow.items(), key=lambda item: item[1])
+        return f"{name} takes {cost_s * 1e3:.0f} ms: read every {self.turn_s() + 0.5 * self._interval_s:.1f} s"

@@ -6,11 +6,11 @@ import time
 
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
+from gpuconsole.telemetry.nvml.calls import SlowCalls
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME
 from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.processes import processes_of
-from gpuconsole.telemetry.nvml.slow_calls import SlowCalls
 from gpuconsole.telemetry.nvml.topology import links_between
 from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.process_details import ProcessDetails
