@@ -40,7 +40,11 @@ def flops_peak(
         return datasheet * count, f"{_times(count)}{precision} dense, {peaks.source}"
     measured = facts.get("peak_flops_per_s")
     if measured:
-        return measured, f"{measured_as or f'{precision} matrix product'} measured here, {facts.get('threads', 1):.0f} threads"
+        threads = facts.get("threads", 1.0)
+        return (
+            measured,
+            f"{measured_as or f'{precision} matrix product'} measured here, {threads:.0f} {'thread' if threads == 1 else 'threads'}",
+        )
     return calibrated_product(knobs, facts, is_gpu, calibration or {})
 
 
