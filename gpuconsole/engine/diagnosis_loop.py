@@ -87,7 +87,7 @@ class DiagnosisLoop:
             self._record, self._steadied, self._more_due = record, Steadied(), False
             self._probed.clear()
             self._failures.clear()
-        findings = self._find(record)  # a rule that fires is shown without its probe; the probe is for the predicted gain
+        findings = self._find(record)  # show a firing rule before its probe has run: only the predicted gain needs the probe
         if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
             first = [probe for probe in due if probe in ALWAYS]

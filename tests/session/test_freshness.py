@@ -1,4 +1,4 @@
-"""When a value is fresh. The exporter's tests show the same rules from the outside."""
+"""Tests of the freshness of a value. The exporter's tests check the same rules at /metrics."""
 
 from __future__ import annotations
 
