@@ -11,6 +11,7 @@ from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
+from gpuconsole.model.server_facts import ServerFacts
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
 """The exclusive parts of a step; their times sum to the wall time of the step."""
@@ -19,6 +20,17 @@ COUNTS, SETTLING, PROBE = 0, 1, 2
 """Kinds of steps: COUNTS: a normal step. SETTLING: a step after a change or a pause. PROBE: a step of a probe."""
 
 RunState = Literal["starting", "running", "finished", "stopped", "failed"]
+
+
+class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the figures of a serving run can be trusted.
+
+    `valid`: yes. `degraded`: with care, for example because the client lacked CPU time, the server restarted, or a part of the requests failed.
+    `invalid`: no, because most requests failed or no request was answered. `reasons`: one line each, the most important first.
+    """
+
+    verdict: Literal["valid", "degraded", "invalid"]
+    reasons: list[str] = []
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -122,7 +134,8 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the analytical
     models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
-    this machine. `profile`: the last profiler window.
+    this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `validity`: whether the figures of a
+    serving run can be trusted; None for a training run.
     """
 
     id: str
@@ -146,6 +159,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     ranks: list[Rank] = []
     baseline: BaselineComparison | None = None
     profile: ProfileReport | None = None
+    server: ServerFacts | None = None
+    validity: Validity | None = None
 
     @property
     def serves(self) -> bool:

@@ -25,6 +25,7 @@ from gpuconsole.wire.events import (
     RankJoined,
     Requests,
     RunClosed,
+    ServerKnown,
     ServerState,
     Started,
     Steps,
@@ -91,7 +92,7 @@ class RunRecord:
 
     def carry_on(self, before: RunRecord) -> None:
         """Begin the record of the next run after a kept change: the same worker continues with new knobs."""
-        self.run.facts, self.notes = before.facts, before.notes
+        self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -109,6 +110,8 @@ class RunRecord:
                 self._add_steps(event)
             case Requests() if self.serving is not None:
                 self.serving.add_requests(event)
+            case ServerKnown():
+                self.run.server = event.facts
             case ServerState() if self.serving is not None:
                 self.serving.add_state(event)
             case ProbeDone():

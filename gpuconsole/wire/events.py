@@ -20,6 +20,7 @@ from gpuconsole.model.machine.device import Device, Link
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState, Step
+from gpuconsole.model.server_facts import ServerFacts
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.wire.marks import MarkedStep
@@ -184,7 +185,9 @@ class Requests(Event, frozen=True):
 
     `active`: requests under way. `lateness_s`: 95th percentile of the delay of the generator's event loop since the last message. `cpu_s`: CPU
     time of the generator so far. `dropped`: messages lost. `shared_prefix_ratio`: the share of prompt text that is a prefix of another prompt,
-    over the last prompts (or all recorded prompts); None before there are prompts.
+    over the last prompts (or all recorded prompts); None before there are prompts. `runq_s`: the seconds so far in which the generator was ready
+    to run and waited for a CPU; None where the system does not report the wait. `down`: why the server does not answer now, in one line; empty
+    while the server answers. `down_since`: the time since which the server has not answered, where `down` is set.
     """
 
     requests: list[Request]
@@ -193,6 +196,15 @@ class Requests(Event, frozen=True):
     cpu_s: float = 0.0
     dropped: int = 0
     shared_prefix_ratio: float | None = None
+    runq_s: float | None = None
+    down: str = ""
+    down_since: float = 0.0
+
+
+class ServerKnown(Event, frozen=True):
+    """The facts that a model server reports about itself; replaces the previous facts. A server that restarts may report others."""
+
+    facts: ServerFacts
 
 
 class ServerState(Event, frozen=True):
@@ -314,7 +326,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
     | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
