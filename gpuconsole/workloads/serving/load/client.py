@@ -12,6 +12,7 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.problems import explain
 
 MOST_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
@@ -135,9 +136,9 @@ class Client:
         except TimeoutError:
             error = f"no answer for {self._timeout_s:g} s"
         except aiohttp.ClientConnectorError as problem:
-            error = f"cannot connect: {getattr(problem.os_error, 'strerror', None) or problem.os_error}"
-        except (aiohttp.ClientError, ConnectionError) as problem:
-            error = f"the connection broke off: {type(problem).__name__}"
+            error = f"cannot connect: {explain(problem)}"
+        except (aiohttp.ClientError, OSError) as problem:
+            error = f"the connection broke off: {explain(problem)}"
         total, gaps, counts = arrivals.settled()
         first, last = (arrivals.times[0] - sent, arrivals.times[-1] - sent) if arrivals.times else (None, None)
         return Request(now(), max(0.0, sent - due), first, last, arrivals.prompt_tokens, total, gaps, counts, error)
