@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gpuconsole.model.recorded import parse_recorded
 from gpuconsole.model.scenario import Workload
 from gpuconsole.model.serving import Objective, parse_objective
 
-OPTIONS = ("url", "model", "api_key_env", "metrics_url", "vllm_python", "vllm_args", "request_timeout", "slo", "prompts")
+OPTIONS = ("url", "model", "api_key_env", "metrics_url", "wait", "vllm_python", "vllm_args", "request_timeout", "slo", "prompts")
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="NAME", help="with --url: the model to ask for; with server=vllm: a model name or a folder")
     group.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable that holds the server's key")
     group.add_argument("--metrics-url", metavar="URL", help="address of the server's /metrics (default: on the server itself)")
+    group.add_argument("--wait", type=float, metavar="S", help="with --url: wait up to S seconds for a server that is starting (default 0)")
     group.add_argument(
         "--vllm-python",
         type=Path,
@@ -47,6 +49,7 @@ def server_options(args: argparse.Namespace) -> dict[str, str]:
         "model": getattr(args, "model", None),
         "api_key_env": getattr(args, "api_key_env", None),
         "metrics_url": getattr(args, "metrics_url", None),
+        "wait_s": getattr(args, "wait", None),
         "vllm_python": getattr(args, "vllm_python", None),
         "vllm_args": getattr(args, "vllm_args", None),
         "prompts": getattr(args, "prompts", None),
@@ -69,6 +72,10 @@ def check_server(args: argparse.Namespace, workload: Workload) -> None:
         check_url(url, option, "http://127.0.0.1:8000")
     if args.request_timeout is not None and not args.request_timeout > 0:
         raise UsageError(f"--request-timeout {args.request_timeout:g}: must be more than 0 s")
+    if args.wait is not None and not 0 <= args.wait < math.inf:
+        raise UsageError(f"--wait {args.wait:g}: must be 0 s or more")
+    if args.wait is not None and args.url is None:
+        raise UsageError("--wait needs --url")
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
         raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
     if args.prompts is not None:

@@ -23,17 +23,25 @@ from typing import Any
 
 import aiohttp
 import psutil
+from yarl import URL
 
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.problems import explain, outlook, speaks_tls
 
 READY_S = 1200.0
 """Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
 ASK_EVERY_S = 0.5
 STOP_S = 10.0
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 4.0
+PATIENCE_S = 4.0
+"""Seconds for a server that accepts connections and does not answer yet. The reason is on the screen at most 5 s after the start."""
+NOT_READY = (429, 502, 503, 504)
+"""HTTP statuses of a server that is starting or overloaded, or of a proxy in front of such a server."""
+MOST_NAMES = 5
+"""Number of models in a message."""
 MOST_WORDS = 400
 """Number of kept log lines: vLLM writes about 120 lines between the cause of a failure and its end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
@@ -60,7 +68,6 @@ class ModelServer:
         self.words: deque[str] = deque(maxlen=MOST_WORDS)
         self.process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._last = ""
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Start the server; returns when the server answers. Raises ServerFailed."""
@@ -125,8 +132,7 @@ class ModelServer:
                         raise ServerFailed(self.death())
                     await asyncio.sleep(ASK_EVERY_S / 5)
         except TimeoutError:
-            why_not = f": {self._last}" if self._last else ""
-            raise ServerFailed(f"{self.url or 'the model server'} is not ready after {seconds:g} s{why_not}") from None
+            raise ServerFailed(f"the model server is not ready after {seconds:g} s") from None
 
 
 class EmbeddedServer(ModelServer):
@@ -144,7 +150,7 @@ class EmbeddedServer(ModelServer):
         await self._wait_for(self._serves, READY_S)
         async with session.get(f"{self.url}/facts") as answer:
             self.facts = await answer.json() | live_limits(self._knobs)
-        self.model = await first_model(session, self.url)
+        self.model = await chosen_model(session, self.url, "")
         self._session = session
 
     async def set_limits(self, knobs: Knobs) -> None:
@@ -168,25 +174,39 @@ class RemoteServer(ModelServer):
     """A server that already runs."""
 
     def __init__(self, progress: Callable[[str], None], url: str, model: str, wait_s: float) -> None:
+        """`model`: empty for the first model that the server lists. `wait_s`: seconds that a server may take to start."""
         super().__init__(progress)
         self.url, self.model, self._wait_s = url.rstrip("/").removesuffix("/v1"), model, wait_s
 
     async def start(self, session: aiohttp.ClientSession) -> None:
-        self._progress(f"asking {self.url}")
-        self._session = session
-        await self._wait_for(self._answers, self._wait_s)
+        """Ask the server for its models until it answers. A problem that no retry can solve ends this at once.
 
-    async def _answers(self) -> bool:
-        try:
-            self.model = self.model or await first_model(self._session, self.url)
-        except ServerFailed:
-            raise
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
-            self._last = explain(problem)
-            self._progress(f"waiting for {self.url}: {self._last}")
+        A refused connection is retried for `wait_s`. A server that accepts and does not answer, or answers HTTP 502 or 503, is asked for
+        PATIENCE_S at least.
+        """
+        self._progress(f"asking {self.url}")
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            left_s = begun + max(self._wait_s, PATIENCE_S) - loop.time()
+            try:
+                self.model = await chosen_model(session, self.url, self.model, max(ASK_EVERY_S, min(PROBE_TIMEOUT_S, left_s)))
+                return
+            except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+                reason, hope = explain(problem), outlook(problem)
+            if hope == "refused":
+                reason += f": nothing listens at {URL(self.url).host}:{URL(self.url).port}"
+            if self.url.startswith("http:") and hope == "later" and await speaks_tls(self.url):
+                reason, hope = f"the server speaks TLS: use https{self.url.removeprefix('http')}", "never"
+            waited_s = loop.time() - begun
+            if hope == "never":
+                raise ServerFailed(f"{self.url}: {reason}")
+            if waited_s + ASK_EVERY_S > (self._wait_s if hope == "refused" else max(self._wait_s, PATIENCE_S)):
+                after = f" after {waited_s:.0f} s" if waited_s >= 1 else ""
+                advice = "" if self._wait_s else "; --wait S waits for a server that is starting"
+                raise ServerFailed(f"{self.url}: {reason}{after}{advice}")
+            self._progress(f"waiting for {self.url}: {reason}")
             await asyncio.sleep(ASK_EVERY_S)
-            return False
-        return True
 
 
 class VllmServer(ModelServer):
@@ -368,29 +388,50 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """The first model that the server lists. Raises ServerFailed for a refusal, and aiohttp's errors if the server does not answer."""
-    async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as answer:
+class NotReady(aiohttp.ClientError):
+    """The server, or a proxy in front of it, answers that the model server is not available yet."""
+
+
+async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, timeout_s: float = PROBE_TIMEOUT_S) -> str:
+    """The model `wanted` if the server serves it; the first model of the server if `wanted` is empty.
+
+    Raises ServerFailed for a refusal that lasts, NotReady, and aiohttp's errors and TimeoutError if the server does not answer.
+    """
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with session.get(f"{url}/v1/models", timeout=timeout) as answer:
         if answer.status in (401, 403):
+            if "Authorization" in session.headers:
+                raise ServerFailed(f"{url} rejects the API key (HTTP {answer.status}): check the variable of --api-key-env")
             raise ServerFailed(f"{url} needs an API key (HTTP {answer.status}): name the variable that holds it with --api-key-env")
-        if answer.status in (503, 502, 429):
-            raise aiohttp.ClientError(f"HTTP {answer.status}")
+        if answer.status in NOT_READY:
+            raise NotReady(f"the server answers HTTP {answer.status}")
+        if answer.status == 400 and url.startswith("http:") and await speaks_tls(url):
+            raise ServerFailed(f"{url}: the server speaks TLS: use https{url.removeprefix('http')}")
+        if answer.status == 404 and wanted and await _completes(session, url, timeout):
+            return wanted  # some gateways list no models
         if answer.status != 200:
-            raise ServerFailed(
-                f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server? (name the model with --model)"
-            )
-        listed = await answer.json(content_type=None)
+            raise ServerFailed(f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server, or another path")
+        try:
+            listed = await answer.json(content_type=None)
+        except ValueError:
+            raise ServerFailed(f"{url}/v1/models answers without JSON: not an OpenAI-compatible server") from None
     models = listed.get("data") if isinstance(listed, dict) else None
-    if not models or not isinstance(models[0], dict) or "id" not in models[0]:
+    names = [str(one["id"]) for one in models if isinstance(one, dict) and "id" in one] if isinstance(models, list) else []
+    if not names and not wanted:
         raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
-    return str(models[0]["id"])
+    if wanted and names and wanted not in names:
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        raise ServerFailed(f"{url} does not serve the model {wanted}: it serves {', '.join(map(visible, names[:MOST_NAMES]))}{more}")
+    return wanted or names[0]
 
 
-def explain(problem: BaseException) -> str:
-    """A short reason why a server did not answer."""
-    if isinstance(problem, aiohttp.ClientConnectorError):
-        return getattr(problem.os_error, "strerror", None) or str(problem.os_error)
-    return str(problem) or type(problem).__name__
+async def _completes(session: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout) -> bool:
+    """Whether the server has one of the addresses for completions. The empty request starts no work."""
+    for path in ("completions", "chat/completions"):
+        async with session.post(f"{url}/v1/{path}", json={}, timeout=timeout) as answer:
+            if answer.status != 404:
+                return True
+    return False
 
 
 def why(words: list[str]) -> str:

@@ -26,7 +26,6 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.serving import FORMULAS
-from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -46,12 +45,12 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.serving.effects import without_effect
 from gpuconsole.workloads.serving.load.client import connect
+from gpuconsole.workloads.serving.problems import explain
 from gpuconsole.workloads.serving.server_metrics import read_metrics
-from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer, explain
+from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
 
 SCRAPE_S = 0.5
 SCRAPE_TIMEOUT_S = 2.0
-REMOTE_WAIT_S = 60.0
 LINE_LIMIT = 64 * 1024 * 1024
 STOP_S = 2.0
 EMBEDDED_CHARACTERS_PER_TOKEN = "1"
@@ -106,13 +105,13 @@ class ServingWorker:
 
     async def _limit(self, command: SetKnobs) -> bool:
         """Apply new limits to the server if the command contains them. Sends an error and returns False if the server cannot change them."""
-        knobs = {**self._knobs, **command.changes}
-        try:
-            if self._server is not None and any(name in command.changes for name in LIVE_KNOBS):
-                await self._server.set_limits(knobs)
-        except (ServerFailed, aiohttp.ClientError, TimeoutError) as problem:
-            self._channel.send(KnobsSet(now(), command.request, 0, self._knobs, error=explain(problem)))
-            return False
+        knobs, server = {**self._knobs, **command.changes}, self._server
+        if server is not None and any(name in command.changes for name in LIVE_KNOBS):
+            try:
+                await server.set_limits(knobs)
+            except (ServerFailed, aiohttp.ClientError, TimeoutError) as problem:
+                self._channel.send(KnobsSet(now(), command.request, 0, self._knobs, error=explain(problem)))
+                return False
         self._knobs = knobs
         return True
 
@@ -217,7 +216,7 @@ class ServingWorker:
                 self._channel.send(state)
                 self._scrape_refused = ""
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
-                self._tell_once(f"{url}: {visible(explain(problem))}; the state of the server is unknown")
+                self._tell_once(f"{url}: {explain(problem)}; the state of the server is unknown")
             await asyncio.sleep(SCRAPE_S)
 
     def _frontend_busy(self, server: ModelServer, t: float) -> float | None:
@@ -236,7 +235,7 @@ def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
     """The server for `start`: the server at an address, vLLM, or the embedded server."""
     options, knobs = start.options, start.knobs
     if options.get("server_url"):
-        return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", REMOTE_WAIT_S)))
+        return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", 0.0)))
     if knobs["server"] == "vllm":
         return VllmServer(progress, knobs, options, start.uuid)
     return EmbeddedServer(
