@@ -20,6 +20,18 @@ from aiohttp import web
 
 TTFT_S, ITL_S = 0.2, 0.02
 KEY = "sesame"
+CONTEXT_TOKENS = 512
+"""The context length of `/context`, whose tokenizer counts one token for each character."""
+UNKNOWN_FIELDS = {
+    "ignore_eos": ("Unexpected fields: ignore_eos", 422),
+    "stream_options": (
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]},
+        422,
+    ),
+    "continuous_usage_stats": ("unrecognized field: stream_options.continuous_usage_stats", 400),
+    "some": ("Extra inputs are not permitted", 400),
+}
+"""The refusals of `/refuses-FIELD`, in the words of several servers."""
 RUNNING, WAITING = 7, 3
 PASSKEY_WORDS = "The pass key is "
 """How the passkey stands in a prompt."""
@@ -29,6 +41,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.begun = time.monotonic()
         self.asked = self.sent = 0
+        self.bodies: list[dict[str, object]] = []
         self.late: dict[str, list[float]] = {"first": [], "last": []}
 
     def application(self, prefix: str = "/{behaviour}") -> web.Application:
@@ -76,6 +89,7 @@ class FakeServer:
         begun = asyncio.get_running_loop().time()
         body = await request.json()
         self.asked += 1
+        self.bodies.append(body)
         if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if behaviour == "busy":
@@ -86,6 +100,10 @@ class FakeServer:
             return web.json_response({"error": {"message": "too many requests"}}, status=429)
         if behaviour == "strict" and {"ignore_eos"} & body.keys():
             return web.json_response({"error": {"message": "Unexpected fields: ignore_eos"}}, status=422)
+        if behaviour.startswith("refuses-") and (refused := refuses(behaviour.removeprefix("refuses-"), body)) is not None:
+            return refused
+        if behaviour == "context" and (refused := too_long(body)) is not None:
+            return refused
         if behaviour == "passkey":
             return self.answer(body)
         if behaviour == "hang":
@@ -142,6 +160,35 @@ class FakeServer:
             await response.write(line({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": sent}}))
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def refuses(field: str, body: dict[str, object]) -> web.Response | None:
+    """The refusal of an unknown field; None where the request does not have the field."""
+    words, status = UNKNOWN_FIELDS[field]
+    options = body.get("stream_options") or {}
+    assert isinstance(options, dict)
+    if not ({"ignore_eos", "stream_options"} & body.keys() if field == "some" else field in body | options):
+        return None
+    return web.json_response(words if isinstance(words, dict) else {"error": {"message": words}}, status=status)
+
+
+def too_long(body: dict[str, object]) -> web.Response | None:
+    """vLLM's refusal of a prompt that does not fit together with its answer."""
+    tokens, output = characters(body), int(str(body["max_tokens"]))
+    if tokens + output <= CONTEXT_TOKENS:
+        return None
+    words = (
+        f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, you requested {output} output tokens and your prompt contains "
+        f"at least {tokens} input tokens, for a total of at least {tokens + output} tokens. Please reduce the length of the input prompt or the "
+        "number of requested output tokens."
+    )
+    return web.json_response({"error": {"message": words, "type": "BadRequestError", "param": "input_tokens", "code": 400}}, status=400)
+
+
+def characters(body: dict[str, object]) -> int:
+    """The length of the prompt in characters, without a chat template."""
+    messages = body.get("messages")
+    return sum(len(one["content"]) for one in messages) if isinstance(messages, list) else len(str(body.get("prompt", "")))
 
 
 def piece(content: object, chat: bool, reason: str | None = None) -> dict[str, object]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import statistics
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from gpuconsole.model.recorded import shared_ratio
 from gpuconsole.model.serving import Request
 from gpuconsole.workloads.serving.load import client
 from gpuconsole.workloads.serving.load.client import Arrivals, Client, connect
+from gpuconsole.workloads.serving.load.extras import EFFECTS, refused_fields
 from gpuconsole.workloads.serving.load.prompts import Prompts
 from gpuconsole.workloads.serving.load.traffic import Traffic
 from tests.fakes.model_server import ITL_S, KEY, TTFT_S, FakeServer
@@ -74,13 +76,30 @@ async def break_off_silent(client: Client) -> None:
         client.break_off_silent()
 
 
+@contextlib.asynccontextmanager
+async def client_of(behaviour: str, timeout_s: float = 5.0) -> AsyncIterator[tuple[Client, FakeServer, list[str]]]:
+    """A client of the fake server, the server, and the notes of the client."""
+    fake, notes = FakeServer(), list[str]()
+    server = TestServer(fake.application())
+    await server.start_server()
+    try:
+        async with await connect(None) as session:
+            yield (
+                Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=False, timeout_s=timeout_s, note=notes.append),
+                fake,
+                notes,
+            )
+    finally:
+        await server.close()
+
+
 async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str | None = None, timeout_s: float = 5.0) -> list[Request]:
     """Two requests in a row to the fake server."""
     server = TestServer(FakeServer().application())
     await server.start_server()
     try:
         async with await connect(key) as session:
-            one = Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=chat, timeout_s=timeout_s)
+            one = Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=chat, timeout_s=timeout_s, note=print)
             watching = asyncio.create_task(break_off_silent(one))
             try:
                 return [await one.ask("prompt", tokens, now(), lambda new: None) for _ in range(2)]
@@ -127,6 +146,65 @@ def test_a_fault_is_a_failed_request_with_its_cause(behaviour: str, error: str) 
         assert error in request.error and "\n" not in request.error and len(request.error) < 200
 
 
+@pytest.mark.parametrize(
+    ("field", "lost"),
+    [
+        ("ignore_eos", "ignore_eos: answers may end before the requested number of tokens"),
+        ("stream_options", "stream_options: without usage"),
+        ("continuous_usage_stats", "continuous_usage_stats: the tokens of each chunk"),
+        ("some", "ignore_eos, stream_options"),
+    ],
+)
+def test_a_refused_field_is_left_out_and_named_once_by_concurrent_requests(field: str, lost: str) -> None:
+    async def main() -> None:
+        async with client_of(f"refuses-{field}") as (one, fake, notes):
+            ended = await asyncio.gather(*(one.ask("prompt", 3, now(), lambda new: None) for _ in range(8)))
+            assert [request.error for request in ended] == [""] * 8
+            assert [request.output_tokens for request in ended] == [3] * 8
+            assert len(notes) == 1 and lost in notes[0]
+            fake.bodies.clear()
+            await one.ask("prompt", 3, now(), lambda new: None)
+            kept = {"ignore_eos", "stream_options"} - ({field} if field != "some" else {"ignore_eos", "stream_options"})
+            assert len(fake.bodies) == 1 and fake.bodies[0].keys() & {"ignore_eos", "stream_options"} == kept
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_is_too_long_fails_alone_and_takes_no_field_from_the_others() -> None:
+    async def main() -> None:
+        async with client_of("context") as (one, fake, notes):
+            prompts = ["x" * 200, "x" * 600, "x" * 300]
+            ended = await asyncio.gather(*(one.ask(prompt, 3, now(), lambda new: None) for prompt in prompts))
+            assert [bool(request.error) for request in ended] == [False, True, False]
+            assert "HTTP 400: This model's maximum context length is 512 tokens" in ended[1].error
+            assert not notes
+            fake.bodies.clear()
+            await one.ask("prompt", 3, now(), lambda new: None)
+            assert fake.bodies[0]["ignore_eos"] and fake.bodies[0]["stream_options"]
+
+    asyncio.run(main())
+
+
+LENGTHS = [
+    "This model's maximum context length is 512 tokens. However, you requested 600 tokens, ignore_eos is set",
+    "max_tokens=600 cannot be greater than max_model_len=512, unexpected value",
+    "The input (600 tokens) is longer than the model's context length (512 tokens). extra",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 512. Given: 600 `inputs` tokens",
+    "request (600 tokens) exceeds the available context size (512 tokens), try increasing it",
+    "prompt is too long: 600 > 512; unexpected",
+]
+
+
+@pytest.mark.parametrize("text", LENGTHS)
+def test_a_refused_length_refuses_no_field(text: str) -> None:
+    assert not refused_fields(frozenset(EFFECTS), text)
+
+
+def test_a_refusal_for_another_reason_refuses_no_field() -> None:
+    assert not refused_fields(frozenset(EFFECTS), "The model `m` does not exist")
+    assert not refused_fields(frozenset(), "Unexpected fields: best_of")
+
+
 def test_the_key_opens() -> None:
     assert [request.error for request in ask("key", key=KEY)] == ["", ""]
 
@@ -134,7 +212,9 @@ def test_the_key_opens() -> None:
 def test_a_server_that_is_not_there() -> None:
     async def nobody() -> Request:
         async with aiohttp.ClientSession() as session:
-            return await Client(session, "http://127.0.0.1:9", "m", chat=False, timeout_s=2).ask("p", 1, now(), lambda new: None)
+            return await Client(session, "http://127.0.0.1:9", "m", chat=False, timeout_s=2, note=print).ask(
+                "p", 1, now(), lambda new: None
+            )
 
     assert "cannot connect" in asyncio.run(nobody()).error
 

@@ -12,12 +12,14 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.load.extras import EFFECTS, describe_refused, extra_fields, refused_fields
 from gpuconsole.workloads.serving.problems import explain
 
 MOST_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
 MOST_LINE_BYTES = 4 * 1024 * 1024
 MOST_ERROR_BYTES = 4096
+NO_REASON = "no reason given"
 
 
 class RequestFailed(RuntimeError):
@@ -97,22 +99,18 @@ class Arrivals:
 
 
 class Client:
-    """A client of one server. Fields beyond OpenAI's API that the server rejects are left out of later requests."""
+    """A client of one server. Extra fields that the server refuses are left out of later requests; `note` receives one line about them."""
 
-    EXTRAS: tuple[dict[str, Any], ...] = (
-        {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        {"stream_options": {"include_usage": True}},
-        {},
-    )
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, *, chat: bool, timeout_s: float) -> None:
-        self._session, self._model, self._chat = session, model, chat
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, model: str, *, chat: bool, timeout_s: float, note: Callable[[str], None]
+    ) -> None:
+        self._session, self._model, self._chat, self._note = session, model, chat, note
         self._address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
         self._timeout_s = timeout_s
         self._received: dict[aiohttp.ClientResponse, float] = {}
         self._silent: set[aiohttp.ClientResponse] = set()
-        self._refused = 0
+        self._refused: frozenset[str] = frozenset()
 
     def break_off_silent(self) -> None:
         """End the requests without data for `timeout_s`. Called at intervals.
@@ -145,19 +143,24 @@ class Client:
 
     async def _send(self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]) -> float:
         """Send the request with the extra fields that the server accepts, and read it to its end; returns the time of sending."""
+        refused: frozenset[str] = frozenset()
         while True:
+            refused |= self._refused
             said = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
-            body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-            refused, sent = self._refused, now()
+            body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True, **extra_fields(refused)}
+            sent = now()
             async with asyncio.timeout(self._timeout_s):
-                response = await self._session.post(self._address, json=body | self.EXTRAS[refused], timeout=self._timeout)
+                response = await self._session.post(self._address, json=body, timeout=self._timeout)
             async with response:
-                if response.status in (400, 422) and refused + 1 < len(self.EXTRAS):
-                    self._refused = max(self._refused, refused + 1)
-                    continue
                 if response.status != 200:
                     async with asyncio.timeout(self._timeout_s):
-                        raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
+                        text = await refusal_text(response)
+                    about = refused_fields(EFFECTS.keys() - refused, text) if response.status in (400, 422) else None
+                    if about:
+                        refused |= about
+                        continue
+                    raise RequestFailed(f"HTTP {response.status}: {in_one_line(text) or response.reason or NO_REASON}")
+                self._leave_out(refused)
                 self._received[response] = now()
                 try:
                     await self._follow(response, max_tokens, arrivals, on_tokens)
@@ -169,6 +172,12 @@ class Client:
                     del self._received[response]
                     self._silent.discard(response)
                 return sent
+
+    def _leave_out(self, refused: frozenset[str]) -> None:
+        """Leave out `refused` fields from now on: a request without them was accepted."""
+        if new := refused - self._refused:
+            self._refused |= new
+            self._note(describe_refused(new))
 
     async def _follow(
         self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
@@ -205,16 +214,30 @@ def _parse(payload: bytes) -> _Chunk:
     return chunk
 
 
-async def refusal(response: aiohttp.ClientResponse) -> str:
-    """The server's reason for a refusal, in one line."""
-    text = (await response.content.read(MOST_ERROR_BYTES)).decode(errors="replace")
+async def refusal_text(response: aiohttp.ClientResponse) -> str:
+    """The body of a refusal, up to MOST_ERROR_BYTES."""
+    return (await response.content.read(MOST_ERROR_BYTES)).decode(errors="replace")
+
+
+def in_one_line(text: str) -> str:
+    """The server's reason in the body of a refusal; empty for an empty body. Known forms: OpenAI's `error`, FastAPI's `detail`, a plain text."""
     try:
         said = msgspec.json.decode(text)
-        said = said.get("error", said) if isinstance(said, dict) else said
-        text = str(said.get("message", said) if isinstance(said, dict) else said)
     except msgspec.DecodeError:
-        pass
-    return visible(" ".join(text.split()))[:160] or response.reason or "no reason given"
+        said = text
+    if isinstance(said, dict):
+        said = said.get("error", said.get("detail", said))
+    if isinstance(said, list) and said:
+        said = said[0]
+    if isinstance(said, dict):
+        words, where = said.get("message", said.get("msg", said)), said.get("loc")
+        said = f"{words}: {'.'.join(map(str, where))}" if isinstance(where, list) else words
+    return visible(" ".join(str(said).split()))[:160]
+
+
+async def refusal(response: aiohttp.ClientResponse) -> str:
+    """The server's reason for a refusal, in one line."""
+    return in_one_line(await refusal_text(response)) or response.reason or NO_REASON
 
 
 async def connect(api_key: str | None) -> aiohttp.ClientSession:

@@ -31,6 +31,7 @@ from gpuconsole.wire.events import (
     Failed,
     Hello,
     KnobsSet,
+    Note,
     Pause,
     Paused,
     ProbeDone,
@@ -210,9 +211,13 @@ class Generator:
         return (self._all_tokens - tokens) / (now() - begun)
 
     def _new_client(self, knobs: Knobs) -> Client:
-        client = Client(self._session, self._url, self._model, chat=knobs["endpoint"] == "chat", timeout_s=self._timeout_s)
+        chat = knobs["endpoint"] == "chat"
+        client = Client(self._session, self._url, self._model, chat=chat, timeout_s=self._timeout_s, note=self._note)
         self._clients.append(client)  # the arms before still have open requests
         return client
+
+    def _note(self, text: str) -> None:
+        self._channel.send(Note(now(), text, "warning"))
 
     def _settle(self, arm: int) -> None:
         """Later requests belong to `arm` and count after the server's batch has adapted to the change."""
