@@ -52,8 +52,8 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def tpot_s(self) -> float | None:
-        """(E2E - TTFT) / (output tokens - 1); None with less than two tokens."""
-        if self.ttft_s is None or self.e2e_s is None or self.output_tokens < 2:
+        """(E2E - TTFT) / (output tokens - 1); None with less than two tokens, and where all tokens arrived together."""
+        if self.ttft_s is None or self.e2e_s is None or self.output_tokens < 2 or self.e2e_s <= self.ttft_s:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 

@@ -69,6 +69,35 @@ def test_a_chunk_that_only_names_the_role_is_not_a_first_token() -> None:
     assert found.times == [0.1] and found.tokens == 1
 
 
+def merged(usage: bool) -> Arrivals:
+    """Seven tokens in four reads: the first, three, two, one."""
+    found = Arrivals()
+    for n, t in enumerate((0.0, 0.3, 0.3, 0.3, 0.5, 0.5, 0.6), start=1):
+        found.add(msgspec.convert(text("a", n if usage else None), client._Chunk), t)
+    return found
+
+
+def test_events_of_one_read_are_one_chunk() -> None:
+    total, gaps, counts = merged(usage=True).settled()
+    assert total == 7 and gaps == pytest.approx((0.3, 0.2, 0.1)) and counts == (3, 2, 1)
+
+
+def test_usage_at_the_end_is_spread_over_the_events_of_each_read() -> None:
+    found = merged(usage=False)
+    found.add(msgspec.convert({"choices": [], "usage": {"completion_tokens": 13}}, client._Chunk), 0.6)
+    total, gaps, counts = found.settled()
+    assert total == 13 and gaps == pytest.approx((0.3, 0.2, 0.1)) and counts == pytest.approx((6, 4, 2))
+
+
+def test_an_answer_in_one_read_has_no_time_per_token() -> None:
+    found = Arrivals()
+    for n in (1, 2, 3):
+        found.add(msgspec.convert(text("a", n), client._Chunk), 0.4)
+    total, gaps, counts = found.settled()
+    assert (total, gaps, counts) == (3, (), ())
+    assert Request(1.0, 0.0, 0.4, 0.4, 10, total, gaps, counts).tpot_s is None, "not 0 s"
+
+
 async def break_off_silent(client: Client) -> None:
     """As the load generator does it at every tick."""
     while True:

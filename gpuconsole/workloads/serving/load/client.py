@@ -52,10 +52,10 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Arrivals:
-    """The received chunks of one request: arrival time and number of tokens of each chunk.
+    """The received chunks of one request: arrival time and number of tokens of each chunk. The events of one read are one chunk.
 
     Token counts come from `usage`: from every chunk if the server reports it there (`continuous_usage_stats`), otherwise from the last
-    chunk, spread evenly over the chunks. Without any usage a chunk counts as one token.
+    chunk, spread evenly over the events. Without any usage an event counts as one token.
     """
 
     def __init__(self) -> None:
@@ -84,18 +84,22 @@ class Arrivals:
             if choice is not None and (self._continuous or not self.times):
                 new = max(0, usage - self.tokens)
         if new and choice is not None:
-            self.times.append(t)
-            self.counts.append(new)
+            if self.times and t == self.times[-1]:
+                self.counts[-1] += new
+            else:
+                self.times.append(t)
+                self.counts.append(new)
             self.tokens += new
         return new
 
     def settled(self) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
-        """Output tokens, gaps between chunks in seconds, and the tokens of each chunk after the first."""
+        """Output tokens, gaps between chunks in seconds (all above 0), and the tokens of each chunk after the first."""
         gaps = tuple(later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
         total = self._total if self._total is not None else self.tokens
         if self._continuous or total == self.tokens or not gaps:
             return total, gaps, tuple(self.counts[1:])
-        return total, gaps, (max(0.0, (total - 1) / len(gaps)),) * len(gaps)
+        scale = max(0, total - 1) / sum(self.counts[1:])
+        return total, gaps, tuple(scale * count for count in self.counts[1:])
 
 
 class Client:

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.agent.clock import now
+from gpuconsole.agent.clock import ThreadTimes, now
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.recorded import parse_recorded, shared_ratio
@@ -99,6 +99,7 @@ class Generator:
         self._e2e: deque[float] = deque(maxlen=50)
         self._ticked = now()
         self._paused = False
+        self._times = ThreadTimes()  # of this thread, which runs the event loop
         self.stopped = asyncio.Event()
         self.failed = ""
 
@@ -287,7 +288,8 @@ class Generator:
         late = lags[int(0.95 * len(lags))] if lags else 0.0
         ended, self._ended = self._ended, []
         active = len(self._traffic.under_way)
-        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t)))
+        waited = self._times.runq_s() if self._times.available else None
+        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t), waited))
 
     def _shared_prefix(self, t: float) -> float | None:
         """Share of the prompt text that is a prefix of another prompt: over all recorded prompts, or once a second over the last generated prompts."""
