@@ -7,6 +7,7 @@ import gzip
 import re
 import signal
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -297,3 +298,4 @@ def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> No
         for one in dawdlers:
             one.close()
         server.close()
+    assert "http" not in [thread.name for thread in threading.enumerate()]  # it would go on, busy, with a closed socket

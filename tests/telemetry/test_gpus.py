@@ -453,7 +453,7 @@ def check_host_only(environment: dict[str, str], reason: str) -> None:
 def test_stop_ends_the_sampler(machine: Machine) -> None:
     _, environment = machine("gpus 1")
     with SamplerChild(environment, interval_s=60) as child:
-        child.rounds()
+        child.wait(lambda now: now.round_count >= 1, "the first round")  # the next round begins a minute later
         child.send(Stop())
         assert child.process.wait(5) == 0
 

@@ -24,6 +24,8 @@ REQUEST_S = 10.0
 CLIENT_S = 20.0
 """Limit for a whole request and its answer."""
 MOST_CLIENTS = 32
+STOP_POLL_S = 0.1
+"""How often the listening thread checks whether to end: the longest time that `close` takes."""
 ABOUT = f"""gpuconsole {__version__} exporter
 
 /metrics   for Prometheus, text or OpenMetrics
@@ -41,6 +43,7 @@ class MetricsServer:
         server_class = type("_Server", (_Server,), {"address_family": family})
         self._server: WSGIServer = server_class(address[:2], _Handler)
         self._server.set_app(application(take, token))
+        self._thread: threading.Thread | None = None
 
     @property
     def address(self) -> str:
@@ -53,9 +56,14 @@ class MetricsServer:
         return ipaddress.ip_address(self._server.server_name.partition("%")[0]).is_loopback
 
     def start(self) -> None:
-        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(STOP_POLL_S,), name="http", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
+        """Stop listening. The thread ends first: with a closed socket `serve_forever` would retry without a pause and use a whole core."""
+        if self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
 
 
