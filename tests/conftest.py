@@ -1,8 +1,7 @@
 """What all tests share: a home of their own, the fake driver, and the real command line in a subprocess.
 
-Three tests run at a time (`-n 3`; `-n 0` runs one after another, for a debugger), but one that measures speed runs alone
-(`@pytest.mark.alone`). Those that share an expensive fixture stay in one process (`xdist_group`); nothing else may be shared between
-tests but what is made here.
+Three tests run at a time (`-n 3`; `-n 0` runs one after another, for a debugger). Those that share an expensive fixture stay in one
+process (`xdist_group`); nothing else may be shared between tests but what is made here.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.fakes.nvml.build import Script, build_fake_nvml
-from tests.turns import turn
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,12 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(allowed) > CORES:
         first = CORES * int((worker or "gw0").removeprefix("gw")) % (len(allowed) - len(allowed) % CORES)
         os.sched_setaffinity(0, allowed[first : first + CORES])
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of its time limit runs
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with turn(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
