@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import jsonschema
-import pytest
 
 from gpuconsole.model.snapshot import json_schema
 from tests.conftest import Cli
