@@ -29,7 +29,7 @@ from benchmarks.machine import keep
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.workloads.serving.load.prompts import Prompts
-from gpuconsole.workloads.serving.server_metrics import read_metrics
+from gpuconsole.workloads.serving.server_metrics import read_families, server_state
 from tests.fakes.model_server import ITL_S, TTFT_S
 
 OUTPUT = 64
@@ -98,7 +98,7 @@ def server_means(url: str) -> Callable[[], dict[str, float]]:
 
     def totals() -> dict[str, float]:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-            return read_metrics(answer.read().decode(), 0.0).totals
+            return server_state(read_families(answer.read().decode()), 0.0).totals
 
     before = totals()
 

@@ -287,7 +287,7 @@ class RunControl:
         device = next((one for one in self._state.devices if one.id == record.run.device), Device(record.run.device, ""))
         self._close("finished")
         self._open(worker.knobs, device, changes)
-        for event in (*worker.joined, worker.last_started):
+        for event in (*worker.joined, worker.last_started, worker.last_server):
             if event is not None:
                 self._emit(msgspec.structs.replace(event, t=time.monotonic()))
 

@@ -17,6 +17,7 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `engine`: vllm, sglang, tgi, llama.cpp or gpuconsole (the embedded server). `dtype` is in the server's own words. `max_model_len`: tokens of
     one sequence, prompt and answer together. `block_size`: tokens in one block of the KV cache. `num_blocks`: blocks of the KV cache.
+    `num_blocks_override`: the number of blocks that a start argument set; 0: the free memory sets the number. Switches are 1 (on) or 0 (off).
     `kv_cache_tokens`: tokens that fit in the KV cache. `max_num_seqs`: sequences in one iteration. `max_num_batched_tokens`: tokens in one
     iteration. `weight_bytes`: bytes of the weights on the device. `kv_bytes_per_token`: bytes of the keys and values of one token.
     """
@@ -30,6 +31,7 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     max_model_len: Fact | None = None
     block_size: Fact | None = None
     num_blocks: Fact | None = None
+    num_blocks_override: Fact | None = None
     kv_cache_tokens: Fact | None = None
     max_num_seqs: Fact | None = None
     max_num_batched_tokens: Fact | None = None

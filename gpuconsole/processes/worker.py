@@ -25,6 +25,7 @@ from gpuconsole.wire.events import (
     RankJoined,
     Resume,
     RunProbe,
+    ServerKnown,
     SetKnobs,
     Start,
     Started,
@@ -67,6 +68,7 @@ class WorkerHandle:
         self.failed: Failed | None = None
         self.progress: Progress | None = None
         self.last_started: Started | None = None
+        self.last_server: ServerKnown | None = None
         self.knobs: Knobs = {}
         """The knobs that the worker last confirmed."""
         self._on_exit = on_exit
@@ -209,6 +211,8 @@ class WorkerHandle:
             self.progress = event
         elif isinstance(event, Started):
             self.last_started = event
+        elif isinstance(event, ServerKnown):
+            self.last_server = event
         elif isinstance(event, RankJoined):
             self.joined.append(event)
 

@@ -27,6 +27,7 @@ from gpuconsole.wire.events import (
     Profiled,
     RunClosed,
     RunOpened,
+    ServerKnown,
     Started,
     Topology,
     Unavailable,
@@ -158,6 +159,8 @@ def prelude(state: SessionState, environment: Environment, last_started: Started
         events += [msgspec.structs.replace(joined, t=now) for joined in state.record.ranks.joined]
         if last_started is not None:
             events.append(msgspec.structs.replace(last_started, t=now))
+        if run.server is not None:
+            events.append(ServerKnown(now, run.server))
         events.append(Found(now, run.id, run.findings, run.signals))
         if run.profile is not None:
             events.append(Profiled(now, 0, run.profile))

@@ -93,6 +93,17 @@ def test_a_server_at_an_address_is_measured_from_outside(cli: Cli, fake_server: 
     assert run["signals"]["server.requests_running"]["value"] == RUNNING
 
 
+def test_a_server_at_an_address_is_asked_for_its_settings_again_after_a_restart(cli: Cli, fake_server: str, tmp_path: Path) -> None:
+    record = tmp_path / "session.jsonl"
+    words = ("--url", f"{fake_server}/restarts", "--record", str(record), "--set", "output_tokens=16")
+    done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", *words)
+    assert done.returncode == 0, done.stderr
+    known = [event["facts"] for event in map(json.loads, record.read_text().splitlines()) if event["event"] == "serverknown"]
+    assert [facts["num_blocks"]["value"] for facts in known] == [18, 36]
+    assert [facts["max_model_len"]["value"] for facts in known] == [512, 1024]
+    assert only_run(done)["server"]["kv_cache_tokens"] == {"value": 36 * 16, "source": "vllm:cache_config_info"}
+
+
 def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) -> None:
     done = cli(
         "run",

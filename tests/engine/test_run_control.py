@@ -32,6 +32,7 @@ class FakeWorker:
         self.joined: list[Any] = []
         self.probed: list[str] = []
         self.last_started: Started | None = None
+        self.last_server = None
         self.listener: Callable[[AnyEvent], None] = lambda event: None
         self.trial_steps: list[Step] = []
         self.knobs: Knobs = {}

@@ -110,6 +110,7 @@ class FakeWorker:
         self.trial_steps: list[Step] = []
         self.alive, self.running, self.arm = True, False, 0
         self.last_started: Started | None = None
+        self.last_server = None
         self.set: list[Knobs] = []
         FakeWorker.all.append(self)
 

@@ -33,6 +33,7 @@ UNKNOWN_FIELDS = {
 }
 """The refusals of `/refuses-FIELD`, in the words of several servers."""
 RUNNING, WAITING = 7, 3
+RESTART_S = 2.5
 PASSKEY_WORDS = "The pass key is "
 """How the passkey stands in a prompt."""
 
@@ -42,6 +43,7 @@ class FakeServer:
         self.begun = time.monotonic()
         self.asked = self.sent = 0
         self.bodies: list[dict[str, object]] = []
+        self.first_reading = 0.0
         self.late: dict[str, list[float]] = {"first": [], "last": []}
 
     def application(self, prefix: str = "/{behaviour}") -> web.Application:
@@ -65,10 +67,25 @@ class FakeServer:
             return web.Response(status=503)
         if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
             return web.Response(status=401)
+        if behaviour == "restarts":
+            length = 1024 if self.restarted_s() is not None else 512
+            return web.json_response({"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": length}]})
         return web.json_response({"data": [{"id": "scripted"}]})
 
+    def restarted_s(self) -> float | None:
+        """Seconds since `/restarts` restarted with other arguments: RESTART_S after the first reading of its metrics."""
+        since = time.monotonic() - (self.first_reading or time.monotonic()) - RESTART_S
+        return since if since >= 0 else None
+
     async def metrics(self, request: web.Request) -> web.Response:
-        if request.match_info.get("behaviour", "steady") != "steady":
+        behaviour = request.match_info.get("behaviour", "steady")
+        if behaviour == "restarts":
+            self.first_reading = self.first_reading or time.monotonic()
+            again = self.restarted_s()
+            blocks, up_s = (18, time.monotonic() - self.begun) if again is None else (36, again)
+            info = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",num_gpu_blocks_override="{blocks}"}} 1'
+            return web.Response(text=f"vllm:num_requests_running {RUNNING}\nvllm:generation_tokens_total {100 * up_s:.3f}\n{info}\n")
+        if behaviour != "steady":
             return web.Response(status=404)
         lines = [f"vllm:num_requests_running {RUNNING}", f"vllm:num_requests_waiting {WAITING}", "vllm:kv_cache_usage_perc 0.25"]
         lines += [f"vllm:generation_tokens_total {100 * (time.monotonic() - self.begun):.3f}"]

@@ -13,6 +13,9 @@ VLLMS_OWN = {
     "kv_cache_dtype": "the embedded server stores keys and values in dtype",
 }
 
+EMBEDDED_OWN = ("d_model", "n_layer", "weights")
+"""The model of the embedded server. Another server serves a model of its own."""
+
 
 def without_effect(knobs: Knobs, *, embedded: bool, remote: bool, recorded: bool) -> dict[str, str]:
     """Knobs that are set and have no effect here, with the reason."""
@@ -24,6 +27,10 @@ def without_effect(knobs: Knobs, *, embedded: bool, remote: bool, recorded: bool
     elif remote:
         why = "gpuconsole did not start this server"
         found |= {name: why for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "cold" and name in knobs}
+    if not embedded:
+        found |= {
+            name: "it belongs to the embedded server; this server serves a model of its own" for name in EMBEDDED_OWN if name in knobs
+        }
     if recorded:
         why = "the prompts come from a file (--prompts)"
         found |= {name: why for name in ("prompt_tokens", "shared_prefix_ratio") if name in knobs}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.wire.events import ServerState
@@ -50,14 +54,34 @@ TIMES = {
     "sglang:e2e_request_latency_seconds": "e2e_s",
 }
 """Histograms of which only sum and count are kept: the means are exact, but the buckets are too coarse for percentiles."""
+SUMMED = ("_sum", "_count")
 SHARE = "kv_cache_usage_ratio"
+CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_tokens"
+"""Metrics that hold facts about the server (facts.py)."""
 
 
-def read_metrics(text: str, t: float) -> ServerState:
-    """The values of the exposition `text` at `t`, summed over engines (shares: the maximum). Raises ValueError for an invalid page."""
+NAMES = tuple(
+    name for name in (*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED), CACHE_INFO) if name.startswith("vllm:")
+)
+"""What vLLM is asked for, where it answers with the named metrics only."""
+_KNOWN = {*GAUGES, *TOTALS, *(f"{name}{end}" for name in TIMES for end in SUMMED), CACHE_INFO, SGLANG_TOKENS}
+_NAME = re.compile(r"[^{\s]*")
+
+
+def read_families(text: str) -> list[Metric]:
+    """The known metrics of the exposition `text`. Raises ValueError for an invalid page.
+
+    A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13 ms.
+    """
+    lines = [line for line in text.splitlines() if _NAME.match(line)[0] in _KNOWN]  # type: ignore[index]  # the pattern matches any line
+    return list(text_string_to_metric_families("\n".join(lines) + "\n"))
+
+
+def server_state(families: Iterable[Metric], t: float) -> ServerState:
+    """The values of `families` at `t`, summed over engines (shares: the maximum)."""
     gauges: dict[str, float] = {}
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families:
         for sample in family.samples:
             if (gauge := GAUGES.get(sample.name)) is not None:
                 old = gauges.get(gauge, 0.0)
@@ -68,7 +92,7 @@ def read_metrics(text: str, t: float) -> ServerState:
 
 
 def _of_histogram(name: str) -> str | None:
-    for suffix in ("_sum", "_count"):
+    for suffix in SUMMED:
         if name.endswith(suffix) and (known := TIMES.get(name.removesuffix(suffix))):
             return known + suffix
     return None

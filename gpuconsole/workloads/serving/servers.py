@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
 from gpuconsole.workloads.serving.problems import explain, outlook, speaks_tls
 
 READY_S = 1200.0
@@ -76,6 +77,10 @@ class ModelServer:
     async def set_limits(self, knobs: Knobs) -> None:
         """Apply the LIVE_KNOBS in `knobs`, at most the values in the server's facts. Raises ServerFailed."""
         raise ServerFailed("this server cannot change its limits while it runs")
+
+    def start_facts(self) -> Sequence[tuple[str, Values]]:
+        """What is known from the start of the server, by source; empty for a server that was not started here."""
+        return ()
 
     def frontend_cpu_s(self) -> float | None:
         """CPU seconds of the process that answers requests, if it is a separate child process; otherwise None."""
@@ -159,6 +164,9 @@ class EmbeddedServer(ModelServer):
             if answer.status != 200:
                 raise ServerFailed(f"the embedded server rejects new limits: HTTP {answer.status}")
 
+    def start_facts(self) -> Sequence[tuple[str, Values]]:
+        return ((ARGUMENTS, of_knobs(self._knobs)),)
+
     def _on_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "serving":
@@ -226,6 +234,8 @@ class VllmServer(ModelServer):
         super().__init__(progress)
         self._knobs, self._options, self._uuid = knobs, options, uuid
         self._python = ""
+        self._command: list[str] = []
+        self.model_facts: dict[str, float] = {}
         self._limits: mmap.mmap | None = None
         self._frontends: list[psutil.Process] | None = None
 
@@ -233,7 +243,8 @@ class VllmServer(ModelServer):
         if not self._options.get("model"):
             raise ServerFailed("server=vllm needs a model: --model NAME, or a folder")
         self._session, port = session, free_port()
-        self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **model_facts(Path(self._options["model"]), self._knobs)}
+        self.model_facts = model_facts(Path(self._options["model"]), self._knobs)
+        self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **self.model_facts}
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
@@ -251,6 +262,7 @@ class VllmServer(ModelServer):
                 environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
                 command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
                 self.facts |= live_limits(self._knobs)
+            self._command = command
             await self._spawn(command, environment, self._on_line)
             await self._wait_for(self._healthy, READY_S)
 
@@ -270,6 +282,9 @@ class VllmServer(ModelServer):
                 self._frontends = others or [root]
             return max(sum(one.cpu_times()[:2]) for one in self._frontends)
         return None
+
+    def start_facts(self) -> Sequence[tuple[str, Values]]:
+        return ((LOG, of_log(self.words)), (ARGUMENTS, of_arguments(self._command)), (FILES, of_numbers(self.model_facts)))
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.words):

@@ -19,12 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+from prometheus_client.metrics_core import Metric
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.server_facts import ServerFacts
 from gpuconsole.model.serving import FORMULAS
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import (
@@ -36,6 +38,8 @@ from gpuconsole.wire.events import (
     Profile,
     Profiled,
     Progress,
+    Requests,
+    ServerKnown,
     SetKnobs,
     Start,
     Started,
@@ -43,14 +47,13 @@ from gpuconsole.wire.events import (
     decode_event,
     encode,
 )
-from gpuconsole.workloads.serving.effects import without_effect
+from gpuconsole.workloads.serving.effects import EMBEDDED_OWN, without_effect
+from gpuconsole.workloads.serving.facts import ask_facts, complete
 from gpuconsole.workloads.serving.load.client import connect
 from gpuconsole.workloads.serving.problems import explain
-from gpuconsole.workloads.serving.server_metrics import read_metrics
+from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
 
-SCRAPE_S = 0.5
-SCRAPE_TIMEOUT_S = 2.0
 LINE_LIMIT = 64 * 1024 * 1024
 STOP_S = 2.0
 EMBEDDED_CHARACTERS_PER_TOKEN = "1"
@@ -68,6 +71,11 @@ class ServingWorker:
         self._over = asyncio.Event()
         self._knobs = start.knobs
         self._scrape_refused = ""
+        self._scraper: Scraper
+        self._server_facts = ServerFacts()
+        self._totals: dict[str, float] = {}
+        self._was_down = False
+        self._asking: asyncio.Task[None] | None = None
         self._frontend: tuple[float, float | None] = (0.0, None)
         self._noted: set[str] = set()
         self.failed = ""
@@ -116,7 +124,14 @@ class ServingWorker:
         return True
 
     async def _under_load(self, server: ModelServer) -> None:
-        self._announce(server, self._start.knobs)
+        async with aiohttp.ClientSession() as elsewhere:  # do not send the server's key to another address
+            page = self._start.options.get("metrics_url")
+            self._scraper = Scraper(elsewhere if page else self._session, page or f"{server.url}/metrics")
+            await self._ask_facts(server)
+            self._announce(server, self._start.knobs)
+            await self._until_the_end(server)
+
+    async def _until_the_end(self, server: ModelServer) -> None:
         tasks = [asyncio.create_task(one) for one in (self._generate(server), self._scrape_for_ever(server), self._watch(server))]
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +150,8 @@ class ServingWorker:
             knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer), recorded=recorded
         )
         for name, why in idle.items():
-            if knobs[name] != CATALOGUE[name].default and name not in self._noted and not isinstance(server, RemoteServer):
+            chosen = knobs[name] != CATALOGUE[name].default and name not in EMBEDDED_OWN  # a scenario sets the knobs of the embedded model
+            if chosen and name not in self._noted and not isinstance(server, RemoteServer):
                 self._noted.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
         notes = {**FORMULAS, **{NO_EFFECT + name: why for name, why in idle.items()}}
@@ -165,6 +181,8 @@ class ServingWorker:
         options = {**self._start.options, "url": server.url, "model": server.model}
         if isinstance(server, EmbeddedServer):
             options["characters_per_token"] = EMBEDDED_CHARACTERS_PER_TOKEN
+        if (longest := self._server_facts.number("max_model_len")) is not None:
+            options["max_model_len"] = f"{longest:.0f}"
         start = self._start
         first = Start(start.workload, start.knobs, start.device, seed=start.seed, options=options)
         for command in (first, *self._early):  # a knob may have changed since the server became ready
@@ -176,6 +194,8 @@ class ServingWorker:
                 self.failed = event.cause
             elif not isinstance(event, Hello):
                 self._channel.send(event)
+            if isinstance(event, Requests):
+                self._on_requests(event, server)
             if isinstance(event, KnobsSet):
                 self._announce(server, event.knobs)
         code = await self._generator.wait()
@@ -193,31 +213,38 @@ class ServingWorker:
             self._generator.kill()
             await self._generator.wait()
 
-    # --- the server's /metrics ----------------------------------------------------------------------------
+    # --- the server's reports about itself ---------------------------------------------------------------------
 
     async def _scrape_for_ever(self, server: ModelServer) -> None:
-        url = self._start.options.get("metrics_url") or f"{server.url}/metrics"
-        timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as elsewhere:  # do not send the server's key to another address
-            await self._scrape(server, url, elsewhere if "metrics_url" in self._start.options else self._session, timeout)
-
-    async def _scrape(self, server: ModelServer, url: str, session: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout) -> None:
         while True:
             try:
-                async with session.get(url, timeout=timeout) as answer:
-                    t = now()
-                    if answer.status != 200:
-                        raise ValueError(f"HTTP {answer.status}")
-                    state = read_metrics(await answer.text(), t)
-                if not state.gauges and not state.totals:
-                    raise ValueError("it contains no known metric")
-                if (busy := self._frontend_busy(server, t)) is not None:
+                state, families = await self._scraper.read()
+                if (busy := self._frontend_busy(server, state.t)) is not None:
                     state.gauges["frontend_cpu_ratio"] = busy
                 self._channel.send(state)
-                self._scrape_refused = ""
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
-                self._tell_once(f"{url}: {explain(problem)}; the state of the server is unknown")
-            await asyncio.sleep(SCRAPE_S)
+                if self._scrape_refused or any(state.totals.get(name, 0.0) < total for name, total in self._totals.items()):
+                    await self._ask_facts(server, families)  # the server may have restarted with other arguments
+                self._totals, self._scrape_refused = state.totals, ""
+            except ValueError as problem:
+                self._tell_once(str(problem))
+            await asyncio.sleep(self._scraper.interval_s)
+
+    async def _ask_facts(self, server: ModelServer, families: list[Metric] | None = None) -> None:
+        """Send what the server reports about itself, if that is new. `families`: its /metrics page, if the page was just read."""
+        if families is None:
+            families = []
+            with contextlib.suppress(ValueError):
+                _, families = await self._scraper.read()
+        facts = complete(await ask_facts(self._session, server.url, families), *server.start_facts())
+        if facts != self._server_facts:
+            self._server_facts = facts
+            self._channel.send(ServerKnown(now(), facts))
+
+    def _on_requests(self, event: Requests, server: ModelServer) -> None:
+        """Ask for the facts again when the server answers after an outage."""
+        if self._was_down and not event.down:
+            self._asking = asyncio.create_task(self._ask_facts(server))
+        self._was_down = bool(event.down)
 
     def _frontend_busy(self, server: ModelServer, t: float) -> float | None:
         """CPU cores that the answering process has used since the last reading."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gpuconsole.workloads.serving.engine.core import Core
-from gpuconsole.workloads.serving.engine.scheduler import Iteration, Sequence
+from gpuconsole.workloads.serving.engine.scheduler import Iteration
+from gpuconsole.workloads.serving.engine.scheduler import Sequence as TokenSequence
 
 LABELS = ("model_name", "engine")
 LATENCIES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -67,14 +68,14 @@ class Metrics:
         passes = len(plan.prefills) + bool(plan.decodes)  # each piece of a prompt is a separate pass through the model
         self._bytes.inc(passes * facts["weight_bytes"] + held * facts["kv_bytes_per_token"])
 
-    def token(self, sequence: Sequence, now: float) -> None:
+    def token(self, sequence: TokenSequence, now: float) -> None:
         self._generated.inc()
         if sequence.first is None:
             self._ttft.observe(now - sequence.arrived)
         elif sequence.last is not None:
             self._itl.observe(now - sequence.last)
 
-    def finished(self, sequence: Sequence, reason: str) -> None:
+    def finished(self, sequence: TokenSequence, reason: str) -> None:
         self._done.labels(**self._labels, finished_reason=reason).inc()
         arrived, admitted, first, last = sequence.arrived, sequence.admitted, sequence.first, sequence.last
         if admitted is not None and first is not None and last is not None:
@@ -86,8 +87,9 @@ class Metrics:
             ):
                 histogram.observe(seconds)
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    def text(self, names: Sequence[str] = ()) -> bytes:
+        """The page; with `names` only these metrics, as prometheus_client answers `?name[]=`."""
+        return generate_latest(self._registry.restricted_registry(names) if names else self._registry)
 
     def _gauge(self, name: str, meaning: str) -> Gauge:
         return Gauge(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(**self._labels)

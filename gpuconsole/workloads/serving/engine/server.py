@@ -71,6 +71,7 @@ class Server:
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics_text),
+                web.get("/metrics/", self._metrics_text),
                 web.get("/facts", self._tell_facts),
                 web.post("/limits", self._set_limits),
             ]
@@ -165,7 +166,8 @@ class Server:
         return web.Response()
 
     async def _metrics_text(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        names = request.query.getall("name[]", [])
+        return web.Response(body=self._metrics.text(names), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _tell_facts(self, request: web.Request) -> web.Response:
         return web.json_response(self._facts)
