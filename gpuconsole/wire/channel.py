@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import os
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+import psutil
 
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -30,6 +36,13 @@ LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 REPLACEABLE = {kind.__struct_config__.tag for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)}
 """Tags of events that a full pipe drops, because later events of the same kind follow."""
 _PR_SET_PDEATHSIG = 1
+LAST_MESSAGES_S = 2.0
+"""Time limit in seconds for the last messages of a child."""
+CLEAN_UP_S = 2.0
+"""Seconds between SIGTERM and SIGKILL for the processes of a worker whose console has ended."""
+LOOK_EVERY_S = 0.05
+_ending = threading.Event()
+"""Set when the process group of this process is being ended."""
 QUIET_S, BETWEEN_S, ASKED = 10, 5, 4
 """A connection to another machine is closed after 10 s without data and 4 unanswered probes, 5 s apart."""
 
@@ -91,6 +104,17 @@ class ChildChannel:
                 return  # the parent has ended: there is no receiver
             self._outbox.clear()
 
+    def end(self, code: int) -> NoReturn:
+        """Send the last messages and end this process with exit code `code`, without Python's own clean-up.
+
+        While `kill_own_group` runs in another thread, that function ends this process, after all other processes of the group.
+        """
+        self.drain(LAST_MESSAGES_S)
+        sys.stdout.flush()
+        if _ending.is_set():
+            threading.Event().wait()
+        os._exit(code)
+
     def listen(self, on_command: Callable[[AnyCommand], None], on_parent_gone: Callable[[], None]) -> None:
         """Read commands on a separate thread until the parent ends."""
         threading.Thread(target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True).start()
@@ -124,7 +148,30 @@ class ChildChannel:
 
 
 def kill_own_group() -> None:
-    """End this process and all its children immediately."""
+    """End this process and its process group: SIGTERM to the other members, SIGKILL to all after at most CLEAN_UP_S. Does not return.
+
+    A model server needs the SIGTERM to remove its shared memory. For any thread; `ChildChannel.end` of the main thread waits for this function.
+    """
+    _ending.set()
+    atexit.register(threading.Event().wait)  # the main thread may fail now; the end of the interpreter would end this thread too early
     if os.getpgid(0) == os.getpid():
+        until = time.monotonic() + CLEAN_UP_S
+        asked: set[int] = set()
+        while (others := _others_in_group()) and time.monotonic() < until:
+            for pid in others - asked:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM)
+            asked |= others
+            time.sleep(LOOK_EVERY_S)
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def _others_in_group() -> set[int]:
+    """The other processes of this process's group. Ended processes that nobody has waited for do not count."""
+    group, found = os.getpid(), set[int]()
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if pid != group and os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+    return found

@@ -173,9 +173,7 @@ def main() -> None:
         set_up_environment(scratch)
         code = serve(channel, world, inbox, start, scratch)
         shutil.rmtree(scratch, ignore_errors=True)
-    channel.drain(2.0)
-    sys.stdout.flush()
-    os._exit(code)  # a process group's own shutdown waits for processes that may be gone
+    channel.end(code)  # a process group's own shutdown waits for processes that may be gone
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import argparse
 import importlib
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -205,9 +204,7 @@ def main() -> None:
     channel.listen(put_into(inbox), kill_own_group)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
     code = serve(channel, inbox, args.scratch)
-    channel.drain(2.0)
-    sys.stdout.flush()
-    os._exit(code)  # shutting down torch and the loader can take seconds and saves nothing
+    channel.end(code)  # shutting down torch and the loader can take seconds and saves nothing
 
 
 if __name__ == "__main__":

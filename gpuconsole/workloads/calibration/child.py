@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -221,9 +220,7 @@ def main() -> None:
     channel.listen(obey, kill_own_group)
     channel.send(Hello(now(), "calibration", os.getpid(), __version__, time.time()))
     code = serve(channel, args.device, args.uuid, args.budget, args.scratch)
-    channel.drain(2.0)
-    sys.stdout.flush()
-    os._exit(code)
+    channel.end(code)
 
 
 if __name__ == "__main__":

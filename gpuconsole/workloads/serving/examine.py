@@ -68,8 +68,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     code = asyncio.run(_serve(channel))
-    channel.drain(2.0)
-    os._exit(code)
+    channel.end(code)
 
 
 async def _serve(channel: ChildChannel) -> int:

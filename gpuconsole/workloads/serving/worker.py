@@ -311,8 +311,7 @@ def main() -> None:
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
     code = asyncio.run(serve(channel))
-    channel.drain(2.0)
-    os._exit(code)
+    channel.end(code)
 
 
 if __name__ == "__main__":
