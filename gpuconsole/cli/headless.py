@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -18,16 +19,23 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.snapshot import Snapshot, encode
+from gpuconsole.model.text import visible
 from gpuconsole.processes.torchrun import MEETING_S
 from gpuconsole.processes.worker import SERVER_START_S, START_S
 from gpuconsole.report import facts
+from gpuconsole.report.run.validity import verdict
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import SessionError, View
-from gpuconsole.wire.events import AnyEvent, Note, SamplerEnded
+from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
 
 DEFAULT_DURATION_S = 60.0
 TICK_S = 0.25
 AFTER_TRIAL_S = 5.0
+START_REMOTE_S, PATIENCE_REMOTE_S = 7.0, 10.0
+"""With --url, seconds in addition to --duration and --wait until measuring ends: the start of the children. The whole command, with its end,
+takes at most --duration, --wait and 10 s. Without a step, it ends after at most 17 s."""
+END_S = 6.0
+"""Seconds until the end of a run is forced. A worker that does not end in this time is killed."""
 TRIAL_LATEST = 0.75
 """A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the duration."""
 
@@ -47,8 +55,13 @@ class HeadlessRun:
         self._recording = recording
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
         self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if args.nnodes > 1 else 0.0)
+        if args.url:  # a server that runs already has nothing to load
+            self._patience_s = min(self._duration_s, PATIENCE_REMOTE_S) + START_REMOTE_S + float(getattr(args, "wait", None) or 0.0)
         self._interrupted = asyncio.Event()
         self._progress = Progress(sys.stderr)
+        self._remote = bool(args.url)
+        self._wait_s = float(getattr(args, "wait", None) or 0.0)
+        self._down_since: float | None = None
 
     def run(self) -> int:
         return asyncio.run(self._main())
@@ -67,7 +80,8 @@ class HeadlessRun:
                 engine.toggle_recording(self._recording)
             await engine.start(self._args.scenario, self._knobs)
             await self._measure(engine)
-            await engine.end_run("stopped" if self._interrupted.is_set() else "finished")
+            with contextlib.suppress(TimeoutError):  # the worker was killed then, and the run is closed
+                await asyncio.wait_for(engine.end_run("stopped" if self._interrupted.is_set() else "finished"), END_S)
             return self._report(engine)
         except SessionError as error:
             raise UsageError(str(error)) from None
@@ -79,6 +93,17 @@ class HeadlessRun:
     def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, Note | SamplerEnded):
             self._progress.line(event.text)
+        elif isinstance(event, Requests) and bool(event.down) != (self._down_since is not None):
+            self._report_outage(event)
+
+    def _report_outage(self, event: Requests) -> None:
+        """A line when the server stops to answer, and a line when it answers again."""
+        if event.down:
+            self._down_since = event.down_since or event.t
+            self._progress.line(f"gpuconsole: the server does not answer: {visible(event.down)}")
+        elif self._down_since is not None:
+            self._progress.line(f"gpuconsole: the server answers again after {event.t - self._down_since:.0f} s")
+            self._down_since = None
 
     async def _measure(self, engine: Engine) -> None:
         """Returns when the duration is over, the run has ended, or the user interrupts."""
@@ -93,7 +118,10 @@ class HeadlessRun:
             if first_step is None and view.running_s > 0:
                 first_step = time.monotonic() - view.running_s
             if first_step is None and time.monotonic() - begun > self._patience_s:
-                await engine.end_run("failed", f"no step within {self._patience_s:.0f} s: {view.stage}")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(engine.end_run("failed", f"no step within {self._patience_s:.0f} s: {view.stage}"), END_S)
+                return
+            if self._remote and time.monotonic() - begun > self._wait_s + self._duration_s + START_REMOTE_S:
                 return
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
@@ -177,6 +205,9 @@ class HeadlessRun:
         for run in snapshot.runs:
             if run.state == "failed":
                 print(f"gpuconsole: run {run.id} failed: {run.error}", file=sys.stderr)
+            if run.validity is not None and run.validity.verdict != "valid":
+                print(f"gpuconsole: run {run.id} is {verdict(run)}", file=sys.stderr)
+                failed = failed or run.validity.verdict == "invalid" or self._args.require_valid
         return 1 if failed else 0
 
     def _regressed(self, snapshot: Snapshot) -> bool:

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import clean, cut
+from gpuconsole.report.run.validity import doubtful, outage
 from gpuconsole.session.api import View
 
 LINE_EVERY_S = 5.0
@@ -65,15 +66,20 @@ class Progress:
 
 
 def describe(view: View) -> str:
-    """The current state in half a line."""
+    """The current state in half a line. The rate is the rate of the last second."""
     run = view.run
     if run is None:
         return "starting"
     if run.state == "starting":
         stage, _, _ = view.stage.partition("; ")  # the rest is a command for other machines, which was printed before
         return f"{run.scenario} on {run.device}: {stage or 'starting'}"
-    rate, unit = run.throughput
-    parts = [f"{run.scenario} on {run.device}", f"{units.rate(rate.p50, 0)} {unit}" if rate else "first steps"]
+    metric, unit = facts.throughput_metric(view)
+    rate = facts.latest(view, metric)
+    parts = [f"{run.scenario} on {run.device}", f"{units.rate(rate, 0)} {unit}" if rate is not None else "first steps"]
+    if view.down:
+        return "  ".join([*parts, outage(view)])
+    if run.validity is not None and doubtful(run):
+        parts.append(run.validity.verdict)
     if view.probing:
         parts.append(f"probe {view.probing}")
     firing = facts.firing(run)

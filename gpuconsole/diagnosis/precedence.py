@@ -80,6 +80,7 @@ PRECEDENCE = (
         "more concurrent requests would share each reading of the weights",
         when=_serving.more_users_gain,
     ),
+    Yields("serve.saturated_healthy", "serve.client_bound", "the load generator, not the server, sets the rates"),
     Yields("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=True),
     Yields("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=True),
 )

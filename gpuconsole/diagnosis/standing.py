@@ -46,6 +46,15 @@ class Standing:
         return run.state != "starting" and ((judged and bool(run.findings) and settled and filled) or given_up)
 
 
+def why_no_claim(run: Run) -> str:
+    """The reason why a run without a firing rule cannot be called healthy; empty if it can. One clause for the user."""
+    if run.steady_from_s is None and not run.summary.steps:
+        return "nothing was measured"
+    if run.validity is not None and run.validity.verdict != "valid":
+        return f"the figures are {run.validity.verdict}: {run.validity.reasons[0]}"
+    return ""
+
+
 def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:
     """Whether a rule waits for a probe that has not failed, or for its second evaluation. `tunable`: see Standing."""
     findings = about(run.findings, tunable)

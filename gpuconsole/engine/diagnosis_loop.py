@@ -88,7 +88,8 @@ class DiagnosisLoop:
             self._probed.clear()
             self._failures.clear()
         findings = self._find(record)  # show a firing rule before its probe has run: only the predicted gain needs the probe
-        if record.steady_t is not None and not self._steadied.waiting and not self._to_act_on:
+        answers = record.serving is None or record.serving.outages.current is None  # a probe of a server that is down measures nothing
+        if record.steady_t is not None and answers and not self._steadied.waiting and not self._to_act_on:
             due = self._due(findings)
             first = [probe for probe in due if probe in ALWAYS]
             for probe in first if due[:1] == first[:1] else due[:1]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from gpuconsole import __version__
 from gpuconsole.engine.background import BackgroundTasks
-from gpuconsole.experiments.against_baseline import compare, nearest_baseline, unlike
+from gpuconsole.experiments.against_baseline import compare, doubts, nearest_baseline, unlike
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, keep_run, read_all
 from gpuconsole.experiments.blocks import block_rates
 from gpuconsole.experiments.statistics import MIN_BLOCKS
@@ -18,7 +18,7 @@ from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.model.run import Step
+from gpuconsole.model.run import Step, Validity
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
@@ -130,7 +130,10 @@ class BaselineWatch:
             return
         self._compare(record, live=False)
         slower = run.baseline is not None and run.baseline.verdict == "slower"
-        if self._keeps == "all but slower" and slower:
+        if why := doubts(self._valid(record)):
+            if run.id in self._wanted or self._keeps != "chosen":
+                self._report_failed(f"run {run.id} is not kept as a baseline: {why}")
+        elif self._keeps == "all but slower" and slower:
             self._report_kept(f"run {run.id} is not kept as a baseline: it is slower than the baseline")
         elif run.id in self._wanted or self._keeps != "chosen":
             self._background.start(self._keep(record, self._measured(record, None)))
@@ -140,7 +143,7 @@ class BaselineWatch:
         if baseline is not None:
             now = self._measured(record, LIVE_STEPS if live else None)
             if now.rates or not live:
-                self._emit(Compared(time.monotonic(), record.run.id, compare(now, baseline, live)))
+                self._emit(Compared(time.monotonic(), record.run.id, compare(now, baseline, live, self._valid(record))))
 
     def _measured(self, record: RunRecord, limit: int | None) -> BaselineRun:
         others = self._others.get(record.run.id)
@@ -164,6 +167,8 @@ class BaselineWatch:
         if record.closed_t is None:
             self._wanted ^= {run.id}
             return f"run {run.id} will {'' if run.id in self._wanted else 'not '}be kept as a baseline when it ends"
+        if why := doubts(self._valid(record)):
+            raise SessionError(f"run {run.id} cannot be a baseline: {why}")
         lines, failures = len(self.kept), len(self.failed)
         await self._keep(record, self._measured(record, None))
         if len(self.failed) > failures:
@@ -180,11 +185,16 @@ class BaselineWatch:
             line = await asyncio.to_thread(keep_run, baselines_folder(), key, run.knobs, unit, measurement)
         except BaselineError as error:
             self._done.discard(run.id)
-            line = f"run {run.id} is not kept as a baseline: {error}"
-            self.failed.append(line)
-            self._emit(Note(time.monotonic(), line, "error"))
+            self._report_failed(f"run {run.id} is not kept as a baseline: {error}")
         else:
             self._report_kept(f"run {run.id} {line}")
+
+    def _valid(self, record: RunRecord) -> Validity | None:
+        return run_now(self._state, record).validity
+
+    def _report_failed(self, line: str) -> None:
+        self.failed.append(line)
+        self._emit(Note(time.monotonic(), line, "error"))
 
     def _report_kept(self, line: str) -> None:
         self.kept.append(line)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_SPREAD, rate_change, rate_verdict
 from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.knobs.knob import Knobs, Value, show
+from gpuconsole.model.run import Validity
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
 
@@ -20,16 +21,29 @@ WORTH_REPORTING = 0.02
 FEW_RUNS = f"runs are assumed to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} runs are kept"
 
 
-def compare(now: BaselineRun, baseline: Baseline, live: bool = False) -> BaselineComparison:
-    """`now` compared with the runs kept under its key. `live`: the run is still going on."""
+def doubts(validity: Validity | None) -> str:
+    """Why the figures of a serving run cannot be trusted: `its figures are degraded: ...`; empty if they can."""
+    if validity is None or validity.verdict == "valid":
+        return ""
+    return visible(f"its figures are {validity.verdict}: {'; '.join(validity.reasons)}")
+
+
+def compare(now: BaselineRun, baseline: Baseline, live: bool = False, validity: Validity | None = None) -> BaselineComparison:
+    """`now` compared with the runs kept under its key. `live`: the run is still going on. A run whose figures are invalid is not compared. If
+    they are degraded, the result has no verdict: the difference may come from what degraded the run."""
+    if validity is not None and validity.verdict == "invalid":
+        return BaselineComparison(
+            key=baseline.key.name, words=f"not compared with {_name(baseline)}: {doubts(validity)}", short="not compared: invalid"
+        )
     free = len(now.contention_free) >= MIN_BLOCKS and all(len(run.contention_free) >= MIN_BLOCKS for run in baseline.runs)
     rates = now.contention_free if free else now.rates
     found = rate_change(rates, [run.contention_free if free else run.rates for run in baseline.runs], live)
     excused, contention = _contention(now, baseline.runs, free)
-    decided: BaselineVerdict = rate_verdict(found, excused) if found else "undecided"
+    doubt = doubts(validity)
+    decided: BaselineVerdict = rate_verdict(found, excused) if found and not doubt else "undecided"
     return BaselineComparison(
         key=baseline.key.name,
-        words=visible(_words(now, baseline, found, decided, contention, free, live)),
+        words=visible(_words(now, baseline, found, decided, doubt or contention, free, live)),
         short=_short(found, decided),
         verdict=decided,
         change=found,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from gpuconsole.experiments.against_baseline import doubts
 from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN, rate_change
 from gpuconsole.model.experiments.baseline import RateChange
 from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
@@ -47,18 +48,24 @@ LOWER_IS_BETTER = (
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
 ONE_FIGURE = "one figure per run: no interval"
+INVALID = "the figures of a run are invalid"
 FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
 def compare(before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str]) -> Comparison:
-    """`after` compared with `before`. Only the steady part of a series counts. Two equal runs are assumed to differ by 2 % (see `statistics`)."""
+    """`after` compared with `before`. Only the steady part of a series counts. Two equal runs are assumed to differ by 2 % (see `statistics`).
+    No metric is judged if the figures of a run are invalid."""
     old, new = dict(_series(before)), dict(_series(after))
     metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
+    invalid = any(run.validity is not None and run.validity.verdict == "invalid" for run in (before, after))
+    if invalid:
+        metrics = [None if one is None else msgspec.structs.replace(one, verdict="not judged", why_not=INVALID) for one in metrics]
     singles, others = dict(_figures(before.summary)), dict(_figures(after.summary))
     metrics += [_of_figures(name, singles[name], others[name]) for name in singles if name in others]
     return Comparison(
         before=names[0],
         after=names[1],
+        doubts=[f"{side}: {why}" for side, run in (("before", before), ("after", after)) if (why := doubts(run.validity))],
         environment=_environment(*environments),
         knobs=[
             Difference(

@@ -69,6 +69,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
 
     In a serving run the latencies follow `model.serving.FORMULAS`, `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
     ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
+    `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU.
     """
 
     tokens_per_s: Distribution | None = None
@@ -93,6 +94,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     e2e_s: Distribution | None = None
     chunk_gap_s: Distribution | None = None
     client_queue_s: Distribution | None = None
+    client_runq_ratio: float | None = None
     requests_per_s: Distribution | None = None
     goodput_per_s: float | None = None
     requests: int = 0

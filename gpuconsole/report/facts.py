@@ -15,6 +15,7 @@ from gpuconsole.session.api import View
 
 HOST = "cpu"
 SERVER = "server"
+NO_SAMPLE = "no sample yet"
 VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
 
@@ -47,7 +48,7 @@ def reason(view: View, metric: str) -> str:
         return "the run failed"
     if metric.startswith("workload."):
         return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
-    return "no sample yet"
+    return NO_SAMPLE
 
 
 def active(view: View) -> bool:

@@ -91,6 +91,11 @@ def duration(seconds: float | None) -> str:
     return f"{digits(seconds * 1e3**power):>4} {(_SMALL[power] + 's'):<2}"
 
 
+def latency(seconds: float | None) -> str:
+    """`440 ms`, seven cells. 0 is no latency: it means that nothing was measured."""
+    return duration(seconds if seconds is None or seconds > 0 else None)
+
+
 def durations(first: float | None, second: float | None) -> tuple[str, str, str]:
     """Two durations in the unit of the larger, and that unit: `440`, `530`, `ms`."""
     known = [abs(value) for value in (first, second) if value is not None]

@@ -51,6 +51,7 @@ class View(msgspec.Struct, frozen=True):
     - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent requests.
     - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
     - `ended`: a replayed recording is at its end.
+    - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
     now: float
@@ -83,6 +84,8 @@ class View(msgspec.Struct, frozen=True):
     sources: dict[str, SourceState] = {}
     tuning: Tuning | None = None
     tuning_at: float = 0.0
+    down: str = ""
+    down_s: float = 0.0
 
     @property
     def run(self) -> Run | None:

@@ -10,7 +10,7 @@ import math
 
 from gpuconsole.model.text import visible
 from gpuconsole.session.machine import MachineState
-from gpuconsole.session.readings import USUAL, parent
+from gpuconsole.session.readings import SERVER, USUAL, parent
 from gpuconsole.wire.events import SourceState
 
 STALE_S, STALE_PERIODS = 5.0, 3
@@ -30,8 +30,24 @@ def reported_at(state: MachineState, device: str, reader: str = USUAL) -> float 
 
 def is_fresh(state: MachineState, device: str, now: float, reader: str = USUAL) -> bool:
     """Whether the values of `reader` about `device` are fresh. `now`: session seconds."""
+    if device == SERVER:
+        return not why_server_not_fresh(state, now)
     last = reported_at(state, device, reader)
     return last is not None and now - last <= stale_s(state)
+
+
+def why_server_not_fresh(state: MachineState, now: float) -> str:
+    """The reason why the newest report of the model server does not describe its present state, in one line; empty if it does.
+
+    A report is fresh for 5 s, or for three times the usual time between two reports.
+    """
+    if state.server_down:
+        return f"the server does not answer: {state.server_down}"
+    last = reported_at(state, SERVER, SERVER)
+    if last is None:
+        return "the server has not reported its state"
+    age_s = now - last
+    return f"the last report of the server is {age_s:.0f} s old" if age_s > max(STALE_S, STALE_PERIODS * state.server_period_s) else ""
 
 
 def fresh_value(state: MachineState, key: str, device: str, now: float) -> float | None:

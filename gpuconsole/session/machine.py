@@ -59,6 +59,10 @@ class MachineState:
         self.sampler_down = NO_SAMPLE
         """The reason why no sampler reports; empty while a sampler reports."""
         self.sampler_restarts = 0
+        self.server_down = ""
+        """The reason why the model server does not answer; empty while it answers."""
+        self.server_period_s = 0.0
+        """The usual time between two reports of the model server; 0 before there are two reports."""
         self._lost_t: dict[str, float] = {}
 
     def session_time(self, t: float) -> float:

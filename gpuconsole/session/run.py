@@ -164,7 +164,7 @@ class RunRecord:
             self._detect_steady()
         if self.serving is not None and (self.live is None or event.t - self._live_t >= LIVE_EVERY_S):
             self._live_t = event.t
-            self.live = self.serving.copied(), self.steady_steps(LIVE_STEPS) or list(self.steps)[-LIVE_STEPS:]
+            self.live = self.serving.copied(), self.summary_steps(LIVE_STEPS)
             self.live_version += 1
 
     def tried(self, begun: float, ended: float) -> None:
@@ -224,13 +224,22 @@ class RunRecord:
         return [step.wall_s for step in self.steady_steps(STEP_TIMES)]
 
     def steady_steps(self, limit: int | None = None, since_s: float | None = None) -> list[Step]:
-        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds. Empty for an archived run."""
+        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds. Empty for an archived run. In a serving run:
+        without the ticks in which the server did not answer."""
         if self.steady_t is None or not self.steps:
             return []
         start = self.steady_t if since_s is None else max(self.steady_t, self.steps[-1].t - since_s)
         found = list(itertools.takewhile(lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)))
         found.reverse()
-        return found
+        return found if self.serving is None else self.serving.outages.answered(found)
+
+    def summary_steps(self, limit: int | None) -> list[Step]:
+        """The steps of a summary: the last `limit` steady steps (None: all), or the last steps while no step is steady."""
+        found = self.steady_steps(limit)
+        if found or self.steady_t is not None:
+            return found
+        last = list(self.steps)[-(limit or MAX_STEPS) :]
+        return last if self.serving is None else self.serving.outages.answered(last)
 
     def _detect_steady(self) -> None:
         steps = list(self.steps)

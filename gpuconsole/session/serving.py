@@ -12,10 +12,11 @@ import msgspec
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.run import COUNTS, Step, Summary
+from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.account import percentile
 from gpuconsole.session.figures.latencies import Latencies
+from gpuconsole.session.figures.outages import Outages
 from gpuconsole.session.figures.serving_account import itl_pairs, request_shares, summarize_serving
 from gpuconsole.wire.events import Requests, ServerState
 
@@ -24,6 +25,8 @@ MOST_GAPS = 200_000
 """Gaps between chunks that are kept one by one. While a run has fewer, percentiles of ITL are exact."""
 LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
 MOST_STATES = 4000
+MOST_RESTARTS = 1000
+PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
 FULL_KV = 0.9
@@ -39,10 +42,19 @@ class ServingRecord:
         self.states: deque[ServerState] = deque(maxlen=MOST_STATES)
         self.load: deque[Requests] = deque(maxlen=MOST_STATES)
         self.failures: Counter[str] = Counter()
+        self.answered = 0
+        """Answered requests of the whole run. `requests` holds only the newest."""
+        self.uncounted: Counter[str] = Counter()
+        """Requests of the warm-up and of the times after a change, by error; an empty error: answered."""
+        self.counted_from: float | None = None
+        """The time of the message with the first counted request; None during the warm-up."""
+        self.outages = Outages()
         self._gaps = 0
         self._itl = Latencies()
         self._spilled = False
         self._probes: list[tuple[float, float]] = []
+        self._restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
+        """The times of the first report after each restart of the server: a total is lower than before."""
 
     @staticmethod
     def counted(event: Requests) -> list[Request]:
@@ -54,12 +66,20 @@ class ServingRecord:
         other = copy.copy(self)
         other.requests, other.states, other.load = self.requests.copy(), self.states.copy(), self.load.copy()
         other.failures, other._probes = self.failures.copy(), list(self._probes)
+        other.uncounted, other.outages, other._restarts = self.uncounted.copy(), self.outages.copied(), self._restarts.copy()
         return other
 
     def add_requests(self, event: Requests) -> None:
-        for request in self.counted(event):
+        counted = self.counted(event)
+        self.outages.add(event)
+        self.uncounted.update(request.error for request in event.requests if request.arm == 0 and request.kind == SETTLING)
+        if counted and self.counted_from is None:
+            self.counted_from = event.t
+        for request in counted:
             if request.error:
                 self.failures[request.error] += 1
+            else:
+                self.answered += 1
             self.requests.append(request)
             self._gaps += len(request.gaps)
             for value, weight in itl_pairs([request]):
@@ -70,6 +90,9 @@ class ServingRecord:
         self.load.append(msgspec.structs.replace(event, requests=[]))
 
     def add_state(self, event: ServerState) -> None:
+        before = self.states[-1].totals if self.states else {}
+        if any(value < before.get(name, 0.0) for name, value in event.totals.items()):
+            self._restarts.append(event.t)
         self.states.append(event)
 
     def probed(self, begun: float, ended: float) -> None:
@@ -101,7 +124,33 @@ class ServingRecord:
             summary.itl_s = self._itl.distribution()
         summary.phases_ratio = request_shares(requests, self.means(since))
         summary.failures = dict(self.failures.most_common(5))
+        summary.client_runq_ratio = self.runq_ratio(since)
         return summary
+
+    def runq_ratio(self, since: float) -> float | None:
+        """The share of the time after `since` in which the load generator was ready to run and waited for a CPU; None where it is not known."""
+        waited = wall = 0.0
+        for before, after in itertools.pairwise(one for one in self.load if one.t >= since and one.runq_s is not None):
+            if self.is_own(before.t) and self.is_own(after.t):
+                waited += (after.runq_s or 0.0) - (before.runq_s or 0.0)
+                wall += after.t - before.t
+        return max(0.0, waited / wall) if wall > 0 else None
+
+    @property
+    def dropped(self) -> int:
+        """Messages of the load generator that were lost."""
+        return self.load[-1].dropped if self.load else 0
+
+    @property
+    def period_s(self) -> float:
+        """The usual seconds between two reports of the server: the median of the last gaps. 0 before there are two reports."""
+        last = list(itertools.islice(reversed(self.states), PERIODS + 1))
+        return statistics.median(later.t - earlier.t for later, earlier in itertools.pairwise(last)) if len(last) > 1 else 0.0
+
+    @property
+    def restarts(self) -> int:
+        """How often the totals of the server began again."""
+        return sum(map(self.is_own, self._restarts))
 
     def means(self, since: float) -> dict[str, float]:
         """Means that the server reports, over the requests, tokens and iterations that it finished after `since`."""
@@ -115,52 +164,14 @@ class ServingRecord:
         return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
-        """The signals that rules read, from the requests and states after `since`."""
-        return self._client_signals(since, knobs) | self._server_signals(since, knobs, facts)
-
-    def _client_signals(self, since: float, knobs: Knobs) -> dict[str, Signal]:
-        requests = [request for request in self.recent(since) if not request.error]
-        load = [one for one in self.load if one.t >= since and self._is_own(one.t)]
-        found: dict[str, Signal] = {}
-        if len(load) > 1:
-            wall = load[-1].t - load[0].t
-            found["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
-            late = sorted(one.lateness_s for one in load)
-            found["client.lateness_s"] = Signal(
-                percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks"
-            )
-            found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
-        rate = float(knobs["request_rate"])
-        found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
-        shared = next((one.shared_prefix_ratio for one in reversed(load) if one.shared_prefix_ratio is not None), None)
-        if shared is not None:
-            found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
-        all_recent = self.recent(since)
-        if all_recent:
-            found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
-        if not requests:
-            return found
-        n = f"{CLIENT}, n={len(requests)}"
-        for name, values in (
-            ("ttft", [r.ttft_s for r in requests if r.ttft_s is not None]),
-            ("tpot", [r.tpot_s for r in requests if r.tpot_s is not None]),
-            ("e2e", [r.e2e_s for r in requests if r.e2e_s is not None]),
-        ):
-            if values:
-                ordered = sorted(values)
-                found[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
-                found[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
-        gaps = sorted(gap for request in requests for gap in request.gaps)
-        if gaps:
-            found["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
-            found["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
-            found["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
-        found["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
-        found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
-        return found
+        """The signals that rules read, from the requests and states after `since`. While the server does not answer: none, because the last
+        reports describe another situation."""
+        if self.outages.current is not None:
+            return {}
+        return _client_signals(self, since, knobs) | self._server_signals(since, knobs, facts)
 
     def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
-        states = [one for one in self.states if one.t >= since and self._is_own(one.t)]
+        states = [one for one in self.states if one.t >= since and self.is_own(one.t)]
         if len(states) < 2:
             return {}
         found: dict[str, Signal] = {}
@@ -210,18 +221,73 @@ class ServingRecord:
         return found
 
     def _gained(self, since: float) -> tuple[dict[str, float], float]:
-        """The increase of each total of the server since the last state before `since`, and the seconds of this increase. Times of other loads are
-        excluded."""
+        """The increase of each total of the server since the last state before `since`, and the seconds of this increase. Times of other loads and
+        outages are excluded."""
         before = sum(1 for _ in itertools.takewhile(lambda one: one.t < since, self.states))
-        gained: Counter[str] = Counter()
+        found: Counter[str] = Counter()
         wall = 0.0
-        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda one: self._is_own(one.t)):
+        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda one: self.is_own(one.t)):
             states = list(stretch)
-            if own:
-                wall += states[-1].t - states[0].t
-                gained.update({name: value - states[0].totals.get(name, 0.0) for name, value in states[-1].totals.items()})
-        return dict(gained), wall
+            if not own:
+                continue
+            wall += states[-1].t - states[0].t - self.outages.overlap_s(states[0].t, states[-1].t)
+            first = states[0]
+            for earlier, later in itertools.pairwise(states):
+                if later.t in self._restarts:  # the counters began at 0, as in Prometheus' rate()
+                    found.update(_increase(first, earlier))
+                    found.update(later.totals)
+                    first = later
+            found.update(_increase(first, states[-1]))
+        return dict(found), wall
 
-    def _is_own(self, t: float) -> bool:
+    def is_own(self, t: float) -> bool:
         """Whether the load at `t` is the load of the run, not of a probe or a trial."""
         return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)
+
+
+def _increase(before: ServerState, after: ServerState) -> dict[str, float]:
+    """The increase of each total between two states without a restart of the server between them."""
+    return {name: value - before.totals.get(name, 0.0) for name, value in after.totals.items()}
+
+
+def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[str, Signal]:
+    """The signals about the load generator and its requests."""
+    requests = [request for request in record.recent(since) if not request.error]
+    load = [one for one in record.load if one.t >= since and record.is_own(one.t)]
+    found: dict[str, Signal] = {}
+    if len(load) > 1:
+        wall = load[-1].t - load[0].t
+        found["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
+        late = sorted(one.lateness_s for one in load)
+        found["client.lateness_s"] = Signal(percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks")
+        if (waited := record.runq_ratio(since)) is not None:
+            found["client.runq_ratio"] = Signal(waited, "ratio", f"{CLIENT}, /proc/self/schedstat: time in the run queue over wall time")
+        found["client.active"] = Signal(statistics.fmean(one.active for one in load), "requests", f"{CLIENT}, on their way")
+    rate = float(knobs["request_rate"])
+    found["client.request_rate"] = Signal(rate, "/s", "knob request_rate (0: closed loop)")
+    shared = next((one.shared_prefix_ratio for one in reversed(load) if one.shared_prefix_ratio is not None), None)
+    if shared is not None:
+        found["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
+    all_recent = record.recent(since)
+    if all_recent:
+        found["client.failed_ratio"] = Signal(1 - len(requests) / len(all_recent), "ratio", f"{CLIENT}, n={len(all_recent)}")
+    if not requests:
+        return found
+    n = f"{CLIENT}, n={len(requests)}"
+    for name, values in (
+        ("ttft", [r.ttft_s for r in requests if r.ttft_s is not None]),
+        ("tpot", [r.tpot_s for r in requests if r.tpot_s is not None]),
+        ("e2e", [r.e2e_s for r in requests if r.e2e_s is not None]),
+    ):
+        if values:
+            ordered = sorted(values)
+            found[f"client.{name}_s"] = Signal(statistics.fmean(values), "s", f"{n}, mean")
+            found[f"client.{name}_p99_s"] = Signal(percentile(ordered, 0.99), "s", f"{n}, p99")
+    gaps = sorted(gap for request in requests for gap in request.gaps)
+    if gaps:
+        found["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
+        found["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
+        found["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
+    found["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
+    found["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
+    return found

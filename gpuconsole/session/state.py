@@ -36,6 +36,8 @@ from gpuconsole.wire.events import (
 )
 
 NOTES = 20
+LATENCIES = ("workload.ttft_s", "workload.tpot_s", "workload.itl_s", "workload.e2e_s")
+"""Series of answered requests. They have no present value while the server does not answer."""
 
 
 class SessionState(MachineState):
@@ -143,6 +145,7 @@ class SessionState(MachineState):
             self.stage = "starting"
             self._points = RunPoints(self.add_point)
             self.readings.forget_all("workload.", "server.")
+            self.server_down, self.server_period_s = "", 0.0
         if before is not None and before.closed_t is not None:
             before.archive(summarized(before, self.devices, self.environment))
         self.records.append(record)
@@ -166,8 +169,12 @@ class SessionState(MachineState):
                     )
                     self._points.add_steps(record, event, steps, rates)
             case Requests() if serving is not None:
+                self.server_down = event.down
+                if event.down:
+                    self.readings.forget_all(*LATENCIES)
                 self._points.add_requests(device, serving.counted(event), event)
             case ServerState() if serving is not None:
+                self.server_period_s = serving.period_s
                 self._points.add_server_state(event)
             case RunClosed():
                 self.stage = event.state

@@ -11,11 +11,12 @@ from gpuconsole.model.metrics.catalogue import CATALOGUE, series_key
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
+from gpuconsole.session.figures.outages import Outage
 from gpuconsole.session.figures.summary import summarized
-from gpuconsole.session.freshness import silent_devices
+from gpuconsole.session.freshness import silent_devices, why_server_not_fresh
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
-from gpuconsole.session.state import SessionState
+from gpuconsole.session.state import LATENCIES, SessionState
 from gpuconsole.wire.events import (
     AnyEvent,
     Compared,
@@ -34,6 +35,7 @@ from gpuconsole.wire.events import (
 )
 
 SERIES_POINTS = 600
+OF_SERVER = "server."
 REPEATED = 2
 """Number of columns that repeat the previous sample if a column is narrower than the sampling period."""
 
@@ -60,6 +62,8 @@ def make_view(
     """The view for a screen at `now`, a time on the clock of the events. `device`: without a run, the device that the next run would use."""
     record, readings = state.record, state.readings
     now = state.session_time(max(now, state.now))
+    outage = outage_now(record)
+    stale = _not_fresh(state, record, now)
     stage = " ".join(filter(None, (state.stage, state.stage_detail))) if record is not None and record.run.state == "starting" else ""
     return View(
         now=now,
@@ -67,7 +71,7 @@ def make_view(
         devices=tuple(state.devices),
         device=record.run.device if record else device,
         no_gpu_reason=state.no_gpu_reason,
-        latest=dict(readings.latest),
+        latest=dict(readings.latest) if not stale else {k: v for k, v in readings.latest.items() if not k.startswith(OF_SERVER)},
         wall=state.wall0 + now if state.wall0 else 0.0,
         sampled=dict(readings.sampled),
         substitutes=dict(readings.substitutes),
@@ -76,7 +80,7 @@ def make_view(
         processes_missing=dict(state.processes_missing),
         links=tuple(state.links),
         sources=dict(state.sources),
-        unavailable=dict(reasons(state)),
+        unavailable=dict(reasons(state)) | stale,
         lost=dict(state.lost),
         runs=tuple(run_now(state, record) for record in state.records),
         trials=tuple(state.trials.values()),
@@ -92,7 +96,22 @@ def make_view(
         recording_to=recording_to,
         ended=ended,
         step_times=tuple(record.durations()) if record else (),
+        down=outage.why if outage else "",
+        down_s=max(0.0, now - state.session_time(outage.begun)) if outage else 0.0,
     )
+
+
+def outage_now(record: RunRecord | None) -> Outage | None:
+    """The outage of the model server that lasts now; None while the server answers, and after the end of the run."""
+    return record.serving.outages.current if record is not None and record.serving is not None and record.closed_t is None else None
+
+
+def _not_fresh(state: SessionState, record: RunRecord | None, now: float) -> dict[str, str]:
+    """The reason for each series that a model server no longer reports, by key. Empty while its last report is fresh."""
+    if record is None or record.serving is None or not (why := why_server_not_fresh(state, now)):
+        return {}
+    keys = [series_key(metric, record.run.device) for metric in LATENCIES] if state.server_down else []
+    return dict.fromkeys([*keys, *(key for key in state.readings.latest if key.startswith(OF_SERVER))], why)
 
 
 def reasons(state: MachineState) -> dict[str, str]:

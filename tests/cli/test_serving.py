@@ -105,24 +105,25 @@ def test_a_server_at_an_address_is_asked_for_its_settings_again_after_a_restart(
 
 
 def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) -> None:
-    done = cli(
-        "run",
-        "serve-chat",
-        "--url",
-        f"{fake_server}/every-other",
-        "--device",
-        "cpu",
-        "--json",
-        "--duration",
-        "4",
-        "--set",
-        "output_tokens=8",
-    )
+    url = ("--url", f"{fake_server}/every-other", "--device", "cpu")
+    done = cli("run", "serve-chat", *url, "--json", "--duration", "4", "--set", "output_tokens=8")
     assert done.returncode == 0, done.stderr
-    summary = only_run(done)["summary"]
-    assert summary["requests"] > 0 and summary["failed_requests"] > 0
-    assert list(summary["failures"]) == ["HTTP 429: too many requests"]
+    run = only_run(done)
+    assert run["summary"]["requests"] > 0 and run["summary"]["failed_requests"] > 0
+    assert list(run["summary"]["failures"]) == ["HTTP 429: too many requests"]
     assert "/every-other/metrics: HTTP 404; the state of the server is unknown" in done.stderr
+    assert run["validity"]["verdict"] == "degraded"
+    (reason,) = run["validity"]["reasons"]
+    assert "% of the requests failed; the commonest cause: HTTP 429: too many requests" in reason
+    assert f"gpuconsole: run 1 is degraded: {reason}\n" in done.stderr
+
+
+def test_degraded_figures_fail_the_command_where_valid_figures_are_required(cli: Cli, fake_server: str) -> None:
+    url = ("--url", f"{fake_server}/every-other", "--device", "cpu")
+    done = cli("run", "serve-chat", *url, "--headless", "--require-valid", "--duration", "3", "--set", "output_tokens=8")
+    assert done.returncode == 1 and "gpuconsole: run 1 is degraded: " in done.stderr
+    assert done.stdout.splitlines()[1].split()[:2] == ["figures", "degraded:"], "the first line of the summary"
+    assert "no rule fires" not in done.stdout and "no conclusion: the figures are degraded: " in done.stdout
 
 
 @pytest.mark.parametrize(

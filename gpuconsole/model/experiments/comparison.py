@@ -37,10 +37,12 @@ class MetricChange(msgspec.Struct, omit_defaults=True):
 
 
 class Comparison(msgspec.Struct, omit_defaults=True):
-    """`before` and `after` are the names of the runs. `environment` comes first, because it may explain the other differences."""
+    """`before` and `after` are the names of the runs. `doubts`: a line for each run whose figures are degraded or invalid. `environment` comes
+    before the metrics, because it may explain their differences."""
 
     before: str
     after: str
+    doubts: list[str] = []
     environment: list[Difference] = []
     knobs: list[Difference] = []
     metrics: list[MetricChange] = []

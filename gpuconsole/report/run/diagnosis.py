@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
 from gpuconsole.report.experiments.trial import NO_CAUSE, paint_done, paint_running
+from gpuconsole.report.run.validity import doubtful, outage, verdict
 from gpuconsole.session.api import View
 
 
@@ -39,6 +41,10 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     run = view.run
     if run is not None and run.state == "failed":
         rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or NO_CAUSE}", width, max(1, min(6, room - 1)))]
+    elif view.down:
+        rows += [line(width, (text, "alert")) for text in wrap(f"{outage(view)}.", width, max(1, min(3, room - 1)))]
+    if run is not None and run.state != "failed" and not view.down and doubtful(run):
+        rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():
         rows.append(line(width, (f"{device} lost: {why}", "alert")))
     trial = facts.running_trial(view)
@@ -116,6 +122,10 @@ def _state(view: View, fires: bool) -> str:
         return "" if run.error else "Press s to start again, k to see the knobs."
     if run.state == "starting":
         return f"Starting: {view.stage or 'waiting for the worker'}."
+    if view.down:
+        return "" if fires else "No conclusion while the server does not answer."
+    if not fires and run.findings and (why := why_no_claim(run)):
+        return "No conclusion: the figures cannot show what limits this run." if doubtful(run) else f"No conclusion: {why}."
     clear = sum(finding.state == "clear" for finding in run.findings)
     unknown = [finding for finding in run.findings if finding.state == "cant_tell"]
     if run.steady_from_s is None and run.state == "running" and not fires:

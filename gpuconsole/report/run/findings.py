@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Run
+from gpuconsole.model.text import visible
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row
 from gpuconsole.report.experiments.trial import predicted
@@ -31,7 +33,10 @@ def details_report(run: Run) -> Report:
     found: Report = []
     firing = facts.firing(run)
     if not firing:
-        found += [heading("No rule fires"), text("No rule found time that can be recovered.", "dim"), BLANK]
+        why = why_no_claim(run)
+        found += [heading("No conclusion"), text(f"{_sentence(why)}.", "alert")] if why else []
+        found += [] if why else [heading("No rule fires"), text("No rule found time that can be recovered.", "dim")]
+        found.append(BLANK)
     for number, finding in enumerate(firing, 1):
         found += [*finding_report(number, finding, run.knobs), BLANK]
     found += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"])
@@ -45,7 +50,9 @@ def firing_report(run: Run) -> Report:
     """The findings that fire, or the reason why no finding fires: for the terminal."""
     firing = facts.firing(run)
     if not firing:
-        return [Line([("diagnosis: ", ""), (f"no rule fires{_why_none(run.findings)}", "")])]
+        why = why_no_claim(run)
+        words = f"no conclusion: {visible(why)}" if why else f"no rule fires{_why_none(run.findings)}"
+        return [Line([("diagnosis: ", ""), (words, "alert" if why else "")])]
     found: Report = [Line([("diagnosis:", "")])]
     for number, finding in enumerate(firing, 1):
         found += [one._replace(indent=one.indent + 2) for one in finding_report(number, finding, run.knobs)]
@@ -104,6 +111,10 @@ def _group(title: str, findings: list[Finding]) -> Report:
         words = f"{one.title}: {one.summary}" if one.summary and one.state == "clear" else one.summary or one.title
         found.append(labelled(one.rule, words, column=RULE_COLUMN, indent=2))
     return [*found, BLANK]
+
+
+def _sentence(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
 
 
 def _why_none(findings: list[Finding]) -> str:

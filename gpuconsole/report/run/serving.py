@@ -9,6 +9,7 @@ from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line, row_width
 from gpuconsole.report.parts import Column, Report, Table, labelled
 from gpuconsole.report.run.figures import costs, utilization
+from gpuconsole.report.run.validity import client_report, starved
 from gpuconsole.session.api import View
 
 LATENCIES = (
@@ -38,17 +39,17 @@ def request_report(run: Run) -> Report:
 
 
 def latency_report(run: Run) -> Report:
-    """A table of latencies, each with its formula."""
+    """How long the client waited for a CPU; then a table of latencies, each with its formula."""
     known = [(name, field, getattr(run.summary, field)) for name, field in LATENCIES if getattr(run.summary, field) is not None]
     if not run.serves or not known:
         return []
     heads = (("mean", 3), ("p50", 0), ("p90", 2), ("p95", 4), ("p99", 0))
     columns = (Column("latency"), *(Column(head, ">", drop=drop) for head, drop in heads), Column("formula", least=16, drop=1))
-    return [Table(columns, [_latency_cells(name, field, found) for name, field, found in known])]
+    return [*client_report(run), Table(columns, [_latency_cells(name, field, found) for name, field, found in known])]
 
 
 def _latency_cells(name: str, field: str, found: Distribution) -> list[Segment]:
-    times = [units.duration(value) if value is not None else "" for value in (found.mean, found.p50, found.p90, found.p95, found.p99)]
+    times = [units.latency(value) if value is not None else "" for value in (found.mean, found.p50, found.p90, found.p95, found.p99)]
     return [(name, "dim"), *((text, "") for text in times), (FORMULAS[field].partition(": ")[2], "dim")]
 
 
@@ -97,7 +98,10 @@ def live_costs(view: View, run: Run) -> list[str]:
 
 
 def _latencies(run: Run, width: int) -> Row:
+    waited = run.summary.client_runq_ratio
     entries: list[Segment] = []
+    if starved(run):  # before the figures, because the figures are not reliable
+        entries.append((f"client waited for a CPU {units.percent(waited).strip()} of the time", "alert"))
     for name, field in LATENCIES[:5]:
         found: Distribution | None = getattr(run.summary, field)
         p50, p99 = units.p50_p99(found.p50, found.p99) if found is not None else (units.NA, "")
@@ -106,6 +110,9 @@ def _latencies(run: Run, width: int) -> Row:
         if row_width(entries + entry) > width:
             break
         entries += entry
+    if waited is not None and not starved(run):
+        entry = [(f"   client CPU wait {units.precise_percent(waited)}", "dim")]
+        entries += entry if row_width(entries + entry) <= width else []
     return line(width, *entries)
 
 
@@ -113,7 +120,8 @@ def _server(view: View, run: Run, width: int) -> Row:
     running, waiting = facts.latest(view, "server.requests_running"), facts.latest(view, "server.requests_waiting")
     if running is None and waiting is None:
         unknown = "the server has not reported its state yet" if facts.active(view) else "the state of the server is not known"
-        return line(width, (unknown, "dim"))
+        why = facts.reason(view, "server.requests_running")
+        return line(width, (f"server n/a: {why}" if why != facts.NO_SAMPLE else unknown, "alert" if view.down else "dim"))
     usage, preemptions = facts.latest(view, "server.kv_cache_usage_ratio"), facts.latest(view, "server.preemptions_per_s")
     hits = facts.latest(view, "server.prefix_hit_ratio")
     entries: list[Segment] = [("server ", "dim"), (f"running {running or 0:.0f}  waiting {waiting or 0:.0f}", "title")]

@@ -9,12 +9,13 @@ from gpuconsole.report.parts import Line, Report, labelled
 from gpuconsole.report.run.account import account_segments
 from gpuconsole.report.run.figures import costs, step_time, throughput, utilization
 from gpuconsole.report.run.serving import latency_report, request_report
+from gpuconsole.report.run.validity import validity_report
 
 
 def figures(run: Run) -> Report:
     """Every measured figure of a run with its label."""
     summary = run.summary
-    found: Report = []
+    found: Report = validity_report(run)
     rate, _ = run.throughput
     if rate:
         found.append(labelled("throughput", [(throughput(run), "title"), (f" (n={rate.n})", "dim")]))

@@ -9,26 +9,27 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import Rank, Run, Step, Summary
+from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.energy import devices_used
 from gpuconsole.session.figures.account import add_bandwidth, summarize
 from gpuconsole.session.figures.efficiency import NO_POWER, NO_PRICE, cost_per_million_tokens
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, flops_peak
 from gpuconsole.session.figures.serving_account import add_served_work
-from gpuconsole.session.run import MAX_STEPS, RunRecord
+from gpuconsole.session.figures.validity import validity
+from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
 
 LOSS_STEPS = 5
 
-_Computed = tuple[Summary, list[Rank], dict[str, str]]
+_Computed = tuple[Summary, list[Rank], dict[str, str], Validity | None]
 _Key = tuple[int, int | None, tuple[Device, ...], Environment]
 _memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary()
 """The last result for each record, with all inputs of the computation."""
 
 
 def summarized(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None = None) -> Run:
-    """A copy of the record's run with its summary, its ranks, and the reasons for missing figures.
+    """A copy of the record's run with its summary, its ranks, its validity, and the reasons for missing figures.
 
     The summary uses the last `limit` steady steps (None: all stored steps), or the first steps while no step is steady. In a serving
     run any `limit` means the last LIVE_STEPS ticks. Energy and cost are known after the end of the run. The record does not change.
@@ -37,14 +38,20 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
     if record.archived is not None:
         before = record.archived
         return msgspec.structs.replace(
-            record.run, summary=before.summary, ranks=before.ranks, unavailable={**before.unavailable, **record.run.unavailable}
+            record.run,
+            summary=before.summary,
+            ranks=before.ranks,
+            unavailable={**before.unavailable, **record.run.unavailable},
+            validity=before.validity,
         )
     key = (record.version if limit is None else record.live_version, limit, tuple(devices), environment)
     known = _memo.get(record)
     if known is None or known[0] != key:
         known = _memo[record] = (key, _compute(record, devices, environment, limit))
-    summary, ranks, missing = known[1]
-    return msgspec.structs.replace(record.run, summary=summary, ranks=ranks, unavailable={**missing, **record.run.unavailable})
+    summary, ranks, missing, valid = known[1]
+    return msgspec.structs.replace(
+        record.run, summary=summary, ranks=ranks, unavailable={**missing, **record.run.unavailable}, validity=valid
+    )
 
 
 def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environment) -> tuple[Peak | None, Peak | None]:
@@ -65,7 +72,7 @@ def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environm
 
 
 def _compute(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None) -> _Computed:
-    steps = record.steady_steps(limit) or list(record.steps)[-(limit or MAX_STEPS) :]
+    steps = record.summary_steps(limit)
     peaks = peaks_of(record, devices, environment)
     if record.serving is not None:
         serving = record.serving
@@ -75,7 +82,7 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
     missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
-    return summary, ranks, missing
+    return summary, ranks, missing, validity(record)
 
 
 def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]) -> Summary:

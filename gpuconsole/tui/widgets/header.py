@@ -6,6 +6,7 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.report.run.validity import doubtful, outage
 from gpuconsole.session.api import View
 
 CUT = {
@@ -50,7 +51,7 @@ def _devices(view: View) -> list[Device]:
 
 
 def _title(view: View, width: int) -> Row:
-    right = _trouble(view) or _activity(view)
+    right = _trouble(view, width) or _activity(view)
     if view.own_cpu_ratio is not None and width >= 70:
         right.append((f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
     gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
@@ -67,8 +68,11 @@ def _title(view: View, width: int) -> Row:
     return spread(width, left, [(" ", ""), *right])
 
 
-def _trouble(view: View) -> list[Segment]:
-    """A source that does not answer, with the call that it waits for and the time; else a device that needs action."""
+def _trouble(view: View, width: int) -> list[Segment]:
+    """A model server that does not answer; else a source that does not answer, with the call that it waits for and the time; else a device that
+    needs action."""
+    if view.down:
+        return [(outage(view, short=width < 100), "alert")]
     for state in view.sources.values():
         if state.stuck_s:
             return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
@@ -93,6 +97,8 @@ def _activity(view: View) -> list[Segment]:
     if (several := facts.processes(run)) > 1:
         parts.append((f"  {several} processes", ""))
     parts.append((f"  {state} {units.clock(view.running_s)}", style))
+    if run.state != "failed" and run.validity is not None and doubtful(run):
+        parts.append((f"  {run.validity.verdict}", "alert"))
     return parts
 
 

@@ -20,7 +20,11 @@ DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headles
 Each run is compared with the baseline of the same scenario, knobs, hardware and software, if there is one. --save-baseline keeps a
 run as a baseline (see `gpuconsole baselines`).
 
-Exit code: 0 ok, 1 the workload failed or --fail-on-regression found a regression, 2 bad usage. Ctrl-C does not change the code."""
+A serving run has a verdict: valid, degraded (the client lacked CPU time, the server did not answer for some time, or more than 1 % of the
+requests failed) or invalid (most requests failed, or none was answered). The report and stderr name the verdict with its reasons.
+
+Exit code: 0 ok, 1 the workload failed, the figures are invalid, --require-valid and the figures are degraded, or --fail-on-regression found a
+regression, 2 bad usage. Ctrl-C does not change the code."""
 
 EXAMPLES = """examples:
   gpuconsole run train-gpt
@@ -61,6 +65,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="exit code 1 if a run is slower than its baseline beyond noise; --save-baseline does not keep such a run",
     )
+    parser.add_argument(
+        "--require-valid",
+        action="store_true",
+        help="exit code 1 unless the figures of a serving run are valid (degraded figures alone give 0)",
+    )
     add_profile_options(parser)
     add_node_options(parser)
     add_serving_options(parser)
@@ -87,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         from gpuconsole.cli.headless import HeadlessRun
 
         return HeadlessRun(args, knobs, tries, snapshot, recording, chosen.workload.serves).run()
+    if args.require_valid:
+        raise UsageError("--require-valid goes with --headless")
     if args.fail_on_regression:
         raise UsageError("--fail-on-regression goes with --headless")
     if args.profile:

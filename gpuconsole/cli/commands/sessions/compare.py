@@ -66,6 +66,7 @@ def _run(word: str) -> tuple[Run, Environment, str]:
 def comparison_report(found: Comparison, everything: bool) -> Report:
     """The differences in the environment of the runs, then a table of metrics. `everything`: also unchanged metrics."""
     report: Report = [labelled("before", visible(found.before), column=12), labelled("after", visible(found.after), column=12)]
+    report += [labelled("doubt", visible(line), "alert", column=12) for line in found.doubts]
     report += [*_differences("environment", found.environment), *_differences("knobs", found.knobs)]
     shown = [one for one in found.metrics if everything or (one.verdict not in ("same", "undecided") and _moved(one))]
     columns = [Column("metric"), Column("before", ">"), Column("after", ">"), Column("change", ">"), Column("verdict"), Column("interval")]

@@ -1,0 +1,85 @@
+"""Whether the figures of a serving run can be trusted. Pure: computed from the record of the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpuconsole.model.run import Validity
+from gpuconsole.session.run import RunRecord
+from gpuconsole.session.serving import ServingRecord
+
+STARVED = 0.10
+"""The load generator waits for a CPU for more than this share of the time: its latencies include the wait. With a wait of 31 to 72 %, TTFT was
+1.5 times that of an unstarved client on the same vLLM (docs/serving.md); 10 % is the first limit, to be replaced by a measured limit."""
+FAILED = 0.01
+"""More than this share of the requests failed. Percentiles are over the answered requests only. A failed request has no latency, so it counts as
+slower than all others: with more than 1 % of failures, p99 is a failed request, and the printed p99 is too low."""
+MOST_FAILED = 0.6
+"""More than this share of the requests failed: the figures describe a minority. With more than 50 %, the median request failed. The limit is a little
+higher, so that the verdict of a server that fails every second request does not depend on the last request."""
+
+
+def validity(record: RunRecord) -> Validity | None:
+    """The verdict over the counted requests of the run, with its reasons. None for a training run, and before an active run has a counted request."""
+    serving = record.serving
+    if serving is None:
+        return None
+    over = record.closed_t is not None
+    failed = sum(serving.failures.values())
+    counted = serving.answered + failed
+    if not counted and not over:
+        return None
+    broken = _broken(serving, failed)
+    doubts = [*_outages(serving, over), *_failures(serving.failures, failed, counted, not broken), *_client(serving)]
+    if over and record.run.state == "failed" and counted:
+        doubts.append("the run failed before its end")
+    reasons = [*broken, *doubts]
+    return Validity("invalid" if broken else "degraded" if reasons else "valid", reasons)
+
+
+def _broken(serving: ServingRecord, failed: int) -> list[str]:
+    """The reason why no figure is valid."""
+    counted = serving.answered + failed
+    if not counted:
+        answered = serving.uncounted[""]
+        if answered:
+            return [f"the warm-up did not end: none of the {answered} answered requests counts"]
+        causes = Counter({cause: count for cause, count in serving.uncounted.items() if cause})
+        return [f"no request was answered{_commonest(causes)}"]
+    if not serving.answered:
+        return [f"no request was answered{_commonest(serving.failures)}"]
+    if failed > MOST_FAILED * counted:
+        return [f"{failed} of {counted} requests failed{_commonest(serving.failures)}"]
+    return []
+
+
+def _outages(serving: ServingRecord, over: bool) -> list[str]:
+    last = serving.outages.last
+    if last is None:
+        return [f"the server restarted{_times(serving.restarts)}: its counters began again"] if serving.restarts else []
+    seconds, count = serving.outages.total_s(), len(serving.outages)
+    often = f" in {count} outages" if count > 1 else ""
+    if last.ended is None and not over:
+        return [f"the server has not answered for {seconds:.0f} s{often} ({last.why})"]
+    return [f"the server did not answer for {seconds:.0f} s{often} ({last.why})"]
+
+
+def _failures(failures: Counter[str], failed: int, counted: int, named: bool) -> list[str]:
+    if not named or failed <= FAILED * counted:
+        return []
+    return [f"{failed / counted * 100:.2g} % of the requests failed{_commonest(failures)}"]
+
+
+def _client(serving: ServingRecord) -> list[str]:
+    """The reasons that the load generator is the cause of."""
+    waited = serving.runq_ratio(serving.counted_from) if serving.counted_from is not None else None
+    found = [f"the load generator waited for a CPU {waited * 100:.0f} % of the time"] if waited is not None and waited > STARVED else []
+    return found + ([f"{serving.dropped} messages of the load generator were lost"] if serving.dropped else [])
+
+
+def _commonest(causes: Counter[str]) -> str:
+    return f"; the commonest cause: {causes.most_common(1)[0][0]}" if causes else ""
+
+
+def _times(count: int) -> str:
+    return f" {count} times" if count > 1 else ""

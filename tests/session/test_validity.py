@@ -1,0 +1,186 @@
+"""Validity of a serving run, and what an outage of the server leaves out of the figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.run import Step, Validity
+from gpuconsole.model.serving import Request
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import make_snapshot, make_view, run_now
+from gpuconsole.wire.events import Requests, RunClosed, RunOpened, ServerState, Steps
+
+KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
+REFUSED = "cannot connect: Connection refused"
+
+
+class Session:
+    """A serving run, a tick of one second at a time."""
+
+    def __init__(self) -> None:
+        self.state, self.t, self.runq_s, self.dropped = SessionState(), 100.0, 0.0, 0
+        self.state.apply(RunOpened(self.t, "1", "serve-chat", "inference.serving", KNOBS, "cpu"))
+        self.totals = {"generation_tokens": 0.0, "requests": 0.0}
+
+    def tick(self, *, answered: int = 10, failed: int = 0, down: str = "", since: float = 0.0, runq: float = 0.0, kind: int = 0) -> None:
+        self.t += 1.0
+        self.runq_s += runq
+        done = [Request(self.t, 0.0, 0.1, 1.0, 10, 10, (0.1,) * 9, (1.0,) * 9, kind=kind)] * answered
+        broken = [Request(self.t, 0.0, None, None, 10, 0, error=REFUSED, kind=kind)] * failed
+        step = Step(int(self.t), self.t, 1.0, answered, 10 * answered, (), kind=kind)
+        self.state.apply(Steps(self.t, [step], 0.0, 0.0, 0.0, 0.0))
+        self.state.apply(
+            Requests(self.t, [*done, *broken], 8, dropped=self.dropped, runq_s=self.runq_s, down=down, down_since=since if down else 0.0)
+        )
+        if not down:
+            self.totals = {
+                "generation_tokens": self.totals["generation_tokens"] + 10.0 * answered,
+                "requests": self.totals["requests"] + answered,
+            }
+            gauges = {"requests_running": 8.0, "requests_waiting": 2.0, "kv_cache_usage_ratio": 0.99}
+            self.state.apply(ServerState(self.t, gauges, dict(self.totals)))
+
+    def ticks(self, seconds: int, **what: object) -> None:
+        for _ in range(seconds):
+            self.tick(**what)  # type: ignore[arg-type]
+
+    def down(self, seconds: int, failed: int = 1) -> None:
+        self.ticks(seconds, answered=0, failed=failed, down="connection refused", since=self.t)
+
+    def end(self, state: str = "finished", error: str | None = None) -> Validity:
+        self.state.apply(RunClosed(self.t, "1", state, error))  # type: ignore[arg-type]
+        return self.now
+
+    @property
+    def now(self) -> Validity:
+        assert self.state.record is not None
+        found = run_now(self.state, self.state.record).validity
+        assert found is not None
+        return found
+
+
+def test_a_run_without_trouble_is_valid() -> None:
+    session = Session()
+    session.ticks(20, runq=0.05)
+    assert session.now == session.end() == Validity("valid", [])
+
+
+def test_an_outage_degrades_a_run_and_its_time_is_in_no_rate() -> None:
+    session = Session()
+    session.ticks(20)
+    session.down(12, failed=2)
+    assert session.now.reasons[0] == "the server has not answered for 12 s (connection refused)"
+    session.totals = dict.fromkeys(session.totals, 0.0)
+    session.ticks(8)
+    found = session.end()
+    assert found.verdict == "degraded"
+    assert found.reasons[0] == "the server did not answer for 13 s (connection refused)"
+    assert found.reasons[1] == f"7.9 % of the requests failed; the commonest cause: {REFUSED}"
+    record = session.state.record
+    assert record is not None and record.serving is not None
+    summary = run_now(session.state, record).summary
+    assert summary.tokens_per_s is not None and summary.tokens_per_s.p50 == summary.tokens_per_s.mean == pytest.approx(100.0)
+    assert summary.requests_per_s is not None and summary.requests_per_s.mean == pytest.approx(10.0)
+    assert summary.failed_requests == 24, "a failure in an outage is a failure"
+    assert record.serving.rates(0.0)["generation_tokens"] == pytest.approx(100.0, rel=0.05), "the counters began at 0 again"
+
+
+def test_counters_that_begin_again_are_a_restart() -> None:
+    session = Session()
+    session.ticks(10)
+    session.totals = dict.fromkeys(session.totals, 0.0)
+    session.ticks(10)
+    assert session.end() == Validity("degraded", ["the server restarted: its counters began again"])
+
+
+@pytest.mark.parametrize(("failed", "verdict"), [(0, "valid"), (2, "valid"), (3, "degraded"), (300, "degraded"), (301, "invalid")])
+def test_the_share_of_failed_requests_decides(failed: int, verdict: str) -> None:
+    session = Session()
+    session.ticks(20)
+    session.tick(answered=0, failed=failed)
+    assert session.end().verdict == verdict
+
+
+def test_most_failed_is_said_with_counts() -> None:
+    session = Session()
+    session.ticks(3)
+    session.ticks(3, answered=0, failed=30)
+    assert session.end() == Validity("invalid", [f"90 of 120 requests failed; the commonest cause: {REFUSED}"])
+
+
+def test_a_starved_client_degrades_the_run() -> None:
+    session = Session()
+    session.ticks(20, runq=0.38)
+    assert session.end() == Validity("degraded", ["the load generator waited for a CPU 38 % of the time"])
+    record = session.state.record
+    assert record is not None and run_now(session.state, record).summary.client_runq_ratio == pytest.approx(0.38)
+
+
+def test_lost_messages_degrade_the_run() -> None:
+    session = Session()
+    session.dropped = 7
+    session.ticks(5)
+    assert session.end() == Validity("degraded", ["7 messages of the load generator were lost"])
+
+
+def test_without_an_answer_a_run_is_invalid() -> None:
+    session = Session()
+    session.ticks(5, answered=0, failed=4, kind=1)
+    assert session.end("failed", "no request is answered") == Validity(
+        "invalid", [f"no request was answered; the commonest cause: {REFUSED}"]
+    )
+    silent = Session()
+    silent.ticks(5, answered=0)
+    assert silent.end() == Validity("invalid", ["no request was answered"])
+
+
+def test_a_warm_up_that_never_ended_is_invalid() -> None:
+    session = Session()
+    session.ticks(5, answered=1, kind=1)
+    assert session.end() == Validity("invalid", ["the warm-up did not end: none of the 5 answered requests counts"])
+
+
+def test_an_archived_run_keeps_its_verdict_and_a_snapshot_has_it() -> None:
+    session = Session()
+    session.ticks(5, runq=0.5)
+    before = session.end()
+    session.state.apply(RunOpened(session.t, "2", "serve-chat", "inference.serving", KNOBS, "cpu"))
+    assert run_now(session.state, session.state.records[0]).validity == before
+    snapshot = make_snapshot(session.state, session.state.environment, session.t)
+    assert [run.validity for run in snapshot.runs] == [before, None]
+
+
+def test_gauges_of_a_server_that_does_not_answer_are_cleared() -> None:
+    session = Session()
+    session.ticks(10)
+
+    def view() -> object:
+        return make_view(
+            session.state, now=session.t, environment=session.state.environment, device="cpu", probing="", recording=False, recording_to="",
+            ended=False,
+        )  # fmt: skip
+
+    key = "server.kv_cache_usage_ratio{device=server}"
+    assert view().latest[key] == 0.99 and view().down == ""  # type: ignore[attr-defined]
+    session.down(3)
+    shown = view()
+    assert key not in shown.latest and "connection refused" in shown.unavailable[key]  # type: ignore[attr-defined]
+    assert "workload.ttft_s{device=cpu}" not in shown.latest  # type: ignore[attr-defined]
+    assert (shown.down, shown.down_s) == ("connection refused", 3.0)  # type: ignore[attr-defined]
+    session.tick()
+    assert view().latest[key] == 0.99  # type: ignore[attr-defined]
+
+
+def test_gauges_older_than_a_few_intervals_are_cleared() -> None:
+    session = Session()
+    session.ticks(10)
+    for _ in range(30):  # requests are answered, but the page is not
+        session.t += 1.0
+        session.state.apply(Requests(session.t, [], 8))
+    shown = make_view(
+        session.state, now=session.t, environment=session.state.environment, device="cpu", probing="", recording=False, recording_to="",
+        ended=False,
+    )  # fmt: skip
+    key = "server.kv_cache_usage_ratio{device=server}"
+    assert key not in shown.latest and shown.unavailable[key] == "the last report of the server is 30 s old"
