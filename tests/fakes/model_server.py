@@ -2,7 +2,7 @@
 
     python -m tests.fakes.model_server      prints `serving http://127.0.0.1:PORT`
 
-Each behaviour has an address of its own, `http://127.0.0.1:PORT/BEHAVIOUR`. The script: first token after TTFT_S, then one every ITL_S,
+Each behaviour has an address of its own, `http://127.0.0.1:PORT/BEHAVIOUR`; `/switched` behaves as `FakeServer.mode` says. The script: first token after TTFT_S, then one every ITL_S,
 by absolute times, so that it does not drift. `/four` sends the first token alone and then four at a time.
 """
 
@@ -44,6 +44,7 @@ class FakeServer:
         self.asked = self.sent = 0
         self.bodies: list[dict[str, object]] = []
         self.first_reading = 0.0
+        self.mode = "steady"
         self.late: dict[str, list[float]] = {"first": [], "last": []}
 
     def application(self, prefix: str = "/{behaviour}") -> web.Application:
@@ -53,6 +54,7 @@ class FakeServer:
             [
                 web.post(f"{prefix}/v1/completions", self.complete),
                 web.post(f"{prefix}/v1/chat/completions", self.complete),
+                web.post(f"{prefix}/tokenize", self.tokenize),
                 web.get(f"{prefix}/v1/models", self.models),
                 web.get(f"{prefix}/metrics", self.metrics),
                 web.get("/lateness", self.lateness),
@@ -76,6 +78,13 @@ class FakeServer:
         """Seconds since `/restarts` restarted with other arguments: RESTART_S after the first reading of its metrics."""
         since = time.monotonic() - (self.first_reading or time.monotonic()) - RESTART_S
         return since if since >= 0 else None
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """One token for each character. Only `/context` has it, as vLLM."""
+        if request.match_info.get("behaviour") != "context":
+            return web.Response(status=404)
+        body = await request.json()
+        return web.json_response({"count": characters(body), "max_model_len": CONTEXT_TOKENS, "tokens": []})
 
     async def metrics(self, request: web.Request) -> web.Response:
         behaviour = request.match_info.get("behaviour", "steady")
@@ -103,6 +112,7 @@ class FakeServer:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         behaviour = request.match_info.get("behaviour", "steady")
+        behaviour = self.mode if behaviour == "switched" else behaviour
         begun = asyncio.get_running_loop().time()
         body = await request.json()
         self.asked += 1
@@ -125,6 +135,8 @@ class FakeServer:
             return self.answer(body)
         if behaviour == "hang":
             await asyncio.sleep(3600)
+        if not body.get("stream"):
+            return web.json_response({"choices": [{"text": "x"}], "usage": {"prompt_tokens": prompt_tokens(body, behaviour)}})
         return await self.stream(request, behaviour, body, begun)
 
     def answer(self, body: dict[str, object]) -> web.Response:
@@ -170,11 +182,13 @@ class FakeServer:
                 continue
             chunk = piece("x" * take, chat, "length" if sent >= tokens else None)
             if continuous:
-                chunk["usage"] = {"prompt_tokens": 10, "completion_tokens": sent}
+                chunk["usage"] = {"prompt_tokens": prompt_tokens(body, behaviour), "completion_tokens": sent}
             await response.write(line(chunk))
             self.sent += take
         if tells:
-            await response.write(line({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": sent}}))
+            await response.write(
+                line({"choices": [], "usage": {"prompt_tokens": prompt_tokens(body, behaviour), "completion_tokens": sent}})
+            )
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -206,6 +220,12 @@ def characters(body: dict[str, object]) -> int:
     """The length of the prompt in characters, without a chat template."""
     messages = body.get("messages")
     return sum(len(one["content"]) for one in messages) if isinstance(messages, list) else len(str(body.get("prompt", "")))
+
+
+def prompt_tokens(body: dict[str, object], behaviour: str) -> int:
+    """Four characters for a token and a chat template of ten tokens; one character for a token in `/context` and `/characters`."""
+    each = 1 if behaviour in ("context", "characters") else 4
+    return max(1, characters(body) // each) + (10 if "messages" in body else 0)
 
 
 def piece(content: object, chat: bool, reason: str | None = None) -> dict[str, object]:

@@ -19,11 +19,19 @@ MOST_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
 MOST_LINE_BYTES = 4 * 1024 * 1024
 MOST_ERROR_BYTES = 4096
+CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
+KEEP_IDLE_S = 4.0
+"""Servers close idle connections (uvicorn after 5 s). A client that keeps them longer sends requests into connections that are being closed."""
 NO_REASON = "no reason given"
 
 
 class RequestFailed(RuntimeError):
     """The request failed or did not finish; the message is one short line."""
+
+
+def connection_problem(error: str) -> str | None:
+    """The words of a failed connection in the `error` of a request; None where the request failed for another reason."""
+    return next((error.removeprefix(prefix) for prefix in (CANNOT_CONNECT, BROKE_OFF) if error.startswith(prefix)), None)
 
 
 class _Usage(msgspec.Struct):
@@ -103,7 +111,10 @@ class Arrivals:
 
 
 class Client:
-    """A client of one server. Extra fields that the server refuses are left out of later requests; `note` receives one line about them."""
+    """A client of one server. Extra fields that the server refuses are left out of later requests; `note` receives one line about them.
+
+    `last_data_t`: the time of the last data of any answer.
+    """
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, model: str, *, chat: bool, timeout_s: float, note: Callable[[str], None]
@@ -115,6 +126,12 @@ class Client:
         self._received: dict[aiohttp.ClientResponse, float] = {}
         self._silent: set[aiohttp.ClientResponse] = set()
         self._refused: frozenset[str] = frozenset()
+        self.last_data_t = 0.0
+
+    @property
+    def streams(self) -> int:
+        """Number of requests whose answer has begun."""
+        return len(self._received)
 
     def break_off_silent(self) -> None:
         """End the requests without data for `timeout_s`. Called at intervals.
@@ -138,9 +155,9 @@ class Client:
         except TimeoutError:
             error = f"no answer for {self._timeout_s:g} s"
         except aiohttp.ClientConnectorError as problem:
-            error = f"cannot connect: {explain(problem)}"
+            error = CANNOT_CONNECT + explain(problem)
         except (aiohttp.ClientError, OSError) as problem:
-            error = f"the connection broke off: {explain(problem)}"
+            error = BROKE_OFF + explain(problem)
         total, gaps, counts = arrivals.settled()
         first, last = (arrivals.times[0] - sent, arrivals.times[-1] - sent) if arrivals.times else (None, None)
         return Request(now(), max(0.0, sent - due), first, last, arrivals.prompt_tokens, total, gaps, counts, error)
@@ -188,7 +205,7 @@ class Client:
     ) -> None:
         pending, done, read = b"", False, response.content.readany
         while block := await read():
-            self._received[response] = t = now()
+            self._received[response] = self.last_data_t = t = now()
             *lines, pending = (pending + block).split(b"\n")
             if len(pending) > MOST_LINE_BYTES:
                 raise RequestFailed(f"a line of more than {MOST_LINE_BYTES // 2**20} MB")
@@ -247,4 +264,6 @@ async def refusal(response: aiohttp.ClientResponse) -> str:
 async def connect(api_key: str | None) -> aiohttp.ClientSession:
     """An HTTP session without a limit of connections."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers, read_bufsize=2**18)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S), headers=headers, read_bufsize=2**18
+    )

@@ -46,8 +46,10 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.serving import event_loop
 from gpuconsole.workloads.serving.load.client import Client, RequestFailed, connect
+from gpuconsole.workloads.serving.load.outage import Outage
 from gpuconsole.workloads.serving.load.prompts import FIRST_GUESS, Prompts, Variant
 from gpuconsole.workloads.serving.load.quality import perplexity
+from gpuconsole.workloads.serving.load.tokens import ask_tokenizer
 from gpuconsole.workloads.serving.load.traffic import Traffic
 
 TICK_S = 0.25
@@ -56,8 +58,10 @@ SETTLE_S = (0.5, 4.0)
 """After a change the server's batch must fill or drain. The generator waits for the duration of a request, within these bounds."""
 WARM_UP_S = 15.0
 """Maximum warm-up in seconds. Warm-up ends when every user has an answer (open loop: after the requests of two seconds)."""
-HOPELESS = 20
-"""Number of failures without any answer after which the server, not the load, is the cause."""
+HOPELESS, HOPELESS_S = 20, 4.0
+"""Failures, and seconds of nothing but failures, without any answer after which the server, not the load, is the cause."""
+FRESH_S = 2.0
+"""A request that is open for a shorter time can still be one of those that fail at once."""
 TIMEOUT_S = 120.0
 PROBE_S = 2.5
 SENT = 32
@@ -65,6 +69,7 @@ SENT = 32
 SHARED_EVERY_S = 1.0
 PROMPT_KNOBS = {"shared_prefix_ratio", "prompt_tokens", "length_spread"}
 """A change of one of these knobs changes the prompts."""
+LENGTH_KNOBS = {"prompt_tokens", "output_tokens", "length_spread"}
 PROBE_KIND = 2
 VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
 STEP = 4
@@ -81,12 +86,16 @@ class Generator:
         self._session, self._url, self._model = session, options["url"], options.get("model", "")
         recorded = parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8")) if "prompts" in options else []
         self._prompts = Prompts(start.seed, float(options.get("characters_per_token", FIRST_GUESS)), recorded)
+        self._prompts.max_model_len = int(options["max_model_len"]) if "max_model_len" in options else None
+        self._shortened = ""
         self._clients: list[Client] = []
         self._client = self._new_client(start.knobs)
         self._traffic = Traffic(start.knobs, self._ask, start.seed)
         self._arm, self._kind = 0, 1
         self._settled_at: float | None = None
         self._begun = now()
+        self._outage = Outage(self._begun)
+        self._open: dict[object, float] = {}
         self._ended: list[Request] = []
         self._tokens = self._all_tokens = self._finished = self._index = 0
         self._probe: asyncio.Task[None] | None = None
@@ -104,12 +113,44 @@ class Generator:
         self.failed = ""
 
     async def run(self) -> None:
-        tasks = [asyncio.create_task(one) for one in (self._traffic.run(), self._tick_for_ever(), self._watch_lateness())]
+        tasks = [asyncio.create_task(one) for one in (self._load(), self._tick_for_ever(), self._watch_lateness())]
         await self.stopped.wait()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         self._tick()
+
+    async def _load(self) -> None:
+        """Ask for the tokenizer where nothing is known about it, then send requests forever."""
+        if "characters_per_token" not in self._options and "prompts" not in self._options:
+            await self._ask_tokenizer()
+        self._note_shortened()
+        self._begun = now()
+        self._watch_anew()
+        await self._traffic.run()
+
+    async def _ask_tokenizer(self) -> None:
+        chat, this = self._traffic.knobs["endpoint"] == "chat", object()
+        try:
+            self._opened(this)
+            told = await ask_tokenizer(self._session, self._url, self._model, self._prompts.sample, chat=chat, timeout_s=self._timeout_s)
+        except RequestFailed as problem:
+            self._note(f"the server does not count tokens: {problem}; the first prompts assume {FIRST_GUESS:g} characters per token")
+        else:
+            self._prompts.characters_per_token, self._prompts.overhead = told.characters_per_token, told.overhead
+            self._prompts.max_model_len = self._prompts.max_model_len or told.max_model_len
+        finally:
+            del self._open[this]
+
+    def _note_shortened(self) -> None:
+        """One note about prompts that do not fit in the server's context, for each share of such prompts."""
+        if not (ratio := self._prompts.shortened_ratio(self._traffic.knobs)):
+            return
+        share = "all prompts" if ratio == 1 else f"{ratio:.0%} of the prompts" if ratio >= 0.01 else "a few prompts"
+        text = f"{share} are shortened: prompt and answer must fit in the server's max_model_len of {self._prompts.max_model_len} tokens"
+        if text != self._shortened:
+            self._shortened = text
+            self._note(text)
 
     def serve(self, command: AnyCommand) -> None:
         """A command from the console."""
@@ -123,6 +164,8 @@ class Generator:
                 self._sent.clear()
                 self._shared = (0.0, None)
             self._traffic.change(knobs)
+            if not LENGTH_KNOBS.isdisjoint(command.changes):
+                self._note_shortened()
             self._settle(command.arm)
             self._channel.send(KnobsSet(now(), command.request, self._index, knobs))
         elif isinstance(command, RunProbe):
@@ -135,6 +178,7 @@ class Generator:
         elif isinstance(command, Resume):
             self._paused = False
             self._ticked = now()
+            self._watch_anew()
             self._traffic.go_on()
             self._settle(command.arm)
 
@@ -239,8 +283,12 @@ class Generator:
         plain = self._prompts.variant == "plain"
         if plain:
             self._sent.append(prompt)
-        begun = (self._arm, self._kind)
-        request = await self._client.ask(prompt, output, due, self._count)
+        begun, this = (self._arm, self._kind), object()
+        self._opened(this)
+        try:
+            request = await self._client.ask(prompt, output, due, self._count)
+        finally:
+            del self._open[this]
         if plain:  # probe P13 changes the lengths of prompts
             self._prompts.learn(prompt, request.prompt_tokens)
         # classified by its end time: in an overloaded open loop a request starts long before; in a closed loop it waited under the previous load
@@ -255,16 +303,45 @@ class Generator:
         self._e2e.append(request.e2e_s or 0.0)
         return True
 
+    def _opened(self, request: object) -> None:
+        t = now()
+        if not self._open:
+            self._outage.opened(t)
+        self._open[request] = t
+
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
         self._all_tokens += tokens
+        if tokens and self._outage.token(now()):
+            self._traffic.server_is_up()
 
     def _note_failure(self, error: str) -> None:
         self._failures_in_a_row += 1
+        self._outage.failed(now(), error, sum(client.streams for client in self._clients))
+        if self._outage.since is not None:
+            self._traffic.server_is_down()
         if not self._answered and self._failures_in_a_row >= HOPELESS:
-            causes = Counter(request.error for request in self._ended if request.error)
-            self.failed = f"no request is answered; {causes.most_common(1)[0][0] if causes else error}"
-            self.stopped.set()
+            self._give_up(error)
+
+    def _give_up(self, error: str) -> None:
+        causes = Counter(request.error for request in self._ended if request.error)
+        self.failed = f"no request is answered; {causes.most_common(1)[0][0] if causes else error}"
+        self.stopped.set()
+
+    def _watch_anew(self) -> None:
+        self._outage.begin(now())
+        self._traffic.server_is_up()
+
+    def _watch_server(self, t: float) -> None:
+        """Decide whether the server answers now. Give up after nothing but failures from the start."""
+        outage, oldest = self._outage, next(iter(self._open.values()), t)
+        outage.data(max(client.last_data_t for client in self._clients))
+        probing = self._probe is not None and not self._probe.done()
+        outage.tick(t, len(self._open), oldest, sum(client.streams for client in self._clients), patient=probing)
+        if outage.since is not None:
+            self._traffic.server_is_down()
+        if not self._all_tokens and outage.failing_s(t) > HOPELESS_S and t - oldest < FRESH_S:
+            self._give_up(outage.failure)
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -278,6 +355,7 @@ class Generator:
         wall, self._ticked = t - self._ticked, t
         for client in self._clients:
             client.break_off_silent()
+        self._watch_server(t)
         self._warm()
         if wall > 0 and not self._paused:
             step = Step(self._index, t, wall, self._finished, self._tokens, (), arm=self._arm, kind=self._kind)
@@ -289,7 +367,9 @@ class Generator:
         ended, self._ended = self._ended, []
         active = len(self._traffic.under_way)
         waited = self._times.runq_s() if self._times.available else None
-        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, self._shared_prefix(t), waited))
+        down = (self._outage.why, self._outage.since or 0.0)
+        shared = self._shared_prefix(t)
+        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, shared, waited, *down))
 
     def _shared_prefix(self, t: float) -> float | None:
         """Share of the prompt text that is a prefix of another prompt: over all recorded prompts, or once a second over the last generated prompts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine
 
@@ -10,7 +11,9 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
 
 FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 2.0
+LONGEST_BACKOFF_S = 1.0
+TRIES_PER_S = 5.0
+"""Mean number of requests per second of all users together while the server is down: few failures, and the return of the server shows within 1 s."""
 
 
 class Traffic:
@@ -29,6 +32,8 @@ class Traffic:
         self._open = asyncio.Event()
         self._open.set()
         self._changed = asyncio.Event()
+        self._up = asyncio.Event()
+        self._up.set()
         self.under_way: set[asyncio.Task[bool]] = set()
 
     async def run(self) -> None:
@@ -60,6 +65,14 @@ class Traffic:
         self._open.set()
         self._changed.set()
 
+    def server_is_down(self) -> None:
+        """Users whose requests fail now send about TRIES_PER_S requests together, until `server_is_up`."""
+        self._up.clear()
+
+    def server_is_up(self) -> None:
+        """All users go on at once."""
+        self._up.set()
+
     def break_off(self) -> None:
         for task in (*self._users.values(), *self.under_way):
             task.cancel()
@@ -80,8 +93,17 @@ class Traffic:
             if await self._launch(now()):
                 backoff = FIRST_BACKOFF_S
             else:
-                await asyncio.sleep(backoff * self._random.uniform(0.5, 1.0))
+                await self._wait_after_failure(backoff)
                 backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
+
+    async def _wait_after_failure(self, backoff: float) -> None:
+        pause_s = backoff * self._random.uniform(0.5, 1.0)
+        if self._up.is_set():
+            await asyncio.sleep(pause_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(pause_s, self._random.expovariate(TRIES_PER_S / len(self._users)))):
+                await self._up.wait()
 
     async def _arrivals(self) -> None:
         """Send requests in an open loop. Due times follow the clock, not the last sending time, so that lateness does not reduce the load."""
