@@ -137,7 +137,7 @@ class HeadlessRun:
                 continue
             if first_step is not None and elapsed >= self._duration_s:
                 if not tried:
-                    self._progress.line("--apply-top: no finding suggests a change")
+                    self._progress.line(f"--apply-top: {nothing_to_try(view)}")
                 return
             await self._wait(TICK_S)
 
@@ -163,7 +163,7 @@ class HeadlessRun:
             top = top_suggestion(view)
             assert top is not None
             changes, predicted = top.changes, top.predicted_speedup
-        self._progress.line(f"trial: {describe_changes(changes, view.run.knobs if view.run else None)}")
+        self._progress.line(f"trial: {describe_changes(changes, view.run.settings if view.run else None)}")
         trial = asyncio.create_task(engine.try_change(changes, predicted))
         stop = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait([trial, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -227,8 +227,15 @@ class HeadlessRun:
 
 
 def top_suggestion(view: View) -> Suggestion | None:
-    """The first suggestion of the highest-ranked finding that has suggestions."""
-    return next((finding.suggestions[0] for finding in facts.firing(view.run) if finding.suggestions), None)
+    """The first suggestion that can be tried, of the highest-ranked finding that has such a suggestion."""
+    return next((suggestion for _, suggestion in facts.suggestions(view).values()), None)
+
+
+def nothing_to_try(view: View) -> str:
+    """Why --apply-top has tried nothing."""
+    suggested = [one.changes for finding in facts.firing(view.run) for one in finding.suggestions]
+    reason = view.run.why_not(suggested[0]) if view.run is not None and suggested else ""
+    return f"the suggestion cannot be tried from here: {reason}" if reason else "no finding suggests a change"
 
 
 async def _nothing() -> None:

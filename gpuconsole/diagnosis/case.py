@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from gpuconsole.model.finding import Evidence, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.knob import Value
+from gpuconsole.model.run import Run
 
 
 class CantTell(Exception):
@@ -24,13 +26,26 @@ class Missing(CantTell):
 class Case:
     """The input of all rules about one run. `signals` by name; `serves`: a model server under load, not training.
 
+    `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has only the settings that the server reports.
     `read` collects the names of the requested signals, measured or not, in the order of the first request.
     """
 
     knobs: Knobs
     signals: dict[str, Signal]
     serves: bool = False
+    elsewhere: bool = False
     read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
+        """The case of `run` with its present `signals`."""
+        return cls(run.settings, signals, run.serves, run.elsewhere)
+
+    def setting(self, name: str) -> Value:
+        """A knob of the model server. Raises CantTell where the server does not report the setting."""
+        if name not in self.knobs:
+            raise CantTell(f"the server does not report its {name}")
+        return self.knobs[name]
 
     def has(self, *signals: str) -> bool:
         """Whether all of these signals were measured."""

@@ -13,10 +13,13 @@ TRIAL_ERROR = 0.06
 def suggest(case: Case, changes: Knobs, predicted: Interval | None, why: str, code: str) -> Suggestion | None:
     """A suggestion, or None if the workload lacks one of the knobs or has all of the values already.
 
+    A server that was not started here may have settings that it does not report: the suggestion then names no value of today.
+
     `predicted` is the speed-up that the rule's model gives. The trial that measures the speed-up also has an error, so the
     interval is widened by TRIAL_ERROR. A predicted gain never becomes a predicted loss that way.
     """
-    if any(name not in case.knobs for name in changes) or all(case.knobs[name] == value for name, value in changes.items()):
+    missing = [name for name in changes if name not in case.knobs]
+    if (missing and not case.elsewhere) or all(case.knobs.get(name) == value for name, value in changes.items()):
         return None
     if predicted is not None:
         low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))

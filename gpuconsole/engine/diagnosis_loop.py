@@ -125,7 +125,7 @@ class DiagnosisLoop:
         summary = run_now(self._state, record).summary
         _, bandwidth = peaks_of(record, self._state.devices, self._state.environment)
         signals = run_signals(record, summary, cores(), memory, WINDOW_S, bandwidth) | self._hardware.signals(self._state, record)
-        return Case(record.run.knobs, signals, record.run.serves)
+        return Case.of(record.run, signals)
 
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
         self._probed.add(probe)

@@ -69,7 +69,7 @@ class StateReader:
         """`run` with its figures. They are computed again only where something changed that they are made from."""
         devices: Sequence[Device] = self.state.devices
         calibration = self.state.environment.calibration
-        inputs = (run.knobs, run.facts, run.signals, run.summary, devices, calibration)
+        inputs = (run.knobs, run.facts, run.server, run.signals, run.summary, devices, calibration)
         known = self._figured.get(run.id)
         if known is None or any(one is not other for one, other in zip(known[0], inputs, strict=True)):
             known = self._figured[run.id] = (inputs, with_figures(run, devices, calibration, published_of))

@@ -232,7 +232,9 @@ class RunControl:
         assert self._scenario is not None
         run, scenario = str(len(self._state.records) + 1), self._scenario
         objective = self._serving.objective if scenario.workload.serves else None
-        self._emit(RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device.id, changes, objective))
+        elsewhere = scenario.workload.serves and self._serving.elsewhere
+        workload = scenario.workload.name
+        self._emit(RunOpened(time.monotonic(), run, scenario.name, workload, knobs, device.id, changes, objective, elsewhere))
         for call in self.on_open:
             call(scenario, device)
         self._pool.hold("run")

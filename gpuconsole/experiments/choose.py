@@ -39,8 +39,8 @@ class Candidate(msgspec.Struct, frozen=True):
 def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[Candidate]:
     """The suggestions of the run's findings, each once, the best first. `tried`: pairs of the knobs at that time and the changes.
 
-    These changes are excluded: changes already tried under the same knobs; changes of the load on a model server, because its users decide
-    the load; changes of what the model learns per step, unless allowed; changes of knobs outside `only`, if `only` is not empty; changes
+    These changes are excluded: changes that the console cannot try on this run (`Run.why_not`); changes already tried under the same knobs;
+    changes of the load on a model server, because its users decide the load; changes of what the model learns per step, unless allowed; changes of knobs outside `only`, if `only` is not empty; changes
     with a predicted gain below WORTH, or below the smallest gain that their trial can prove.
     """
     found: dict[str, Candidate] = {}
@@ -48,6 +48,8 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_ch
         if finding.state != "fires" or finding.resource != "time":
             continue
         for suggestion in finding.suggestions:
+            if run.why_not(suggestion.changes):
+                continue
             if any(changes == suggestion.changes and before == run.knobs for before, changes in tried):
                 continue
             if suggestion.changes.keys() - tunable_knobs(suggestion.changes, allow_training_changes, only):

@@ -9,12 +9,14 @@ import msgspec
 from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.server_facts import ServerFacts
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other")
 """The exclusive parts of a step; their times sum to the wall time of the step."""
+
+LOAD_KNOBS = {knob.name for knob in GROUPS["load"]}
 
 COUNTS, SETTLING, PROBE = 0, 1, 2
 """Kinds of steps: COUNTS: a normal step. SETTLING: a step after a change or a pause. PROBE: a step of a probe."""
@@ -136,7 +138,8 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the analytical
     models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
-    this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `validity`: whether the figures of a
+    this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
+    model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
     serving run can be trusted; None for a training run.
     """
 
@@ -162,6 +165,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     baseline: BaselineComparison | None = None
     profile: ProfileReport | None = None
     server: ServerFacts | None = None
+    elsewhere: bool = False
     validity: Validity | None = None
 
     @property
@@ -169,10 +173,32 @@ class Run(msgspec.Struct, omit_defaults=True):
         """Whether the run is a model server under load. Otherwise the run trains."""
         return self.workload.startswith("inference.")
 
+    @property
+    def settings(self) -> Knobs:
+        """The knobs in force. A server that was not started here has the settings that it reports; its other settings are unknown, and left out."""
+        if not self.elsewhere:
+            return self.knobs
+        load = {name: value for name, value in self.knobs.items() if not _of_server(name)}
+        return {**load, **(self.server.settings() if self.server is not None else {})}
+
+    @property
+    def server_numbers(self) -> dict[str, float]:
+        """The facts of the workload, and the numbers that the model server reports about itself."""
+        return {**(self.server.numbers() if self.server is not None else {}), **self.facts}
+
+    def why_not(self, changes: Knobs) -> str:
+        """Why the console cannot try `changes` on this run, in one line; empty where it can. Only a restart changes a server's settings."""
+        for name in changes:
+            if self.elsewhere and _of_server(name):
+                return f"{name}: gpuconsole did not start this server; restart the server with the new value"
+            if self.serves and (reason := self.unavailable.get(f"knob.{name}")):
+                return f"{name}: {reason}"
+        return ""
+
     def effective(self, changes: Knobs) -> Knobs:
         """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and if no knob is altered."""
         allowed = check_knobs(dict(changes), tuple(self.knobs), self.scenario)
-        changed = {name: value for name, value in allowed.items() if self.knobs[name] != value}
+        changed = {name: value for name, value in allowed.items() if self.settings.get(name) != value}
         if not changed:
             raise KnobError(f"{describe_changes(allowed)}: already in force")
         return changed
@@ -198,3 +224,8 @@ class Run(msgspec.Struct, omit_defaults=True):
         if self.summary.tokens_per_s is not None:
             return self.summary.tokens_per_s, "tokens/s"
         return self.summary.samples_per_s, "samples/s"
+
+
+def _of_server(name: str) -> bool:
+    """Whether the knob `name` is a setting of a model server, not of the load. The shape of the embedded model is such a setting."""
+    return name not in LOAD_KNOBS

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuconsole.model.knobs.catalogue import CATALOGUE
+from gpuconsole.model.knobs.knob import Knobs, Value
+
+KNOB_OF = {"engine": "server", "num_blocks_override": "num_gpu_blocks_override"}
+"""Facts whose knob has another name."""
+EMBEDDED = "gpuconsole"
+
 
 class Fact(msgspec.Struct, frozen=True):
     """One fact. `source`: where the value was read, for example `/v1/models` or `the server's log`."""
@@ -46,3 +53,25 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         """The value of the fact `name` as a number; None where no source reports the fact, or the fact is a text."""
         fact = getattr(self, name)
         return fact.value if fact is not None and isinstance(fact.value, float | int) else None
+
+    def numbers(self) -> dict[str, float]:
+        """The facts that are numbers."""
+        known = {name: self.number(name) for name in self.__struct_fields__}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def settings(self) -> Knobs:
+        """The facts that are settings, under the names of the knobs. `server`: the engine; the embedded server is `embedded`."""
+        found: Knobs = {}
+        for fact_name in self.__struct_fields__:
+            name, fact = KNOB_OF.get(fact_name, fact_name), getattr(self, fact_name)
+            if fact is not None and name in CATALOGUE:
+                found[name] = _as_knob(name, fact.value)
+        return found
+
+
+def _as_knob(name: str, value: float | str) -> Value:
+    """`value` in the type of the knob. A word of another engine, for example a quantization, stays as it is."""
+    if isinstance(value, str):
+        return "embedded" if (name, value) == ("server", EMBEDDED) else value
+    kind = CATALOGUE[name].kind
+    return bool(value) if kind == "bool" else int(value) if kind == "int" else value

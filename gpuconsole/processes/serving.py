@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.machine.environment import torch_version
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.serving import Objective
@@ -20,13 +20,18 @@ class ServingChoice(msgspec.Struct, frozen=True):
     options: dict[str, str] = {}
     objective: Objective | None = None
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the user named a server that runs already (`--url`)."""
+        return bool(self.options.get("server_url"))
+
     def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
         """Raises SessionError where the run needs torch and torch is not installed. vLLM and a server elsewhere do not need it."""
-        elsewhere = chosen.workload.serves and (self.options.get("server_url") or knobs["server"] == "vllm")
+        elsewhere = chosen.workload.serves and (self.elsewhere or knobs["server"] == "vllm")
         if not elsewhere and torch_version() is None:
             raise SessionError(NO_TORCH)
 
     def check_change(self, changes: Knobs, run: Run) -> None:
-        """Raises SessionError for a flag of a server that the console did not start: only a restart changes the flag."""
-        if run.serves and not run.applies_live(changes) and self.options.get("server_url"):
-            raise SessionError(f"{describe_changes(changes, run.knobs)}: that server was not started here; restart it with the flag")
+        """Raises SessionError for a change that the console cannot try on this run (see `Run.why_not`)."""
+        if reason := run.why_not(changes):
+            raise SessionError(reason)

@@ -109,8 +109,15 @@ def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
 
 
 def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
-    """The suggestions of all findings that fire, in the order of the screen."""
-    return {suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions}
+    """The suggestions that can be tried from here, of all findings that fire, in the order of the screen."""
+    return {
+        suggestion_id(finding, one): (finding, one) for finding in firing(view.run) for one in finding.suggestions if can_try(view.run, one)
+    }
+
+
+def can_try(run: Run | None, suggestion: Suggestion) -> bool:
+    """Whether the console can try the suggestion on this run (see `Run.why_not`)."""
+    return run is not None and not run.why_not(suggestion.changes)
 
 
 def shorter(change: str, width: int) -> str:

@@ -136,6 +136,7 @@ class SessionState(MachineState):
             device=event.device,
             started=self.wall_clock(event.t),
             changes=event.changes,
+            elsewhere=event.elsewhere,
         )
         record = RunRecord(run, event.t, event.objective)
         if event.changes and before is not None:

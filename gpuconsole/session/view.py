@@ -174,7 +174,7 @@ def prelude(state: SessionState, environment: Environment, last_started: Started
     events += [DeviceLost(now, device, reason) for device, reason in state.lost.items()]
     if state.record is not None:
         run = state.record.run
-        events.append(RunOpened(now, run.id, run.scenario, run.workload, run.knobs, run.device))
+        events.append(RunOpened(now, run.id, run.scenario, run.workload, run.knobs, run.device, elsewhere=run.elsewhere))
         events += [msgspec.structs.replace(joined, t=now) for joined in state.record.ranks.joined]
         if last_started is not None:
             events.append(msgspec.structs.replace(last_started, t=now))

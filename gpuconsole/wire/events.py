@@ -269,7 +269,8 @@ class EnvironmentKnown(Event, frozen=True):
 
 
 class RunOpened(Event, frozen=True):
-    """A run begins, or a kept change ends the current run and begins the next. `objective`: the limits of a good request (`--slo`)."""
+    """A run begins, or a kept change ends the current run and begins the next. `objective`: the limits of a good request (`--slo`).
+    `elsewhere`: the run loads a model server that the console did not start."""
 
     run: str
     scenario: str
@@ -278,6 +279,7 @@ class RunOpened(Event, frozen=True):
     device: str
     changes: Knobs = {}
     objective: Objective | None = None
+    elsewhere: bool = False
 
 
 class RunClosed(Event, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,16 @@ def test_a_server_at_an_address_is_asked_for_its_settings_again_after_a_restart(
     assert [facts["num_blocks"]["value"] for facts in known] == [18, 36]
     assert [facts["max_model_len"]["value"] for facts in known] == [512, 1024]
     assert only_run(done)["server"]["kv_cache_tokens"] == {"value": 36 * 16, "source": "vllm:cache_config_info"}
+
+
+def test_suggestions_for_a_server_at_an_address_start_from_its_own_settings_and_are_not_tried(cli: Cli, fake_server: str) -> None:
+    words = ("--url", f"{fake_server}/pressed", "--apply-top", "--set", "output_tokens=16", "--headless", "--duration", "6")
+    done = cli("run", "kv-pressure", "--device", "cpu", *words)
+    assert done.returncode == 0, done.stderr
+    assert "num_gpu_blocks_override 18 -> 0" in done.stdout and "omit --num-gpu-blocks-override" in done.stdout
+    assert "not tried from here: num_gpu_blocks_override: gpuconsole did not start this server" in done.stdout
+    assert re.search(r"try max_num_seqs 8 ", done.stdout), "the server does not report its present value"
+    assert "--apply-top: the suggestion cannot be tried from here" in done.stderr and "trial" not in done.stdout + done.stderr
 
 
 def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) -> None:

@@ -8,6 +8,8 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import all_rules, evaluate, wanted_probes
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.run import Run
+from gpuconsole.model.server_facts import Fact, ServerFacts
 from tests.diagnosis.cases import check
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None} | {"max_num_seqs": 32}
@@ -269,3 +271,57 @@ def test_a_median_gap_of_zero_is_no_measurement(rule: str) -> None:
     }
     found = {finding.rule: finding for finding in evaluate(case(signals, {"max_num_batched_tokens": 512}))}[rule]
     assert (found.state, found.summary) == ("cant_tell", "the median gap between chunks is 0 s: several chunks arrive at once")
+
+
+PRESSED = {"server.preemptions_per_request": 0.8, "server.kv_cache_peak_ratio": 1.0, "server.requests_waiting": 6.0}
+
+
+def elsewhere(server: ServerFacts, signals: dict[str, float]) -> Case:
+    """The case of a server that was not started here. The knobs of the scenario are those of another server."""
+    run = Run("1", "kv-pressure", "inference.serving", {**KNOBS, "num_gpu_blocks_override": 100, "d_model": 256}, "cpu")
+    run.server, run.elsewhere = server, True
+    return Case.of(run, case(signals).signals)
+
+
+def reported(**values: float | str) -> ServerFacts:
+    return ServerFacts(**{name: Fact(value, "test") for name, value in values.items()})
+
+
+def test_suggestions_for_a_server_elsewhere_start_from_what_it_reports() -> None:
+    found = check("serve.kv_full_preemption", elsewhere(reported(engine="vllm", num_blocks_override=18.0), PRESSED))
+    first, second = found.suggestions
+    assert first.changes == {"num_gpu_blocks_override": 0} and first.why.startswith("num_gpu_blocks_override 18 -> 0:")
+    assert second.why.startswith("max_num_seqs 6:"), "the server does not report its present value"
+
+
+@pytest.mark.parametrize(
+    ("engine", "code"),
+    [
+        ("vllm", "vllm serve ... --max-num-seqs 6"),
+        ("sglang", "python -m sglang.launch_server ... --max-running-requests 6"),
+        ("tgi", "text-generation-launcher ... --max-batch-size 6"),
+        ("llama.cpp", "llama-server ... --parallel 6"),
+    ],
+)
+def test_the_flag_is_that_of_the_engine(engine: str, code: str) -> None:
+    found = check("serve.kv_full_preemption", elsewhere(reported(engine=engine), PRESSED))
+    assert found.suggestions[-1].code == code
+    assert not any("num_gpu_blocks_override" in one.changes for one in found.suggestions)
+
+
+def test_a_limit_that_the_server_does_not_report_leaves_its_rules_without_a_conclusion() -> None:
+    found = {one.rule: one for one in evaluate(elsewhere(reported(engine="vllm"), {}))}
+    for rule in ("serve.prefill_stalls_decode", "serve.token_budget_small"):
+        assert (found[rule].state, found[rule].summary) == ("cant_tell", "the server does not report its max_num_batched_tokens")
+    assert not any("failed" in one.summary for one in found.values())
+
+
+def test_no_knob_of_the_embedded_model_is_a_setting_of_a_server_elsewhere() -> None:
+    settings = elsewhere(reported(engine="vllm", max_num_seqs=64.0, enable_prefix_caching=1.0), {}).knobs
+    assert {name: settings.get(name) for name in ("d_model", "num_gpu_blocks_override", "max_num_seqs", "server")} == {
+        "d_model": None,
+        "num_gpu_blocks_override": None,
+        "max_num_seqs": 64,
+        "server": "vllm",
+    }
+    assert settings["enable_prefix_caching"] is True and settings["concurrency"] == KNOBS["concurrency"]

@@ -69,6 +69,8 @@ class FakeServer:
             return web.Response(status=503)
         if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
             return web.Response(status=401)
+        if behaviour == "pressed":
+            return web.json_response({"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": 512}]})
         if behaviour == "restarts":
             length = 1024 if self.restarted_s() is not None else 512
             return web.json_response({"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": length}]})
@@ -94,11 +96,27 @@ class FakeServer:
             blocks, up_s = (18, time.monotonic() - self.begun) if again is None else (36, again)
             info = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",num_gpu_blocks_override="{blocks}"}} 1'
             return web.Response(text=f"vllm:num_requests_running {RUNNING}\nvllm:generation_tokens_total {100 * up_s:.3f}\n{info}\n")
+        if behaviour == "pressed":
+            return web.Response(text=self.pressed())
         if behaviour != "steady":
             return web.Response(status=404)
         lines = [f"vllm:num_requests_running {RUNNING}", f"vllm:num_requests_waiting {WAITING}", "vllm:kv_cache_usage_perc 0.25"]
         lines += [f"vllm:generation_tokens_total {100 * (time.monotonic() - self.begun):.3f}"]
         return web.Response(text="\n".join(lines) + "\n")
+
+    def pressed(self) -> str:
+        """A page of vLLM with a full KV cache of 18 blocks, one preemption for each of 10 requests in a second, and a long queue."""
+        up_s = time.monotonic() - self.begun
+        labels = (
+            'block_size="16",num_gpu_blocks="18",num_gpu_blocks_override="18",gpu_memory_utilization="0.9",enable_prefix_caching="True"'
+        )
+        totals = {"num_preemptions": 10, "request_success": 10, "generation_tokens": 160, "prompt_tokens": 200}
+        times = {"request_queue_time_seconds": 1.0, "e2e_request_latency_seconds": 2.0, "request_prefill_time_seconds": 0.1}
+        times |= {"request_decode_time_seconds": 0.9}
+        lines = ["vllm:num_requests_running 10", "vllm:num_requests_waiting 5", "vllm:kv_cache_usage_perc 1.0"]
+        lines += [f"vllm:cache_config_info{{{labels}}} 1", *(f"vllm:{name}_total {rate * up_s:.0f}" for name, rate in totals.items())]
+        lines += [f"vllm:{name}_count {10 * up_s:.0f}\nvllm:{name}_sum {10 * up_s * mean:.1f}" for name, mean in times.items()]
+        return "\n".join(lines) + "\n"
 
     async def lateness(self, request: web.Request) -> web.Response:
         """By how many seconds it has missed its own script since it was last asked, median: event loops wake late."""

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from gpuconsole.model.experiments.baseline import BaselineComparison, BaselineVerdict
-from gpuconsole.model.finding import Evidence, Finding
+from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.machine.device import Device
+from gpuconsole.model.run import Summary
 from gpuconsole.report import charts, facts
 from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
 from gpuconsole.report.experiments.tuning import paint_tuning
@@ -161,6 +162,24 @@ def test_the_selected_suggestion_is_always_in_sight_and_what_it_is_about() -> No
             for height in range(4, 20):
                 painted = text(paint_diagnosis(shown, facts.suggestion_id(finding, suggestion), 80, height, False))
                 assert "[Enter]" in painted and finding.title in painted, (finding.rule, height)
+
+
+def test_a_setting_of_a_server_that_was_not_started_here_is_suggested_without_a_key() -> None:
+    shown = gpu_view()
+    assert shown.run is not None
+    suggestion = Suggestion({"max_num_seqs": 64}, None, "max_num_seqs 64: larger batches", "vllm serve ... --max-num-seqs 64")
+    finding = msgspec.structs.replace(shown.run.findings[0], suggestions=(suggestion,))
+    served = msgspec.structs.replace(
+        shown.run, workload="inference.serving", knobs={"max_num_seqs": 32}, elsewhere=True, findings=[finding], summary=Summary()
+    )
+    shown = msgspec.structs.replace(shown, runs=(served,), trials=())
+    painted = text(paint_diagnosis(shown, facts.suggestion_id(finding, suggestion), 100, 12, True))
+    assert "max_num_seqs 64 " in painted and "restart" in painted and "[Enter]" not in painted
+    assert not facts.suggestions(shown) and "try" not in [action.label for action in keys.ACTIONS if action.makes_sense(shown)]
+    assert "not tried from here: max_num_seqs: gpuconsole did not start this server" in text(paint_details(shown, 120))
+    assert facts.suggestions(msgspec.structs.replace(shown, runs=(msgspec.structs.replace(served, elsewhere=False),))), (
+        "the console can try it"
+    )
 
 
 def test_runs_and_turned_down_trials_are_rows() -> None:

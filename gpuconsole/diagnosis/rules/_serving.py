@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import CantTell, Case
 from gpuconsole.diagnosis.rule import Threshold
+from gpuconsole.diagnosis.suggest import suggest
+from gpuconsole.model.finding import Interval, Suggestion
+from gpuconsole.model.knobs.knob import Knobs, Value, show
 
 NOTABLE_QUEUE = 1.0
 """With fewer waiting requests on average there is no queue."""
@@ -36,6 +39,48 @@ def usual_gap_s(case: Case) -> float:
     if gap <= 0:
         raise CantTell("the median gap between chunks is 0 s: several chunks arrive at once")
     return gap
+
+
+COMMANDS = {
+    "sglang": "python -m sglang.launch_server ...",
+    "tgi": "text-generation-launcher ...",
+    "llama.cpp": "llama-server ...",
+}
+"""How each engine is started; vLLM's command for the embedded server and an unknown engine."""
+FLAGS = {
+    "sglang": {
+        "max_num_seqs": "--max-running-requests",
+        "max_num_batched_tokens": "--chunked-prefill-size",
+        "gpu_memory_utilization": "--mem-fraction-static",
+        "tensor_parallel_size": "--tp-size",
+        "quantization": "--quantization",
+    },
+    "tgi": {
+        "max_num_seqs": "--max-batch-size",
+        "max_num_batched_tokens": "--max-batch-prefill-tokens",
+        "gpu_memory_utilization": "--cuda-memory-fraction",
+        "tensor_parallel_size": "--num-shard",
+        "quantization": "--quantize",
+    },
+    "llama.cpp": {"max_num_seqs": "--parallel", "max_num_batched_tokens": "--batch-size"},
+}
+"""The flags of other engines than vLLM that mean the same as a knob (documentation of SGLang 0.5, TGI 3, llama.cpp)."""
+
+
+def start_with(case: Case, name: str, value: Value) -> str:
+    """The start command of the engine with the new value of a setting; empty where the engine has no such flag."""
+    engine = str(case.knobs.get("server", ""))
+    if engine not in COMMANDS:
+        return f"vllm serve ... --{name.replace('_', '-')} {show(value)}"
+    flag = FLAGS[engine].get(name)
+    return f"{COMMANDS[engine]} {flag} {show(value)}" if flag else ""
+
+
+def restart(case: Case, changes: Knobs, predicted: Interval | None, why: str) -> Suggestion | None:
+    """The suggestion to start the server with another value of one setting; None where the engine has no such setting."""
+    ((name, value),) = changes.items()
+    code = start_with(case, name, value)
+    return suggest(case, changes, predicted, why, code) if code else None
 
 
 def open_loop(case: Case) -> bool:

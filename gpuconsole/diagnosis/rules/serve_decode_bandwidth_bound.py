@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
 
 REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory bandwidth is the practical limit (tensward; survey I08)")
@@ -45,11 +44,11 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
             case.evidence(BANDWIDTH),
             case.evidence("server.requests_running"),
         )
-        if weights < DOMINATE.value * kv or reached < REACHED.value or case.knobs["quantization"] != "none":
+        if weights < DOMINATE.value * kv or reached < REACHED.value or case.setting("quantization") != "none":
             return self.clear(min(0.5, reached / REACHED.value), evidence)
         if _serving.several_users(case):
             evidence += (case.evidence("probe.concurrency_gain", _serving.MORE_USERS.value),)
-        kind = "fp8" if case.knobs["server"] == "vllm" else "int8"
+        kind = "int8" if case.setting("server") == "embedded" else "fp8"
         left = (weights * BITS[kind] + kv) / (weights + kv)
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
         return self.fires(
@@ -59,12 +58,11 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
             confidence="medium",
             evidence=evidence,
             suggestions=[
-                suggest(
+                _serving.restart(
                     case,
                     {"quantization": kind},
                     Interval(gain, most),
                     f"{BITS[kind]:.0%} of the bytes per weight; the trial also compares perplexity",
-                    f"vllm serve ... --quantization {kind}",
                 )
                 if kind == "fp8" or not case.get("is_gpu", 0.0)  # the embedded server has int8 for CPUs only
                 else None

@@ -38,7 +38,7 @@ tokens at the client over the time between tokens in the engine. What helps: --a
         )
         if busy < BUSY.value or (busy < FULL and later < LATER.value):
             return self.clear(min(0.59, busy / BUSY.value), evidence)
-        processes = int(case.knobs["api_server_count"])
+        processes = int(case.setting("api_server_count"))
         return self.fires(
             f"the API server process uses {busy:.0%} of a core. The engine makes a token every {made * 1e3:.1f} ms, the client receives one every {got * 1e3:.1f} ms",
             recoverable=max(0.05, 1 - 1 / max(1.0, later)),

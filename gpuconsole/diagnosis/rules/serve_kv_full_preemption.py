@@ -55,27 +55,20 @@ def _computed_again(case: Case) -> float:
 
 
 def _suggestions(case: Case) -> list[Suggestion | None]:
-    blocks, utilization = int(case.knobs["num_gpu_blocks_override"]), float(case.knobs["gpu_memory_utilization"])
-    more = suggest(
-        case,
-        {"num_gpu_blocks_override": 0},
-        None,
-        "let the KV cache use all free memory",
-        "omit --num-gpu-blocks-override",
-    )
     fewer_slots = max(1, int(case.value("server.requests_running") * 0.8))
-    fewer = suggest(
-        case,
-        {"max_num_seqs": fewer_slots},
-        None,
-        "run only as many sequences at once as the cache can hold to their end",
-        f"vllm serve ... --max-num-seqs {fewer_slots}",
+    fewer = _serving.restart(
+        case, {"max_num_seqs": fewer_slots}, None, "run only as many sequences at once as the cache can hold to their end"
     )
-    larger = suggest(
-        case,
-        {"gpu_memory_utilization": MOST_UTILIZATION},
-        None,
-        "a larger share of the device for the cache",
-        f"vllm serve ... --gpu-memory-utilization {MOST_UTILIZATION:g}",
-    )
-    return [more if blocks else larger if utilization < MOST_UTILIZATION and case.knobs["server"] == "vllm" else None, fewer]
+    return [_more_cache(case), fewer]
+
+
+def _more_cache(case: Case) -> Suggestion | None:
+    """A larger cache: without the limit that a start argument set, or with a larger share of the device."""
+    if case.knobs.get("num_gpu_blocks_override", 0):
+        why = "let the KV cache use all free memory"
+        return suggest(case, {"num_gpu_blocks_override": 0}, None, why, "omit --num-gpu-blocks-override")
+    utilization = case.knobs.get("gpu_memory_utilization")
+    if case.knobs.get("server") == "embedded" or (isinstance(utilization, int | float) and utilization >= MOST_UTILIZATION):
+        return None
+    why = "a larger share of the device for the cache"
+    return _serving.restart(case, {"gpu_memory_utilization": MOST_UTILIZATION}, None, why)

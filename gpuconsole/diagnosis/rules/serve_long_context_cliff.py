@@ -45,8 +45,8 @@ grouped-query attention), fewer tokens, or more devices."""
             confidence="medium",
             evidence=evidence,
             suggestions=[
-                suggest(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context", "vllm serve ... --kv-cache-dtype fp8")
-                if case.knobs["server"] == "vllm"
+                _serving.restart(case, {"kv_cache_dtype": "fp8"}, None, "half the bytes per token of context")
+                if case.knobs.get("server") == "vllm"
                 else None,
                 suggest(
                     case,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
 EVENED_OUT = 0.3
@@ -31,7 +30,7 @@ throughput falls a little. The vLLM documentation recommends 2048 for better ITL
             case.evidence("client.prompt_tokens"),
             case.evidence("server.requests_running"),
         )
-        budget, prompt = int(case.knobs["max_num_batched_tokens"]), case.value("client.prompt_tokens")
+        budget, prompt = int(case.setting("max_num_batched_tokens")), case.value("client.prompt_tokens")
         running = max(1.0, case.value("server.requests_running"))
         piece = min(float(budget), prompt)
         if running < 2 or piece < LONG.value * running:
@@ -47,12 +46,11 @@ throughput falls a little. The vLLM documentation recommends 2048 for better ITL
             confidence="medium",
             evidence=evidence,
             suggestions=[
-                suggest(
+                _serving.restart(
                     case,
                     {"max_num_batched_tokens": smaller},
                     None,
                     "smaller pieces of prompt per iteration: more even tokens, a later first token",
-                    f"vllm serve ... --max-num-batched-tokens {smaller}",
                 )
             ],
             level=spike / _serving.SPIKE.value,

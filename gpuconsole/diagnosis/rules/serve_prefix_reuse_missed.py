@@ -39,7 +39,7 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
         if shared < SHARED.value:
             return self.clear(shared / SHARED.value, (case.evidence("client.shared_prefix_ratio", SHARED.value),))
         evidence: tuple[Evidence, ...] = (case.evidence("client.shared_prefix_ratio", SHARED.value), case.evidence("client.ttft_s"))
-        if not case.knobs["enable_prefix_caching"]:
+        if not case.knobs.get("enable_prefix_caching", True):
             reuse = "prefix caching is off"
         elif case.has("server.prefix_hit_ratio"):
             found = case.value("server.prefix_hit_ratio")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
 
 TAKEN = Threshold(
@@ -44,7 +43,7 @@ the server is read while slots change. In an open loop any number of slots fills
             return self.clear(0.5, evidence, "the KV cache is full: more sequence slots would stay empty")
         if taken < TAKEN.value:
             return self.clear(taken / TAKEN.value, evidence)
-        slots = int(case.knobs["max_num_seqs"])
+        slots = int(case.setting("max_num_seqs"))
         wanted = _power_of_two(slots + waiting)
         queue = _serving.queue_ratio(case)
         return self.fires(
@@ -54,9 +53,7 @@ the server is read while slots change. In an open loop any number of slots fills
             confidence="high",
             evidence=evidence,
             suggestions=[
-                suggest(
-                    case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch", f"vllm serve ... --max-num-seqs {wanted}"
-                ),
+                _serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch"),
             ],
             level=taken / TAKEN.value,
         )

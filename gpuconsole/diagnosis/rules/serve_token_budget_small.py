@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
-from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding
 
 PIECES = Threshold("pieces", 4.0, "pieces", "a prompt takes four iterations or more (survey I07)")
@@ -28,10 +27,10 @@ evenly, max_num_batched_tokens may grow; gaps between tokens then grow too. The 
 throughput and 2048 for better inter-token latency."""
 
     def check(self, case: Case) -> Finding:
-        prompt, budget = case.value("client.prompt_tokens"), int(case.knobs["max_num_batched_tokens"])
+        prompt, budget = case.value("client.prompt_tokens"), int(case.setting("max_num_batched_tokens"))
         pieces = prompt / max(1, budget)
         evidence: tuple[Evidence, ...] = (case.evidence("client.prompt_tokens"), case.evidence("client.ttft_s"))
-        if pieces < PIECES.value or not case.knobs["enable_chunked_prefill"]:
+        if pieces < PIECES.value or not case.knobs.get("enable_chunked_prefill", True):
             return self.clear(min(0.59, pieces / PIECES.value), evidence)
         prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
         share, used = prefill / max(1e-9, prefill + decode), case.value("mfu_ratio")
@@ -48,12 +47,11 @@ throughput and 2048 for better inter-token latency."""
             confidence="medium",
             evidence=evidence,
             suggestions=[
-                suggest(
+                _serving.restart(
                     case,
                     {"max_num_batched_tokens": larger},
                     None,
                     "larger pieces: an earlier first token, and longer gaps between the tokens of running requests",
-                    f"vllm serve ... --max-num-batched-tokens {larger}",
                 )
             ],
             level=pieces / PIECES.value,

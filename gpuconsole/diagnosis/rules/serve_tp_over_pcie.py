@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
-from gpuconsole.diagnosis.rules import _gpu
-from gpuconsole.diagnosis.suggest import speedup_interval, suggest
+from gpuconsole.diagnosis.rules import _gpu, _serving
+from gpuconsole.diagnosis.suggest import speedup_interval
 from gpuconsole.model.finding import Finding, Suggestion
 
 SHARE = Threshold("share", 0.20, "ratio", "the link is in use for 20 % of the time (survey I15: share of all-reduces in a step)")
@@ -30,7 +30,7 @@ GPUs. The rule suggests half the GPUs only if the weights fit and the exchange c
         if not _gpu.on_gpu(case):
             return self.not_on_gpu()
         size = int(case.knobs.get("tensor_parallel_size", 1))
-        if size < 2 or case.knobs.get("server") != "vllm":
+        if size < 2 or case.knobs.get("server") == "embedded":
             return self.clear(0.0, summary="one GPU serves alone and exchanges nothing")
         if case.value("link.nvlink_joined"):
             return self.clear(0.0, (case.evidence("link.nvlink_joined"),), "NVLink connects these GPUs")
@@ -68,10 +68,5 @@ def _smaller(case: Case, size: int, share: float) -> Suggestion | None:
     gain = 1 / ((1 - share) * size / smaller + exchange)
     if gain <= 1:
         return None
-    return suggest(
-        case,
-        {"tensor_parallel_size": smaller},
-        speedup_interval(gain, ERROR),
-        "the exchange costs more than the other GPUs gain",
-        f"vllm serve ... --tensor-parallel-size {smaller}",
-    )
+    why = "the exchange costs more than the other GPUs gain"
+    return _serving.restart(case, {"tensor_parallel_size": smaller}, speedup_interval(gain, ERROR), why)

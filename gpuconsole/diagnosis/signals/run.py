@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+import msgspec
+
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
@@ -40,7 +42,10 @@ def run_signals(
         ):
             if ratio is not None:
                 found[name] = Signal(ratio, "ratio", f"the server's counters over {source}")
-        served = record.serving.signals(steps[0].t - steps[0].wall_s, run.knobs, record.facts)
+        served = record.serving.signals(steps[0].t - steps[0].wall_s, run.settings, run.server_numbers)
+        for name, fact in msgspec.structs.asdict(run.server).items() if run.server is not None else ():
+            if fact is not None and name not in record.facts and f"server.{name}" in served:
+                served[f"server.{name}"] = msgspec.structs.replace(served[f"server.{name}"], source=f"the server, {fact.source}")
         return found | _server_bandwidth(record, bandwidth) | served | record.probe_signals
     n = len(steps)
     on_cpu = run.device == "cpu"

@@ -79,7 +79,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
         for suggestion in finding.suggestions:
             chosen = facts.suggestion_id(finding, suggestion) == selected
             at = len(rows) if chosen else at
-            rows.append(_suggestion(suggestion, run.knobs if run else {}, chosen, width))
+            rows.append(_suggestion(suggestion, run, chosen, width))
         if roomy and number < len(firing):
             rows.append(blank(width))
     state, starting = _state(view, bool(firing)), run is not None and run.state == "starting"  # a start may show a long command
@@ -99,7 +99,7 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
 
 
-def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) -> Row:
+def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int) -> Row:
     predicted = suggestion.predicted_speedup
     right: list[Segment] = []
     if predicted is not None:
@@ -108,8 +108,11 @@ def _suggestion(suggestion: Suggestion, knobs: Knobs, chosen: bool, width: int) 
         )
     elif width >= 56:
         right.append(("  no prediction", "dim"))
-    right.append(("  [Enter]" if chosen else "         ", "key"))
-    text = facts.shorter(describe_changes(suggestion.changes, knobs), width - 2 - row_width(right))
+    if not facts.can_try(run, suggestion):
+        right.append(("  restart", "dim"))
+    else:
+        right.append(("  [Enter]" if chosen else "         ", "key"))
+    text = facts.shorter(describe_changes(suggestion.changes, run.settings if run else {}), width - 2 - row_width(right))
     return spread(width, [("> " if chosen else "  ", "key"), (text, "title" if chosen else "")], right)
 
 

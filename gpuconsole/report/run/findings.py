@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
 from gpuconsole.report import facts, units
@@ -38,7 +38,7 @@ def details_report(run: Run) -> Report:
         found += [] if why else [heading("No rule fires"), text("No rule found time that can be recovered.", "dim")]
         found.append(BLANK)
     for number, finding in enumerate(firing, 1):
-        found += [*finding_report(number, finding, run.knobs), BLANK]
+        found += [*finding_report(number, finding, run), BLANK]
     found += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"])
     found += _group("Clear", [one for one in run.findings if one.state == "clear"])
     if not run.findings:
@@ -55,7 +55,7 @@ def firing_report(run: Run) -> Report:
         return [Line([("diagnosis: ", ""), (words, "alert" if why else "")])]
     found: Report = [Line([("diagnosis:", "")])]
     for number, finding in enumerate(firing, 1):
-        found += [one._replace(indent=one.indent + 2) for one in finding_report(number, finding, run.knobs)]
+        found += [one._replace(indent=one.indent + 2) for one in finding_report(number, finding, run)]
     return found
 
 
@@ -66,7 +66,7 @@ def stake(finding: Finding) -> str:
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
 
 
-def finding_report(number: int, finding: Finding, knobs: Knobs) -> Report:
+def finding_report(number: int, finding: Finding, run: Run) -> Report:
     """A finding with its evidence and its suggestions."""
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
     found: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
@@ -74,7 +74,7 @@ def finding_report(number: int, finding: Finding, knobs: Knobs) -> Report:
     if finding.evidence:
         found.append(_evidence(finding.evidence))
     for suggestion in finding.suggestions:
-        found += _suggestion(suggestion, knobs)
+        found += _suggestion(suggestion, run)
     return found
 
 
@@ -92,10 +92,12 @@ def _evidence(evidence: Sequence[Evidence]) -> Table:
     return Table(columns, rows, indent=2)
 
 
-def _suggestion(suggestion: Suggestion, knobs: Knobs) -> Report:
-    gain, changes = [(predicted(suggestion.predicted_speedup), "accent")], describe_changes(suggestion.changes, knobs)
+def _suggestion(suggestion: Suggestion, run: Run) -> Report:
+    gain, changes = [(predicted(suggestion.predicted_speedup), "accent")], describe_changes(suggestion.changes, run.settings)
     found: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
     found.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
+    if reason := run.why_not(suggestion.changes):
+        found.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:
         found.append(text("in your own code:", "dim", indent=6))
         found += [Line([(row, "code")], indent=8, hang=4) for row in suggestion.code.splitlines()]

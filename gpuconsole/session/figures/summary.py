@@ -60,7 +60,7 @@ def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environm
     device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
     calibration = None if run.serves else environment.calibration  # a server may run on another machine
     flops = flops_peak(
-        run.knobs,
+        run.settings,
         run.facts,
         device.peaks,
         device.is_gpu,
@@ -68,7 +68,7 @@ def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environm
         calibration=calibration,
         measured_as=record.notes.get("peak", ""),
     )
-    return flops, bandwidth_peak(run.knobs, run.facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration)
+    return flops, bandwidth_peak(run.settings, run.facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration)
 
 
 def _compute(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None) -> _Computed:

@@ -43,7 +43,7 @@ class KnobsScreen(ListScreen):
         run = self._view.run
         if run is None:
             return KnobState({}, {}, {})
-        return KnobState(dict(run.knobs), self._pending, run.unavailable, self.needle, run.facts)
+        return KnobState(dict(run.settings), self._pending, run.unavailable, self.needle, run.facts)
 
     @property
     def _selected(self) -> str:
@@ -52,7 +52,7 @@ class KnobsScreen(ListScreen):
 
     def show(self, view: View) -> None:
         """New values. An edited value waits until it is in force."""
-        values = view.run.knobs if view.run is not None else {}
+        values = view.run.settings if view.run is not None else {}
         self._pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
         super().show(view)
 

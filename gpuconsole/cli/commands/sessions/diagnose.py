@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     target = writable(args.snapshot, "--snapshot")
     snapshot, raw = read_snapshot(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
-        run.findings = evaluate(Case(run.knobs, run.signals, run.serves))
+        run.findings = evaluate(Case.of(run, run.signals))
         stored["findings"] = msgspec.to_builtins(run.findings)
         figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
         stored["figures"] = msgspec.to_builtins(figured.figures)

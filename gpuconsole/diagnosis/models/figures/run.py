@@ -30,7 +30,7 @@ def with_figures(
     device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
     try:
         if run.serves:
-            figures = serving_figures(run.knobs, run.facts, run.signals, device.peaks, device.is_gpu)
+            figures = serving_figures(run.settings, run.server_numbers, run.signals, device.peaks, device.is_gpu)
         else:
             anchors = published(device.name) if device.is_gpu else ()
             figures = training_figures(run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
