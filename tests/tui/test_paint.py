@@ -175,7 +175,7 @@ def test_a_setting_of_a_server_that_was_not_started_here_is_suggested_without_a_
     shown = msgspec.structs.replace(shown, runs=(served,), trials=())
     painted = text(paint_diagnosis(shown, facts.suggestion_id(finding, suggestion), 100, 12, True))
     assert "max_num_seqs 64 " in painted and "restart" in painted and "[Enter]" not in painted
-    assert not facts.suggestions(shown) and "try" not in [action.label for action in keys.ACTIONS if action.makes_sense(shown)]
+    assert not facts.suggestions(shown) and "try_selected" not in [action.id for action in keys.ACTIONS if action.makes_sense(shown)]
     assert "not tried from here: max_num_seqs: gpuconsole did not start this server" in text(paint_details(shown, 120))
     assert facts.suggestions(msgspec.structs.replace(shown, runs=(msgspec.structs.replace(served, elsewhere=False),))), (
         "the console can try it"
