@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuconsole.cli.options.console import eco, has_screen, interval, record_path
+from gpuconsole.cli.options.console import eco, interval, record_path
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.text import visible
 from gpuconsole.tui import skeleton
-from gpuconsole.tui.driver.terminal import why_no_screen
+from gpuconsole.tui.driver.terminal import why_no_screen, why_no_terminal
 
 SETTLED_S = 4.0
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ WITHOUT = "gpuconsole run SCENARIO --headless"
 
 def run_console(args: argparse.Namespace) -> int:
     """The console with the scenario picker."""
-    if not has_screen():
-        raise UsageError(f"there is no terminal: try `gpuconsole --help` or `{WITHOUT}`")
+    if why := why_no_terminal():
+        raise UsageError(f"{why}; try `gpuconsole --help` or `{WITHOUT}`")
     return open_console(args, recording=record_path(args))
 
 

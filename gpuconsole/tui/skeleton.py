@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuconsole.report.cells import Row, beside, blank, fill, line, panel, spread, to_ascii
-from gpuconsole.tui.driver.terminal import terminal, why_no_screen
+from gpuconsole.tui.driver.terminal import screen_fd, terminal, why_no_screen, why_no_terminal
 from gpuconsole.tui.widgets.layout import Plan, plan
 
 GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
@@ -37,17 +37,17 @@ _found: list[Any] | None = None
 
 
 def fits(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is a terminal for the console: keys come from stdin, and the screen is drawn on stderr."""
-    return os.isatty(0) and os.isatty(2) and why_no_screen(environ) is None
+    """Whether there is a terminal for the console."""
+    return why_no_terminal() is None and why_no_screen(environ) is None
 
 
 def paint(environ: Mapping[str, str] = os.environ) -> None:
-    """Put the picture on the terminal behind stderr, once."""
+    """Put the picture on the terminal, once."""
     global _painted, _found
     if _painted:
         return
     try:
-        columns, rows = os.get_terminal_size(2)
+        columns, rows = os.get_terminal_size(_output())
         _found = termios.tcgetattr(0)
     except (OSError, termios.error):
         return
@@ -119,9 +119,13 @@ def _reset_attributes() -> None:
             termios.tcsetattr(0, termios.TCSANOW, _found)
 
 
+def _output() -> int:
+    return screen_fd() or 2
+
+
 def _write(text: str, encoding: str = "ascii") -> None:
     with contextlib.suppress(OSError):
-        os.write(2, text.encode(encoding, "replace"))
+        os.write(_output(), text.encode(encoding, "replace"))
 
 
 def _nvidia() -> bool:

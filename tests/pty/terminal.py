@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -30,8 +31,16 @@ class Terminal:
     """`gpuconsole ARGS`, or another module, at `columns` x `rows`. Use as a context manager: the program is killed at the end."""
 
     def __init__(
-        self, *args: str, cwd: Path, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None, module: str = "gpuconsole"
+        self,
+        *args: str,
+        cwd: Path,
+        columns: int = 120,
+        rows: int = 40,
+        env: dict[str, str] | None = None,
+        module: str = "gpuconsole",
+        stderr: Path | None = None,
     ) -> None:
+        """`stderr`: a file for the program's stderr in place of the terminal."""
         self.raw = bytearray()
         self.columns, self.rows = columns, rows
         self._screen = pyte.Screen(columns, rows)
@@ -45,9 +54,11 @@ class Terminal:
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environment, preexec_fn=take_terminal
-        )
+        with contextlib.ExitStack() as files:
+            errors = files.enter_context(stderr.open("w")) if stderr is not None else slave
+            self.process = subprocess.Popen(
+                command, stdin=slave, stdout=slave, stderr=errors, cwd=cwd, env=environment, preexec_fn=take_terminal
+            )
         os.close(slave)
 
     def __enter__(self) -> Terminal:

@@ -69,3 +69,14 @@ def test_letters_during_the_start_go_to_the_picker(tmp_path: Path) -> None:
     with started(tmp_path) as terminal:
         type_slowly(terminal, ["/", *"quantized"])  # q would end the console
         terminal.wait_for("1 of 1", "> quantized", timeout_s=20)
+
+
+def test_the_console_draws_on_stdout_where_stderr_is_a_file(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with Terminal(cwd=tmp_path, env=without_torch(tmp_path), stderr=errors) as terminal:
+        terminal.wait_for("data-starved", timeout_s=20)
+        terminal.press("escape")
+        terminal.wait_for("Diagnosis", "cores busy", timeout_s=20)
+        terminal.press("q")
+        assert terminal.process.wait(10) == 0
+    assert errors.read_text() == ""

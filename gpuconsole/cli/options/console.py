@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from gpuconsole.cli.options.files import writable
@@ -76,8 +75,3 @@ def dcgm(args: argparse.Namespace) -> str | None:
 def eco(args: argparse.Namespace) -> bool:
     """Whether the screen is updated less often (--eco)."""
     return getattr(args, "eco", False)
-
-
-def has_screen() -> bool:
-    """Whether a full-screen program can run: keys come from stdin, the screen is drawn on stderr."""
-    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -28,7 +28,7 @@ def validity_report(run: Run) -> Report:
     if found is None or not doubtful(run):
         return []
     rows = [f"{found.verdict}: {found.reasons[0]}", *found.reasons[1:]]
-    return [labelled("" if n else "figures", visible(words), "alert") for n, words in enumerate(rows)]
+    return [labelled(" " if n else "figures", visible(words), "alert") for n, words in enumerate(rows)]
 
 
 def outage(view: View, short: bool = False) -> str:

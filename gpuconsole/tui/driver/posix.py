@@ -11,7 +11,7 @@ from textual.message import Message
 
 from gpuconsole.tui import keyboard, skeleton
 from gpuconsole.tui.driver.screen import Cost, Screen
-from gpuconsole.tui.driver.terminal import Terminal, terminal
+from gpuconsole.tui.driver.terminal import Terminal, screen_file, terminal
 from gpuconsole.tui.driver.writer import Writer
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class CellDriver(LinuxDriver):
 
     def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
+        self._file = screen_file()  # LinuxDriver takes stderr, which may be a file
         fileno = self._terminal()
         able: Terminal = getattr(app, "able", None) or terminal()
         screen = Screen(*_size_of(fileno), able, entered=skeleton.painted())

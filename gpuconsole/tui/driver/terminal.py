@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
+from io import TextIOWrapper
 from typing import NamedTuple
 
 NO_ADDRESSING = ("dumb", "unknown", "emacs", "cons25-dumb", "network", "dialup")
@@ -29,9 +30,26 @@ class Terminal(NamedTuple):
     ascii_only: bool
 
 
+def screen_fd() -> int | None:
+    """The file descriptor of the terminal on which the screen is drawn: stderr, else stdout; None if neither is a terminal."""
+    return next((number for number in (2, 1) if os.isatty(number)), None)
+
+
+def screen_file() -> TextIOWrapper | None:
+    """The stream of `screen_fd`; stderr if neither is a terminal."""
+    return sys.__stdout__ if screen_fd() == 1 else sys.__stderr__
+
+
+def why_no_terminal() -> str | None:
+    """Why there is no terminal for the console; None if there is one."""
+    if not os.isatty(0):
+        return "there is no terminal: keys come from stdin, and stdin is not a terminal"
+    return None if screen_fd() is not None else "there is no terminal: neither stdout nor stderr is a terminal"
+
+
 def terminal(environ: Mapping[str, str] = os.environ, encoding: str | None = None) -> Terminal:
-    """The terminal behind stderr, where the screen is drawn."""
-    encoding = encoding or getattr(sys.__stderr__, "encoding", None)
+    """The terminal on which the screen is drawn."""
+    encoding = encoding or getattr(screen_file(), "encoding", None)
     return Terminal(_colours(environ), not (takes_utf8(encoding) and _utf8_locale(environ)))
 
 

@@ -6,13 +6,14 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from gpuconsole.cli.options.console import add_console_options, has_screen, record_path
+from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.nodes import add_node_options, nodes
 from gpuconsole.cli.options.profile import add_profile_options, check_folder
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.tui.driver.terminal import why_no_terminal
 
 DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
 
@@ -104,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--profile goes with --headless; on the screen, press f")
     if args.apply_top or args.tries:
         raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
-    if not has_screen():
-        raise UsageError("there is no terminal: add --headless")
+    if why := why_no_terminal():
+        raise UsageError(f"{why}; add --headless")
     from gpuconsole.cli.console import open_console
 
     return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)

@@ -6,10 +6,11 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from gpuconsole.cli.options.console import add_eco_option, eco, has_screen
+from gpuconsole.cli.options.console import add_eco_option, eco
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.replay import Replay
 from gpuconsole.report.session import session_text
+from gpuconsole.tui.driver.terminal import why_no_terminal
 from gpuconsole.wire.recording import RecordingError
 
 DESCRIPTION = "Show a recorded session on the screen, marked as a recording."
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print("recording of", replay.state.wall_clock(replay.state.t0 or 0.0))
         print(session_text(replay.snapshot()))
         return 0
-    if not has_screen():
-        raise UsageError("there is no terminal: add --headless")
+    if why := why_no_terminal():
+        raise UsageError(f"{why}; add --headless")
     from gpuconsole.tui.app import run_app
 
     return run_app(replay, eco=eco(args))

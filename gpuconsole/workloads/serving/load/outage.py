@@ -94,9 +94,7 @@ class Outage:
         elif self._all_fail(t) and (silent or not waiting or t - oldest < FAILING_S):
             self._down(f"every request fails: {self.failure}", self._failing_since)
         elif silent:
-            self._down(
-                f"no answer for {silence:.0f} s, {waiting} {'request waits' if waiting == 1 else 'requests wait'}", self._quiet_since
-            )
+            self._down(f"{waiting} {'request waits' if waiting == 1 else 'requests wait'} without an answer", self._quiet_since)
 
     def _all_fail(self, t: float) -> bool:
         return self._failures >= FAILURES and self.failing_s(t) > FAILING_S
