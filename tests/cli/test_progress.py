@@ -55,3 +55,13 @@ def test_text_from_outside_cannot_steer_the_terminal() -> None:
     stream = io.StringIO()
     Progress(stream).show(msgspec.structs.replace(view, runs=(run,)), 0.0, 60.0)
     assert "\x1b" not in stream.getvalue()
+
+
+def test_the_rate_is_the_present_rate_and_an_outage_is_named() -> None:
+    view = gpu_view()
+    key = "workload.tokens_per_s{device=gpu:0}"
+    stalled = msgspec.structs.replace(view, latest={**view.latest, key: 0.0}, down="connection refused", down_s=12.4)
+    stream = io.StringIO()
+    Progress(stream).show(stalled, 0.0, 60.0)
+    expected = "    0/60 s  train-gpt on gpu:0  0 tokens/s  the server has not answered for 12 s: connection refused\n"
+    assert stream.getvalue() == expected

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import Cli
+from tests.fakes.faulty_server import FaultyServer
 from tests.fakes.model_server import ITL_S, KEY, RUNNING, TTFT_S, WAITING
 from tests.waiting import gone, wait_until
 
@@ -161,6 +163,35 @@ def test_a_server_that_does_not_serve_ends_the_run_with_the_cause(
         "3",
     )
     assert done.returncode == 1 and cause in done.stderr and "Traceback" not in done.stderr
+
+
+def answered(server: FaultyServer) -> float:
+    """Requests that the server has answered, by its own count."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=5) as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+
+
+def test_an_outage_is_said_at_once_and_is_in_no_rate(tmp_path: Path) -> None:
+    with FaultyServer() as server:
+        errors = tmp_path / "errors"
+        words = ("--url", server.url, "--device", "cpu", "--json", "--duration", "6", "--set", "output_tokens=16")
+        command = [sys.executable, "-m", "gpuconsole", "run", "serve-chat", *words]
+        with errors.open("w") as stderr:
+            console = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        try:
+            wait_until(lambda: answered(server) > 16, 20, "the end of the warm-up")
+            server.begin("restarts")
+            wait_until(lambda: "gpuconsole: the server does not answer: " in errors.read_text(), 2, "the outage")
+            stdout, _ = console.communicate(timeout=30)
+        finally:
+            console.kill()
+    assert console.returncode == 0
+    assert "gpuconsole: the server answers again after " in errors.read_text()
+    (run,) = json.loads(stdout)["runs"]
+    assert run["validity"]["verdict"] == "degraded" and run["validity"]["reasons"][0].startswith("the server did not answer for ")
+    rate = run["summary"]["tokens_per_s"]
+    assert rate["mean"] == pytest.approx(rate["p50"], rel=0.25), "without the time of the outage"
 
 
 def test_the_key_is_used_and_written_nowhere(cli: Cli, fake_server: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from gpuconsole.experiments.baselines import BaselineError, baselines_folder, ch
 from gpuconsole.machine.other_load import OtherLoad
 from gpuconsole.model.experiments.baseline import MOST_RUNS, BaselineKey, BaselineRun
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import PHASES, RunState, Step
+from gpuconsole.model.run import PHASES, RunState, Step, Validity
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
@@ -286,3 +287,26 @@ def test_a_renamed_set_of_defaults_is_still_the_same_measurement(folder: Path) -
     found = look_up(msgspec.structs.replace(KEY, changed={}), {"batch_size": 16})
     assert found.baseline is not None
     assert look_up(msgspec.structs.replace(KEY, changed={}), {"batch_size": 8}).instead is not None
+
+
+@pytest.mark.parametrize("verdict", ["degraded", "invalid"])
+def test_a_run_whose_figures_are_not_valid_is_no_baseline_and_has_no_verdict(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, verdict: Literal["degraded", "invalid"]
+) -> None:
+    async def main() -> None:
+        session = Session("all")
+        for _ in range(3):
+            await session.run(1000)
+        doubt = Validity(verdict, ["the load generator waited for a CPU 38 % of the time"])
+        monkeypatch.setattr(BaselineWatch, "_valid", lambda *_: doubt)
+        await session.run(700)
+        found = session.state.records[-1].run.baseline
+        assert found is not None and found.verdict == {"degraded": "undecided", "invalid": None}[verdict]
+        assert "the load generator waited for a CPU 38 % of the time" in found.words
+        reason = f"its figures are {verdict}: the load generator waited for a CPU 38 % of the time"
+        assert session.comparing.failed == [f"run 4 is not kept as a baseline: {reason}"]
+        with pytest.raises(SessionError, match="run 4 cannot be a baseline"):
+            await session.comparing.keep()
+
+    asyncio.run(main())
+    assert len(read_all(folder)[0][0].runs) == 3

@@ -7,10 +7,11 @@ import re
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import CATALOGUE
 from gpuconsole.model.metrics.dcgm import FIELDS
+from gpuconsole.model.serving import Request
 from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import DeviceLost, Devices, Hello, Sample, SourceState, Unavailable, Xid
+from gpuconsole.wire.events import DeviceLost, Devices, Hello, Requests, RunOpened, Sample, SourceState, Unavailable, Xid
 
 GPU = Device(id="gpu:0", name="NVIDIA H200", uuid="GPU-1", facts={"pci": "00000000:3b:00.0"})
 CPU = Device(id="cpu", name="AMD EPYC")
@@ -165,4 +166,6 @@ def test_the_own_metrics_are_all_shown() -> None:
     world.state.apply(DeviceLost(world.now, "gpu:7", "gone"))
     world.state.apply(Unavailable(world.now, "cpu", {"host.cores_busy": "no"}))
     world.state.apply(SourceState(world.now, "nvml", 1.0))
+    world.state.apply(RunOpened(world.now, "1", "serve-chat", "inference.serving", {}, "gpu:0"))
+    world.state.apply(Requests(world.now, [Request(world.now, 0.0, 0.1, 1.0, 10, 10)], 1))
     assert all(world.shows(name) for name in OWN)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from gpuconsole.diagnosis.signals.run import run_signals
+from gpuconsole.experiments.compare import compare
+from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.run import Step, Validity
+from gpuconsole.model.run import Run, Step, Validity
 from gpuconsole.model.serving import Request
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.report import units
+from gpuconsole.report.parts import printed
+from gpuconsole.report.prometheus.collector import ScrapeCollector
+from gpuconsole.report.prometheus.scrape import scrape
+from gpuconsole.report.run.findings import details_report
+from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, make_view, run_now
 from gpuconsole.wire.events import Requests, RunClosed, RunOpened, ServerState, Steps
@@ -184,3 +195,66 @@ def test_gauges_older_than_a_few_intervals_are_cleared() -> None:
     )  # fmt: skip
     key = "server.kv_cache_usage_ratio{device=server}"
     assert key not in shown.latest and shown.unavailable[key] == "the last report of the server is 30 s old"
+
+
+def test_the_exporter_shows_the_verdict_and_whether_the_server_answers() -> None:
+    session = Session()
+    session.ticks(10)
+
+    def shown() -> dict[str, tuple[dict[str, str], float]]:
+        families = ScrapeCollector(lambda: scrape(session.state, session.t), "box").collect()
+        return {sample.name: (sample.labels, sample.value) for family in families for sample in family.samples}
+
+    assert shown()["gpuconsole_model_server_up"] == ({"scenario": "serve-chat"}, 1.0)
+    assert shown()["gpuconsole_run_valid"] == ({"scenario": "serve-chat", "verdict": "valid"}, 1.0)
+    session.down(3)
+    assert shown()["gpuconsole_model_server_up"][1] == 0.0
+    assert shown()["gpuconsole_run_valid"] == ({"scenario": "serve-chat", "verdict": "degraded"}, 0.0)
+
+
+def test_no_rule_has_a_signal_of_a_server_that_is_down() -> None:
+    session = Session()
+    session.ticks(20)
+    record = session.state.record
+    assert record is not None
+    summary = run_now(session.state, record).summary
+    assert "server.kv_cache_full_ratio" in run_signals(record, summary, 4, None, 30.0)
+    session.down(3)
+    assert not any(name.startswith(("server.", "client.")) for name in run_signals(record, summary, 4, None, 30.0))
+
+
+def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
+    session = Session()
+    session.ticks(20, runq=0.38)
+    session.end()
+    assert session.state.record is not None
+    run = run_now(session.state, session.state.record)
+    run = msgspec.structs.replace(run, findings=[Finding("serve.seats_too_few", "clear", "Enough seats")])
+    _, first, *rest = run_text(run, []).splitlines()
+    assert first == "  figures       degraded: the load generator waited for a CPU 38 % of the time"
+    text = "\n".join(rest)
+    assert "the client waited for a CPU 38 % of the time: these latencies are too high and not reliable" in text
+    assert "no conclusion: the figures are degraded: the load generator waited for a CPU 38 % of the time" in text
+    assert "no rule fires" not in text
+    assert "No rule fires" not in printed(details_report(run))
+
+
+def test_a_failed_run_without_a_measurement_says_that_nothing_was_measured() -> None:
+    run = Run("1", "train-gpt", "training.gpt", {}, "cpu", "failed", "no torch", findings=[Finding("hw.power", "clear", "Power is enough")])
+    text = run_text(run, [])
+    assert "diagnosis: no conclusion: nothing was measured" in text and "clear" not in text
+
+
+def test_a_comparison_names_the_doubt_and_judges_no_invalid_run() -> None:
+    session = Session()
+    session.ticks(20)
+    good = make_snapshot(session.state, session.state.environment, session.t).runs[0]
+    bad = msgspec.structs.replace(good, validity=Validity("invalid", ["no request was answered"]))
+    found = compare(good, bad, (Environment(), Environment()), ("a", "b"))
+    assert found.doubts == ["after: its figures are invalid: no request was answered"]
+    assert {one.verdict for one in found.metrics} == {"not judged"}
+    assert compare(good, good, (Environment(), Environment()), ("a", "b")).doubts == []
+
+
+def test_a_latency_of_0_reads_as_not_measured() -> None:
+    assert units.latency(0.0).strip() == "n/a" and units.latency(0.02).strip() == "20.0 ms"

@@ -36,6 +36,8 @@ OWN = {
     "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Old values are not exported.",
     "gpuconsole_sampler_up": "Whether the process that reads the devices runs and reports.",
     "gpuconsole_sampler_restarts_total": "How often this process was started again.",
+    "gpuconsole_run_valid": "1 if the figures of the current serving run are valid, 0 if they are degraded or invalid.",
+    "gpuconsole_model_server_up": "1 while the model server of the current run answers requests, else 0.",
     "gpuconsole_source_stuck_seconds": "Seconds without an answer from a source of metrics; 0 while it answers.",
     "gpuconsole_source_period_seconds": "Real time between two readings of a source.",
 }
@@ -82,7 +84,7 @@ class _Families:
 
     def all(self) -> list[Metric]:
         values = self._scrape.values
-        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._health()]
+        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._serving(), *self._health()]
 
     def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
         for name, metric in CATALOGUE.items():
@@ -147,6 +149,18 @@ class _Families:
             for metric, reason in reasons.items():
                 missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
         yield from (info, lost, missing)
+
+    def _serving(self) -> Iterator[Metric]:
+        run = self._scrape.serving
+        if run is None:
+            return
+        up = _own("gpuconsole_model_server_up", "scenario")
+        up.add_metric([visible(run.scenario)], float(run.server_up))
+        yield up
+        if run.verdict:
+            valid = _own("gpuconsole_run_valid", "scenario", "verdict")
+            valid.add_metric([visible(run.scenario), run.verdict], float(run.verdict == "valid"))
+            yield valid
 
     def _health(self) -> Iterator[Metric]:
         scrape = self._scrape

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuconsole.model.machine.device import Device
 from gpuconsole.session.freshness import (
@@ -19,12 +20,21 @@ from gpuconsole.session.freshness import (
 )
 from gpuconsole.session.readings import USUAL
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import run_now
 
 ANSWER_S = 5.0
 
 
 class NoAnswer(RuntimeError):
     """A scrape is not possible now; the message is one line."""
+
+
+class ServingRun(NamedTuple):
+    """An active serving run. `verdict`: see `model.run.Validity`; empty before a request counts."""
+
+    scenario: str
+    verdict: str
+    server_up: bool
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Scrape:
     sampler_silent_s: float
     sampler_restarts: int
     not_fresh: str
+    serving: ServingRun | None = None
 
     def device(self, name: str) -> Device | None:
         return next((device for device in self.devices if device.id == name), None)
@@ -76,7 +87,16 @@ def scrape(state: SessionState, t: float) -> Scrape:
         sampler_silent_s=silent_s if silent_s > stale_s(state) else 0.0,
         sampler_restarts=state.sampler_restarts,
         not_fresh=why_not_fresh(state, now),
+        serving=_serving(state),
     )
+
+
+def _serving(state: SessionState) -> ServingRun | None:
+    record = state.record
+    if record is None or record.serving is None or record.closed_t is not None:
+        return None
+    found = run_now(state, record).validity
+    return ServingRun(record.run.scenario, found.verdict if found else "", record.serving.outages.current is None)
 
 
 class LoopScraper:

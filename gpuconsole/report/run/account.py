@@ -54,7 +54,14 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     if bare:
         return fill(rows, width, height)
     if run is not None and run.serves:
-        return panel("where a request goes", serving.figures(view, run, width), rows, width, height, boxed)
+        return panel(
+            "where a request went before the outage" if view.down else "where a request goes",
+            serving.figures(view, run, width),
+            rows,
+            width,
+            height,
+            boxed,
+        )
     leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
     title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
     return panel(title, _figures(view, width), rows, width, height, boxed)

@@ -12,6 +12,7 @@ from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, cell_width, cut, fit, inner_width, line, panel
 from gpuconsole.report.facts import continues, shorter
 from gpuconsole.report.parts import Column, Table
+from gpuconsole.report.run.validity import doubtful
 from gpuconsole.session.api import View
 
 
@@ -45,8 +46,8 @@ def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[Entry]:
 def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
     rate, unit = run.throughput
     text = units.spread(rate.mean, rate.std if rate.n > 1 else None, 0) if rate else units.NA
-    live = run.state if run.state != "finished" else ""
-    style = "alert" if run.state == "failed" else "title" if run.state in ("starting", "running") else ""
+    live = run.state if run.state != "finished" else run.validity.verdict if run.validity is not None and doubtful(run) else ""
+    style = "alert" if run.state == "failed" or live in ("degraded", "invalid") else "title" if run.state in ("starting", "running") else ""
     unit = unit if rate else ""
     if before is None or not continues(run, before):
         return Entry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style, unit)

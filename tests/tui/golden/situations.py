@@ -1,4 +1,4 @@
-"""Eight situations of a session: fixed events, folded by the session's own code, at a fixed time."""
+"""Ten situations of a session: fixed events, folded by the session's own code, at a fixed time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Script:
     """Events in the order of time. `t` is the end of what has happened so far."""
 
     def __init__(self, gpus: int = 1) -> None:
-        self.t = 0.0
+        self.t = self.runq_s = 0.0
         self.devices = [*map(gpu, range(gpus)), HOST]
         self.events: list[AnyEvent] = [
             Hello(0.0, "runtime", 1, "x", 1.8e9),
@@ -126,10 +126,12 @@ class Script:
             self.second(1.0)
             self.events.append(Steps(self.t, steps, 0.9 * self.t, 0.01, 0.001 * self.t, 6.1e10, counters={"work.steps": float(index)}))
 
-    def serve(self, seconds: int) -> None:
+    def serve(self, seconds: int, runq: float = 0.004) -> None:
+        """`runq`: the share of the time in which the load generator waits for a CPU."""
         done = 0
         for _ in range(seconds):
             begun = self.t
+            self.runq_s += runq
             self.second(0.7)
             requests = [
                 Request(begun + n / 8, 0.002, 0.11 + 0.01 * (n % 3), 1.4, 120, 64, (0.02,) * 63, (1.0,) * 63) for n in range(8)
@@ -139,9 +141,20 @@ class Script:
             for name, mean in (("queue_s", 0.05), ("prefill_s", 0.06), ("decode_s", 1.25)):
                 totals |= {f"{name}_sum": mean * done, f"{name}_count": float(done)}
             self.events += [
-                Requests(self.t, requests, active=11),
+                Requests(self.t, requests, active=11, runq_s=self.runq_s),
                 ServerState(self.t, {"requests_running": 11.0, "requests_waiting": 2.0, "kv_cache_usage_ratio": 0.37}, totals),
                 Steps(self.t, [Step(done, self.t, 1.0, 8, 512, ())], 0.0, 0.0, 0.0, 0.0),
+            ]
+
+    def outage(self, seconds: int, why: str) -> None:
+        """The server does not answer, and all requests fail."""
+        since = self.t
+        for _ in range(seconds):
+            self.second(0.0)
+            failed = [Request(self.t, 0.0, None, None, 120, 0, error=f"cannot connect: {why}")] * 4
+            self.events += [
+                Steps(self.t, [Step(0, self.t, 1.0, 0, 0, ())], 0.0, 0.0, 0.0, 0.0),
+                Requests(self.t, failed, active=8, runq_s=self.runq_s, down=why, down_since=since),
             ]
 
     def find(self, run: str, *findings: Finding) -> None:
@@ -201,6 +214,27 @@ def serving() -> Script:
     return script
 
 
+def server_down() -> Script:
+    """The server died twelve seconds ago. Rules have no signals while it does not answer."""
+    script = Script()
+    script.start("1", "serve-chat", CHAT, serves=True)
+    script.serve(48)
+    script.outage(12, "connection refused")
+    script.events.append(
+        Found(script.t, "1", [Finding(f"serve.{n}", "cant_tell", "A rule", missing=("server.queue_s",)) for n in range(12)])
+    )
+    return script
+
+
+def degraded() -> Script:
+    """The client lacks CPU time."""
+    script = Script()
+    script.start("1", "serve-chat", CHAT, serves=True)
+    script.serve(60, runq=0.38)
+    script.find("1")
+    return script
+
+
 def eight_gpus() -> Script:
     script = Script(gpus=8)
     script.start("1", "train-gpt", GPT)
@@ -245,6 +279,8 @@ SITUATIONS: dict[str, Callable[[], Script]] = {
     "trial": trial,
     "trial-finished": trial_finished,
     "serving": serving,
+    "server-down": server_down,
+    "degraded": degraded,
     "eight-gpus": eight_gpus,
     "failed": failed,
     "second-scenario": second_scenario,
