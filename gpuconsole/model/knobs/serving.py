@@ -53,7 +53,7 @@ _SERVER = (
     Knob(
         "num_gpu_blocks_override",
         "int",
-        "size of the KV cache in blocks (16 tokens each in the embedded server); 0: all free memory",
+        "size of the KV cache in blocks of 16 tokens (vLLM: as many tokens in blocks of its own size); 0: all free memory",
         apply="cold",
         low=0,
         high=10_000_000,
@@ -246,5 +246,7 @@ def _serving(knobs: tuple[Knob, ...]) -> tuple[Knob, ...]:
 
 SERVING_GROUPS = {"server": _serving(_SERVER), "load": _serving(_LOAD)}
 SERVING_KNOBS = SERVING_GROUPS["server"] + SERVING_GROUPS["load"]
+BLOCK_TOKENS = 16
+"""Tokens in a block of the knob `num_gpu_blocks_override`."""
 LIVE_KNOBS = tuple(knob.name for knob in SERVING_KNOBS if knob.lowered_live)
 """Limits of the scheduler that can change while the server runs (see `Knob.live_limit`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -250,7 +251,7 @@ SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 def of_arguments(words: Sequence[str]) -> Values:
     """vLLM's command line `words`; the last of two equal flags counts, as in vLLM."""
     values: Values = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         flag = name.removeprefix("--").replace("-", "_")
         told = value if equals else following

@@ -27,7 +27,7 @@ from yarl import URL
 
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
-from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
 from gpuconsole.workloads.serving.problems import explain, outlook, speaks_tls
@@ -230,9 +230,9 @@ class VllmServer(ModelServer):
         ("Started server process", "opening the API"),
     )
 
-    def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], uuid: str) -> None:
+    def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], uuid: str, on_cpu: bool) -> None:
         super().__init__(progress)
-        self._knobs, self._options, self._uuid = knobs, options, uuid
+        self._knobs, self._options, self._uuid, self._on_cpu = knobs, options, uuid, on_cpu
         self._python = ""
         self._command: list[str] = []
         self.model_facts: dict[str, float] = {}
@@ -248,7 +248,7 @@ class VllmServer(ModelServer):
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options)]
+        command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options, self._on_cpu)]
         self._progress("vLLM: importing")
         environment = vllm_environment(self._knobs)
         if self._uuid and int(self._knobs["tensor_parallel_size"]) == 1:
@@ -364,13 +364,21 @@ FLAGS = (
     "tensor_parallel_size",
 )
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
-LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "auto", "num_gpu_blocks_override": 0}
+LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "auto"}
 """Values for which vLLM has no flag; the flag is omitted."""
 
 
-def vllm_flags(knobs: Knobs, options: dict[str, str]) -> list[str]:
+CPU_BLOCK, GPU_BLOCK = 128, 16
+"""Tokens in a block of the KV cache that vLLM 0.32 chooses for most models (vllm/platforms/cpu.py; vllm/config/cache.py)."""
+
+
+def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]:
     """The vLLM command line for `knobs`."""
     flags = ["--model", options.get("model", "")]
+    if wanted := int(knobs["num_gpu_blocks_override"]) * BLOCK_TOKENS:
+        chosen = of_arguments(options.get("vllm_args", "").split()).get("block_size")
+        size = int(chosen or (CPU_BLOCK if on_cpu else GPU_BLOCK))
+        flags += ["--num-gpu-blocks-override", str(max(1, wanted // size))]
     for name in FLAGS:
         flags += [f"--{name.replace('_', '-')}", show(knobs[name])]
     for name, nothing in LEFT_OUT.items():

@@ -25,7 +25,7 @@ from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
-from gpuconsole.model.knobs.serving import LIVE_KNOBS
+from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.server_facts import ServerFacts
 from gpuconsole.model.serving import FORMULAS
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
@@ -54,6 +54,8 @@ from gpuconsole.workloads.serving.problems import explain
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
 
+UNLIKE = 1.5
+"""A KV cache of so many times the wanted size, or of less than that part of it, is reported. Whole blocks explain a smaller difference."""
 LINE_LIMIT = 64 * 1024 * 1024
 STOP_S = 2.0
 EMBEDDED_CHARACTERS_PER_TOKEN = "1"
@@ -128,6 +130,7 @@ class ServingWorker:
             page = self._start.options.get("metrics_url")
             self._scraper = Scraper(elsewhere if page else self._session, page or f"{server.url}/metrics")
             await self._ask_facts(server)
+            self._check_cache()
             self._announce(server, self._start.knobs)
             await self._until_the_end(server)
 
@@ -240,6 +243,14 @@ class ServingWorker:
             self._server_facts = facts
             self._channel.send(ServerKnown(now(), facts))
 
+    def _check_cache(self) -> None:
+        """Send a note where the KV cache has another size than the knob asks for: vLLM chooses the size of a block by the model."""
+        wanted, has = int(self._knobs["num_gpu_blocks_override"]) * BLOCK_TOKENS, self._server_facts.number("kv_cache_tokens")
+        if wanted and has and not isinstance(self._server, RemoteServer) and not 1 / UNLIKE < has / wanted < UNLIKE:
+            block = self._server_facts.number("block_size") or 0
+            text = f"the KV cache has {has:.0f} tokens, not {wanted}: a block has {block:.0f} tokens; --vllm-args='--block-size N' sets N"
+            self._channel.send(Note(now(), text, "warning"))
+
     def _on_requests(self, event: Requests, server: ModelServer) -> None:
         """Ask for the facts again when the server answers after an outage."""
         if self._was_down and not event.down:
@@ -264,7 +275,7 @@ def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
     if options.get("server_url"):
         return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", 0.0)))
     if knobs["server"] == "vllm":
-        return VllmServer(progress, knobs, options, start.uuid)
+        return VllmServer(progress, knobs, options, start.uuid, start.device == "cpu")
     return EmbeddedServer(
         progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.workloads.serving.servers import find_vllm_python, model_facts, why
+from gpuconsole.workloads.serving.servers import find_vllm_python, model_facts, vllm_flags, why
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
 
@@ -41,3 +41,20 @@ def test_the_line_that_tells_why_is_the_last_that_names_an_error() -> None:
     vllm = ["ValueError: no memory", "Exception: init failed, see root cause", "RuntimeError: core failed. See root cause above."]
     assert why(vllm) == "ValueError: no memory"
     assert why(["INFO loading", ""]) == "INFO loading" and why([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "arguments", "blocks"),
+    [
+        (True, "", "12"),
+        (False, "", "100"),
+        (True, "--block-size 32", "50"),
+        (False, "--block-size=64", "25"),
+        (True, "--block-size 4096", "1"),
+    ],
+)
+def test_the_size_of_the_kv_cache_is_the_same_whatever_the_size_of_a_block(on_cpu: bool, arguments: str, blocks: str) -> None:
+    """100 blocks of the knob are 1600 tokens. vLLM has blocks of 128 tokens on a CPU, and of 16 on a GPU."""
+    flags = vllm_flags({**KNOBS, "num_gpu_blocks_override": 100}, {"model": "m", "vllm_args": arguments}, on_cpu)
+    assert flags[flags.index("--num-gpu-blocks-override") + 1] == blocks
+    assert "--num-gpu-blocks-override" not in vllm_flags(KNOBS, {"model": "m", "vllm_args": arguments}, on_cpu)

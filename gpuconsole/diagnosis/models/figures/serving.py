@@ -10,7 +10,15 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Peaks
 from gpuconsole.session.figures.peak import bandwidth_peak, flops_peak
 
-NO_SERVER = "the server does not report the size of its weights and KV cache"
+WORDS = {
+    "weight_bytes": "the bytes of its weights",
+    "kv_bytes_per_token": "the bytes of a token's keys and values",
+    "kv_cache_tokens": "the tokens of its KV cache",
+    "layer_parameters": "the parameters of its layers",
+    "d_model": "their width",
+    "n_layer": "their number",
+}
+"""What a figure needs from the server, in words."""
 NO_BANDWIDTH = "the memory bandwidth is not known"
 NO_PEAK = "the FLOP/s peak of the device is not known"
 FULL = 0.9
@@ -29,12 +37,20 @@ def serving_figures(
     ]
 
 
+def _lacking(facts: Mapping[str, float], *names: str) -> str:
+    """Which of these facts the server does not report; empty where it reports all."""
+    words = [WORDS[name] for name in names if name not in facts]
+    return f"not predicted: the server does not report {', '.join(words)}" if words else ""
+
+
 def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     """Time per token at full bandwidth: read the weights once, and the keys and values of every sequence."""
     bandwidth = bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True)
     predicted, note = None, ""
-    if not {"weight_bytes", "kv_bytes_per_token"} <= facts.keys() or "server.requests_running" not in signals:
-        note = f"not predicted: {NO_SERVER}"
+    if lacking := _lacking(facts, "weight_bytes", "kv_bytes_per_token"):
+        note = lacking
+    elif "server.requests_running" not in signals:
+        note = "not predicted: the server does not report how many requests run"
     elif not bandwidth:
         note = f"not predicted: {NO_BANDWIDTH}"
     else:
@@ -57,17 +73,16 @@ def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, S
 
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     peak = flops_peak(knobs, facts, peaks, is_gpu, serves=True)
-    layers = facts.get("layer_parameters")
     predicted, note = None, "minimum"
-    if layers is None:
-        note = f"not predicted: {NO_SERVER}"
+    if lacking := _lacking(facts, "layer_parameters", "d_model", "n_layer"):
+        note = lacking
     elif not peak or knobs.get("quantization", "none") != "none":
         note = f"not predicted: {NO_PEAK}"
     else:
-        n, width, depth = signals["client.prompt_tokens"].value, facts.get("d_model", 0.0), facts.get("n_layer", 0.0)
+        n, width, depth = signals["client.prompt_tokens"].value, facts["d_model"], facts["n_layer"]
         found = signals.get("server.prefix_hit_ratio")
         left = n * (1 - (found.value if found else 0.0))
-        predicted = (2 * layers * left + 2 * left * n * width * depth) / peak[0]
+        predicted = (2 * facts["layer_parameters"] * left + 2 * left * n * width * depth) / peak[0]
     measured = signals.get("server.prefill_s")
     return Figure(
         "serving.prefill_s",
@@ -94,5 +109,5 @@ def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figu
         running.value if full and running else None,
         "KV cache tokens / (prompt + output tokens)",
         running.source if full and running else "",
-        ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {NO_SERVER}",
+        ("" if full else "not measured: the cache was not full") if tokens else _lacking(facts, "kv_cache_tokens"),
     )

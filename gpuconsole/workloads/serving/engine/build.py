@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.serving import BLOCK_TOKENS
 from gpuconsole.workloads.arithmetic import set_threads
 from gpuconsole.workloads.serving.engine.core import Core
 from gpuconsole.workloads.serving.engine.decoder import Decoder
@@ -21,8 +22,6 @@ from gpuconsole.workloads.serving.engine.weights import POSITIONS, in_int8, trai
 from gpuconsole.workloads.training.gpt import GPT
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BLOCK_SIZE = 16
-"""Tokens in a KV block, as in vLLM on GPUs."""
 
 
 def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]) -> Server:
@@ -48,20 +47,20 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         torch.cuda.empty_cache()  # free the weights before quantization
     _check_room(seats * max_model_len * Decoder.bytes_per_token(model, dtype), device)
     decoder = Decoder(model, seats, max_model_len, device, dtype)
-    blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_SIZE)
+    blocks = int(knobs["num_gpu_blocks_override"]) or seats * -(-max_model_len // BLOCK_TOKENS)
     kept = blocks  # copies in addition to the KV cache: on a GPU at most half of the free memory
     if device.type == "cuda":
-        kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_SIZE))
-    prefixes = PrefixCache(kept if knobs["enable_prefix_caching"] else 0, BLOCK_SIZE)
+        kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_TOKENS))
+    prefixes = PrefixCache(kept if knobs["enable_prefix_caching"] else 0, BLOCK_TOKENS)
     tokens = int(knobs["max_num_batched_tokens"])
-    scheduler = Scheduler(seats, tokens, blocks, BLOCK_SIZE, chunked=bool(knobs["enable_chunked_prefill"]), prefixes=prefixes)
+    scheduler = Scheduler(seats, tokens, blocks, BLOCK_TOKENS, chunked=bool(knobs["enable_chunked_prefill"]), prefixes=prefixes)
     facts = {
         "parameters": parameters,
         "layer_parameters": layers,
         "matrix_parameters": matrices,
         "weight_bytes": matrices * byte_size,
         "kv_bytes_per_token": decoder.kv_bytes_per_token,
-        "kv_cache_tokens": blocks * BLOCK_SIZE,
+        "kv_cache_tokens": blocks * BLOCK_TOKENS,
         "max_num_seqs": seats,
         "max_model_len": max_model_len,
         "frontend_processes": 0,  # the server handles HTTP between two iterations
@@ -71,7 +70,7 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         **reference_rates(int(knobs["d_model"]), device, dtype),
     }
     cache = {
-        "block_size": str(BLOCK_SIZE),
+        "block_size": str(BLOCK_TOKENS),
         "num_gpu_blocks": str(blocks),
         "enable_prefix_caching": str(bool(knobs["enable_prefix_caching"])),
         "cache_dtype": str(dtype).removeprefix("torch."),
