@@ -9,13 +9,14 @@ import pytest
 from gpuconsole.diagnosis.signals.run import DATA_WAIT, run_signals
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.machine.device import Device, Peaks
 from gpuconsole.model.run import Step, Summary
+from gpuconsole.model.server_facts import Fact, ServerFacts
 from gpuconsole.model.serving import Request
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import AnyEvent, Devices, Found, Requests, RunOpened, ServerState, Steps
+from gpuconsole.wire.events import AnyEvent, Devices, Found, Requests, RunOpened, ServerKnown, ServerState, Steps
 
 
 def test_long_waits_are_told_by_how_many_and_how_long() -> None:
@@ -77,6 +78,25 @@ def test_the_bandwidth_of_the_gpu_decides_whether_vllm_decodes_at_its_bound() ->
     peak = next(item for item in bound.evidence if item.signal == "server.peak_bytes_per_s")
     assert (peak.value, peak.source) == (4.8e12, "datasheet")
     assert served(H200, 0.02)["serve.decode_bandwidth_bound"].state == "clear"
+
+
+def test_the_sequence_slots_of_a_server_elsewhere_are_those_that_it_reports() -> None:
+    """The scenario has 32 sequence slots, the server has 4, and 4 requests run in each reading."""
+    state = SessionState()
+    state.apply(RunOpened(0.0, "1", "serve-chat", "inference.serving", VLLM, "cpu", elsewhere=True))
+    record = state.record
+    assert record is not None
+    for n in range(8):
+        t = 0.5 * (n + 1)
+        state.apply(Steps(t, [Step(n, t, 0.5, 2, 20, (0.0,) * 10)], 0.0, 0.0, 0.0, 1e6))
+        state.apply(ServerState(t, {"requests_running": 4.0, "requests_waiting": 3.0}, {}))
+    record.steady_t = 0.0
+    assert "server.seats_taken_ratio" not in run_signals(record, Summary(), 2, None), "the server reports no limit"
+    facts = ServerFacts(max_num_seqs=Fact(4.0, "/props"), kv_cache_tokens=Fact(65536.0, "/props"))
+    state.apply(ServerKnown(5.0, facts))
+    found = run_signals(record, Summary(), 2, None)
+    assert found["server.seats_taken_ratio"].value == 1.0
+    assert found["server.kv_cache_tokens"] == Signal(65536.0, "tokens", "the server, /props")
 
 
 def test_gpus_that_share_the_weights_read_them_together() -> None:

@@ -14,14 +14,17 @@ from gpuconsole.machine import environment
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
+from gpuconsole.model.server_facts import Fact, ServerFacts
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import SERVING, WorkerHandle
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import AnyEvent, KnobsSet, Started, TrialUpdate
+from gpuconsole.wire.events import AnyEvent, KnobsSet, ServerKnown, Started, TrialUpdate
 from gpuconsole.workloads.serving.servers import READY_S
 
 SECONDS = {8: 0.2, 16: 0.25}
 """Step time by batch size: 16 is 1.6 times as fast."""
+
+FACTS = ServerFacts(engine=Fact("vllm", "/v1/models"))
 
 
 class FakeWorker:
@@ -32,7 +35,7 @@ class FakeWorker:
         self.joined: list[Any] = []
         self.probed: list[str] = []
         self.last_started: Started | None = None
-        self.last_server = None
+        self.last_server: ServerKnown | None = None
         self.listener: Callable[[AnyEvent], None] = lambda event: None
         self.trial_steps: list[Step] = []
         self.knobs: Knobs = {}
@@ -122,12 +125,14 @@ async def tried(control: RunControl, changes: Knobs) -> Trial:
 
 def test_a_win_is_kept_and_opens_a_run_with_the_knobs_of_the_worker() -> None:
     worker = FakeWorker()
+    worker.last_server = ServerKnown(1.0, FACTS)
 
     async def play(control: RunControl, state: SessionState) -> None:
         trial = await tried(control, {"batch_size": 16})
         assert (trial.verdict, trial.kept, trial.error) == ("win", True, None)
         assert [record.run.knobs["batch_size"] for record in state.records] == [8, 16]
         assert (worker.knobs["batch_size"], worker.arm) == (16, 0)
+        assert [record.run.server for record in state.records] == [None, FACTS], "the facts of the server that goes on"
 
     with_control(play, worker)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -11,6 +12,7 @@ from gpuconsole.model.experiments.baseline import BaselineComparison, BaselineVe
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Summary
+from gpuconsole.model.server_facts import Fact, ServerFacts
 from gpuconsole.report import charts, facts
 from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
 from gpuconsole.report.experiments.tuning import paint_tuning
@@ -177,6 +179,11 @@ def test_a_setting_of_a_server_that_was_not_started_here_is_suggested_without_a_
     assert "max_num_seqs 64 " in painted and "restart" in painted and "[Enter]" not in painted
     assert not facts.suggestions(shown) and "try_selected" not in [action.id for action in keys.ACTIONS if action.makes_sense(shown)]
     assert "not tried from here: max_num_seqs: gpuconsole did not start this server" in text(paint_details(shown, 120))
+    served = msgspec.structs.replace(
+        served, server=ServerFacts(kv_cache_tokens=Fact(2304.0, "vllm:cache_config_info"), enable_prefix_caching=Fact(1.0, "x"))
+    )
+    details = text(paint_details(msgspec.structs.replace(shown, runs=(served,)), 120))
+    assert re.search(r"kv_cache_tokens +2304 +vllm:cache_config_info", details) and re.search(r"enable_prefix_caching +on", details)
     assert facts.suggestions(msgspec.structs.replace(shown, runs=(msgspec.structs.replace(served, elsewhere=False),))), (
         "the console can try it"
     )

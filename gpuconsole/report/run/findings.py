@@ -14,6 +14,7 @@ from gpuconsole.report.cells import Row
 from gpuconsole.report.experiments.trial import predicted
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
+from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.run.summary import figures, run_head
 from gpuconsole.session.api import View
 
@@ -43,7 +44,7 @@ def details_report(run: Run) -> Report:
     found += _group("Clear", [one for one in run.findings if one.state == "clear"])
     if not run.findings:
         found += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
-    return [*found, run_head(run), *figures(run)]
+    return [*found, *server_report(run), run_head(run), *figures(run)]
 
 
 def firing_report(run: Run) -> Report:

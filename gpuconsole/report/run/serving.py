@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.serving import FORMULAS
 from gpuconsole.model.text import visible
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line, row_width
-from gpuconsole.report.parts import Column, Report, Table, labelled
+from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled
 from gpuconsole.report.run.figures import costs, utilization
 from gpuconsole.report.run.validity import client_report, starved
 from gpuconsole.session.api import View
@@ -36,6 +38,24 @@ def request_report(run: Run) -> Report:
     if summary.goodput_per_s is not None:
         found.append(labelled("goodput", f"{goodput(run)} within the objective"))
     return found
+
+
+def server_report(run: Run) -> Report:
+    """What the model server reports about itself, each fact with its source. Empty where it reports nothing, and for a training run."""
+    known = {name: fact for name, fact in msgspec.structs.asdict(run.server).items() if fact is not None} if run.server is not None else {}
+    if not known:
+        return []
+    rows = [[(name, "dim"), (_fact(name, fact.value), ""), (fact.source, "dim")] for name, fact in known.items()]
+    columns = (Column("the server reports", least=16), Column("value"), Column("source", least=8, drop=1))
+    return [Table(columns, rows), BLANK]
+
+
+def _fact(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return visible(value)
+    if name.startswith("enable_"):
+        return "on" if value else "off"
+    return units.size_bytes(value) if name.endswith("_bytes") else f"{value:.12g}"
 
 
 def latency_report(run: Run) -> Report:

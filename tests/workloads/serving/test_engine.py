@@ -9,6 +9,7 @@ import torch
 
 from gpuconsole.workloads.serving.engine.core import Core, TooLong
 from gpuconsole.workloads.serving.engine.decoder import Decoder
+from gpuconsole.workloads.serving.engine.metrics import Metrics
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack
 from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
 from gpuconsole.workloads.serving.engine.scheduler import Scheduler, Sequence
@@ -127,6 +128,14 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
         core().add(Sequence([1] * 100, 100, 0.0))
     with pytest.raises(TooLong, match="2 blocks of 8"):
         core(blocks=2).add(Sequence([1] * 10, 10, 0.0))
+
+
+def test_the_metrics_page_answers_with_the_named_metrics_only() -> None:
+    page = Metrics("m", core(), {"block_size": "8"}, {})
+    names = ["vllm:num_requests_running", "vllm:time_to_first_token_seconds_sum", "vllm:cache_config_info"]
+    lines = [line for line in page.text(names).decode().splitlines() if not line.startswith("#")]
+    assert {line.partition("{")[0] for line in lines} == set(names)
+    assert len(page.text().splitlines()) > 100
 
 
 def test_the_end_of_a_text_ends_the_answer_unless_it_is_to_be_ignored() -> None:
