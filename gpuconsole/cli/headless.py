@@ -23,7 +23,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.processes.torchrun import MEETING_S
 from gpuconsole.processes.worker import SERVER_START_S, START_S
 from gpuconsole.report import facts
-from gpuconsole.report.run.validity import verdict
+from gpuconsole.report.run.validity import outage, verdict
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
@@ -137,7 +137,7 @@ class HeadlessRun:
                 continue
             if first_step is not None and elapsed >= self._duration_s:
                 if not tried:
-                    self._progress.line(f"--apply-top: {nothing_to_try(view)}")
+                    self._progress.line(f"no trial: {outage(view) or nothing_to_try(view)}")
                 return
             await self._wait(TICK_S)
 
@@ -149,6 +149,8 @@ class HeadlessRun:
     def _ready(self, view: View, elapsed: float) -> bool:
         """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. With --apply-top there must be a suggestion too."""
         run = view.run
+        if view.down:
+            return False  # a trial on a server that does not answer measures nothing
         if not self._tries and top_suggestion(view) is None:
             return False  # a later evaluation may suggest a change
         if run is None or run.steady_from_s is None:

@@ -60,6 +60,7 @@ def case(signals: dict[str, float] | None = None, knobs: Knobs | None = None) ->
 FIRES: list[tuple[str, dict[str, float], Knobs, Knobs]] = [
     ("serve.client_bound", {"client.cpu_ratio": 0.97}, {}, {}),
     ("serve.client_bound", {"client.lateness_s": 0.03}, {}, {}),
+    ("serve.client_bound", {"client.runq_ratio": 0.38, "client.lateness_s": 0.003}, {}, {}),
     (
         "serve.seats_too_few",
         {
@@ -210,6 +211,14 @@ def test_int8_of_the_embedded_server_is_for_cpus() -> None:
     on_gpu = Case({**KNOBS, "concurrency": 1}, case(reading | {"is_gpu": 1.0}).signals, serves=True)
     found = check("serve.decode_bandwidth_bound", on_gpu)
     assert found.state == "fires" and not found.suggestions
+
+
+def test_a_server_behind_a_starved_client_is_not_called_healthy() -> None:
+    roof = {"mbu_ratio": 0.7, "client.runq_ratio": 0.38}
+    found = {finding.rule: finding for finding in evaluate(case(roof))}
+    assert found["serve.client_bound"].state == "fires"
+    assert "waits for a CPU 38% of the time" in found["serve.client_bound"].summary
+    assert found["serve.saturated_healthy"].state == "clear"
 
 
 def test_at_the_roof_with_nobody_waiting_the_advice_is_to_stop() -> None:

@@ -50,5 +50,5 @@ def client_report(run: Run) -> Report:
         return []
     words: list[Segment] = [(f"the client waited for a CPU {units.precise_percent(waited)} of the time", "alert" if starved(run) else "")]
     if starved(run):
-        words.append((": these latencies are too high and not reliable", "alert"))
+        words.append((": the latencies, TTFT most of all, are too high and not reliable", "alert"))
     return [labelled("client", words)]
