@@ -55,7 +55,7 @@ def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
         return fill(rows, width, height)
     if run is not None and run.serves:
         return panel(
-            "where a request went before the outage" if view.down else "where a request goes",
+            "requests before the outage" if view.down else "where a request goes",
             serving.figures(view, run, width),
             rows,
             width,

@@ -42,7 +42,8 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     if run is not None and run.state == "failed":
         rows += [line(width, (text, "alert")) for text in wrap(f"failed: {run.error or NO_CAUSE}", width, max(1, min(6, room - 1)))]
     elif view.down:
-        rows += [line(width, (text, "alert")) for text in wrap(f"{outage(view)}.", width, max(1, min(3, room - 1)))]
+        words = outage(view)
+        rows += [line(width, (text, "alert")) for text in wrap(f"{words[:1].upper()}{words[1:]}.", width, max(1, min(3, room - 1)))]
     if run is not None and run.state != "failed" and not view.down and doubtful(run):
         rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():

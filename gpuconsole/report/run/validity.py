@@ -31,11 +31,11 @@ def validity_report(run: Run) -> Report:
     return [labelled(" " if n else "figures", visible(words), "alert") for n, words in enumerate(rows)]
 
 
-def outage(view: View, short: bool = False) -> str:
+def outage(view: View) -> str:
     """`the server has not answered for 12 s: connection refused`; empty while the server answers."""
     if not view.down:
         return ""
-    return visible(f"{'no answer' if short else 'the server has not answered'} for {view.down_s:.0f} s: {view.down}")
+    return visible(f"the server has not answered for {view.down_s:.0f} s: {view.down}")
 
 
 def starved(run: Run) -> bool:

@@ -51,8 +51,8 @@ def _devices(view: View) -> list[Device]:
 
 
 def _title(view: View, width: int) -> Row:
-    right = _trouble(view, width) or _activity(view)
-    if view.own_cpu_ratio is not None and width >= 70:
+    right = _trouble(view) or _activity(view)
+    if view.own_cpu_ratio is not None and width >= (100 if view.down else 70):
         right.append((f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
     gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
     what = f"{len(gpus)}x {gpus[0].name}" if gpus else ""
@@ -68,11 +68,11 @@ def _title(view: View, width: int) -> Row:
     return spread(width, left, [(" ", ""), *right])
 
 
-def _trouble(view: View, width: int) -> list[Segment]:
+def _trouble(view: View) -> list[Segment]:
     """A model server that does not answer; else a source that does not answer, with the call that it waits for and the time; else a device that
     needs action."""
     if view.down:
-        return [(outage(view, short=width < 100), "alert")]
+        return [(outage(view), "alert")]
     for state in view.sources.values():
         if state.stuck_s:
             return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
