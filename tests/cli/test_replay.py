@@ -26,7 +26,7 @@ def test_a_replay_has_the_eco_option(monkeypatch: pytest.MonkeyPatch, words: lis
         return 0
 
     monkeypatch.setattr(replay, "Replay", lambda *args: None)
-    monkeypatch.setattr(replay, "has_screen", lambda: True)
+    monkeypatch.setattr(replay, "why_no_terminal", lambda: None)
     monkeypatch.setattr("gpuconsole.tui.app.run_app", run_app)
     assert main(words) == 0
     assert [options.get("eco", False) for options in shown] == [eco]
