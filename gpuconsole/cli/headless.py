@@ -122,7 +122,7 @@ class HeadlessRun:
                     await asyncio.wait_for(engine.end_run("failed", f"no step within {self._patience_s:.0f} s: {view.stage}"), END_S)
                 return
             if self._remote and time.monotonic() - begun > self._wait_s + self._duration_s + START_REMOTE_S:
-                return
+                break
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
             if not profiled and first_step is not None and self._measurable(view, elapsed):
@@ -136,10 +136,11 @@ class HeadlessRun:
                 self._duration_s = max(self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S)
                 continue
             if first_step is not None and elapsed >= self._duration_s:
-                if not tried:
-                    self._progress.line(f"no trial: {outage(view) or nothing_to_try(view)}")
-                return
+                break
             await self._wait(TICK_S)
+        if not tried and not self._interrupted.is_set():
+            view = engine.view()
+            self._progress.line(f"no trial: {outage(view) or nothing_to_try(view)}")
 
     def _measurable(self, view: View, elapsed: float) -> bool:
         """Whether the run is steady, or the share TRIAL_LATEST of the duration has passed."""

@@ -348,7 +348,8 @@ class Command(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, o
 class Start(Command, frozen=True):
     """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
 
-    `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ...
+    `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ... The load
+    generator also gets `max_model_len`, where the server reports it.
     """
 
     workload: str
