@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from benchmarks.machine import keep
 from gpuconsole.model.knobs.catalogue import CATALOGUE
@@ -33,6 +34,7 @@ SERVER = (
     "import asyncio, os, tests.fakes.model_server as server; server.TTFT_S, server.ITL_S = {}, {}; "
     "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)); asyncio.run(server.main())"
 )
+GENERATOR = "import gpuconsole.workloads.serving.load.generator as generator; generator.NICENESS = {}; generator.main()"
 HOG = "import os; os.sched_setaffinity(0, {{{}}})\nwhile True: pass"
 
 
@@ -68,15 +70,13 @@ def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[fl
     knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "hot" and knob.default is not None}
     knobs |= {"concurrency": USERS, "output_tokens": OUTPUT, "prompt_tokens": 64, "length_spread": 0.0}
     ours, theirs = socket.socketpair()
-
-    def prepare() -> None:
-        os.sched_setaffinity(0, {core})
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
-
-    words = [sys.executable, "-m", "gpuconsole.workloads.serving.load.generator", "--fd", str(theirs.fileno())]
-    process = subprocess.Popen(words, pass_fds=[theirs.fileno()], preexec_fn=prepare)
+    words = [sys.executable, "-c", GENERATOR.format(niceness), "--fd", str(theirs.fileno())]
+    process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
+    os.sched_setaffinity(process.pid, {core})
     theirs.close()
     events: list[Requests] = []
+    slices: list[int] = []
+    schedstat = Path(f"/proc/{process.pid}/task/{process.pid}/schedstat")
     try:
         start = Start("starved", knobs, "cpu", options={"url": f"{url}/steady", "model": "m", "characters_per_token": "4"})
         ours.sendall(encode(start) + b"\n")
@@ -89,6 +89,7 @@ def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[fl
                     told(url)
                 if first and event.t > first + WARM_S:
                     events.append(event)
+                    slices.append(int(schedstat.read_text().split()[2]))
                 if first and event.t > first + WARM_S + seconds:
                     break
     finally:
@@ -111,7 +112,14 @@ def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[fl
     waited = (events[-1].runq_s or 0.0) - (events[0].runq_s or 0.0)
     errors = {name: found[name] / truth[name] - 1 for name in truth}
     cpu = (events[-1].cpu_s - events[0].cpu_s) / window
-    return {**errors, "runq_ratio": waited / window, "cpu_ratio": cpu, "lateness_s": statistics.median(e.lateness_s for e in events)}
+    return {
+        **errors,
+        "runq_ratio": waited / window,
+        "wait_s": waited / (slices[-1] - slices[0]),
+        "ttft_late_s": found["ttft"] - truth["ttft"],
+        "cpu_ratio": cpu,
+        "lateness_s": statistics.median(e.lateness_s for e in events),
+    }
 
 
 def main() -> None:
@@ -125,7 +133,9 @@ def main() -> None:
     levels = [int(word) for word in args.niceness.split(",")]
     rows = []
     begun = time.monotonic()
-    print(f"{'server':14} {'hogs':>4} {'nice':>4} {'runq':>6} {'cpu':>5} {'late ms':>7} {'TTFT':>7} {'TPOT':>7} {'E2E':>7} {'tok/s':>7}")
+    print(
+        f"{'server':14} {'hogs':>4} {'nice':>4} {'runq':>6} {'cpu':>5} {'late ms':>7} {'wait ms':>7} {'TTFT ms':>7} {'TTFT':>7} {'TPOT':>7} {'E2E':>7} {'tok/s':>7}"
+    )
     for name, script in SCRIPTS.items():
         with scripted_server(*script) as url:
             for number in HOGS:
@@ -140,6 +150,7 @@ def main() -> None:
                     rows.append({"server": name, "hogs": number, "nice": nice, **row, "rounds": mine})
                     print(
                         f"{name:14} {number:4} {nice:4} {row['runq_ratio']:6.1%} {row['cpu_ratio']:5.1%} {1e3 * row['lateness_s']:7.2f} "
+                        f"{1e3 * row['wait_s']:7.2f} {1e3 * row['ttft_late_s']:+7.2f} "
                         f"{row['ttft']:+7.1%} {row['tpot']:+7.1%} {row['e2e']:+7.1%} {row['tokens_per_s']:+7.1%}",
                         flush=True,
                     )

@@ -29,12 +29,12 @@ def test_silence_counts_from_four_seconds_on_and_from_twice_what_is_normal() -> 
     clock.wait(3.5)
     clock.it.token(clock.t)
     assert not clock.wait(6.75), "twice 3.5 s"
-    assert clock.wait(0.5) == "no answer for 7 s, 8 requests wait"
+    assert clock.wait(0.5) == "8 requests wait without an answer"
     assert clock.it.token(clock.t) and clock.it.since is None
     for _ in range(round(REMEMBERED_S)):
         clock.wait(1.0)
         clock.it.token(clock.t)
-    assert clock.wait(4.5) == "no answer for 4 s, 8 requests wait", "older silences are forgotten"
+    assert clock.wait(4.5) == "8 requests wait without an answer", "older silences are forgotten"
 
 
 def test_the_time_in_which_a_server_was_gone_is_no_normal_silence() -> None:
@@ -45,7 +45,7 @@ def test_the_time_in_which_a_server_was_gone_is_no_normal_silence() -> None:
     clock.it.opened(clock.t)
     clock.wait(3.0, waiting=1, streams=0)
     clock.it.token(clock.t)
-    assert clock.wait(4.5).startswith("no answer for 4 s")
+    assert clock.wait(4.5) == "8 requests wait without an answer"
 
 
 def test_one_broken_connection_among_others_that_answer_is_no_outage() -> None:
