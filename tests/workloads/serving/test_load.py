@@ -153,7 +153,8 @@ def test_a_request_has_its_tokens_and_times(behaviour: str, chat: bool) -> None:
         assert sum(request.gaps) == pytest.approx(request.e2e_s - request.ttft_s)
         assert sum(request.counts) == pytest.approx(5)
         if behaviour == "four":
-            assert request.counts == (4, 1) and len(request.gaps) == 2
+            assert request.counts in ((4, 1), (5,)), "a client that reads late gets both chunks in one read"
+            assert len(request.gaps) == len(request.counts)
 
 
 @pytest.mark.parametrize(
