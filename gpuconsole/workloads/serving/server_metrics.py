@@ -36,8 +36,13 @@ TOTALS = {
     "vllm:estimated_flops_per_gpu_total": "flops",
     "vllm:estimated_read_bytes_per_gpu_total": "read_bytes",
     "vllm:estimated_write_bytes_per_gpu_total": "write_bytes",
+    "sglang:num_requests_total": "requests",
+    "sglang:num_retracted_requests_total": "preemptions",
     "sglang:prompt_tokens_total": "prompt_tokens",
     "sglang:generation_tokens_total": "generation_tokens",
+    "tgi_request_success": "requests",
+    "tgi_request_generated_tokens_sum": "generation_tokens",
+    "tgi_request_input_length_sum": "prompt_tokens",
     "llamacpp:prompt_tokens_total": "prompt_tokens",
     "llamacpp:tokens_predicted_total": "generation_tokens",
 }
@@ -52,6 +57,11 @@ TIMES = {
     "vllm:iteration_tokens_total": "iteration_tokens",
     "sglang:time_to_first_token_seconds": "ttft_s",
     "sglang:e2e_request_latency_seconds": "e2e_s",
+    "sglang:inter_token_latency_seconds": "itl_s",
+    "sglang:queue_time_seconds": "queue_s",
+    "tgi_request_duration": "e2e_s",
+    "tgi_request_queue_duration": "queue_s",
+    "tgi_request_mean_time_per_token_duration": "itl_s",
 }
 """Histograms of which only sum and count are kept: the means are exact, but the buckets are too coarse for percentiles."""
 SUMMED = ("_sum", "_count")
@@ -83,6 +93,8 @@ def server_state(families: Iterable[Metric], t: float) -> ServerState:
     totals: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
+            if sample.labels.get("priority"):  # SGLang reports each priority, and the sum under an empty label
+                continue
             if (gauge := GAUGES.get(sample.name)) is not None:
                 old = gauges.get(gauge, 0.0)
                 gauges[gauge] = max(old, sample.value) if gauge == SHARE else old + sample.value

@@ -48,7 +48,7 @@ from gpuconsole.wire.events import (
     encode,
 )
 from gpuconsole.workloads.serving.effects import EMBEDDED_OWN, without_effect
-from gpuconsole.workloads.serving.facts import ask_facts, complete
+from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
 from gpuconsole.workloads.serving.load.client import connect
 from gpuconsole.workloads.serving.problems import explain
 from gpuconsole.workloads.serving.scraping import Scraper
@@ -76,6 +76,7 @@ class ServingWorker:
         self._scraper: Scraper
         self._server_facts = ServerFacts()
         self._totals: dict[str, float] = {}
+        self._page_seen = False
         self._was_down = False
         self._asking: asyncio.Task[None] | None = None
         self._frontend: tuple[float, float | None] = (0.0, None)
@@ -225,7 +226,11 @@ class ServingWorker:
                 if (busy := self._frontend_busy(server, state.t)) is not None:
                     state.gauges["frontend_cpu_ratio"] = busy
                 self._channel.send(state)
-                if self._scrape_refused or any(state.totals.get(name, 0.0) < total for name, total in self._totals.items()):
+                if (
+                    not self._page_seen
+                    or self._scrape_refused
+                    or any(state.totals.get(name, 0.0) < total for name, total in self._totals.items())
+                ):
                     await self._ask_facts(server, families)  # the server may have restarted with other arguments
                 self._totals, self._scrape_refused = state.totals, ""
             except ValueError as problem:
@@ -236,8 +241,10 @@ class ServingWorker:
         """Send what the server reports about itself, if that is new. `families`: its /metrics page, if the page was just read."""
         if families is None:
             families = []
-            with contextlib.suppress(ValueError):
-                _, families = await self._scraper.read()
+            with contextlib.suppress(ValueError, TimeoutError):
+                async with asyncio.timeout(ASK_S):
+                    _, families = await self._scraper.read()
+        self._page_seen = self._page_seen or bool(families)
         facts = complete(await ask_facts(self._session, server.url, families), *server.start_facts())
         if facts != self._server_facts:
             self._server_facts = facts

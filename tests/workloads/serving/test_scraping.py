@@ -93,6 +93,49 @@ def test_the_values_of_the_known_metrics_equal_those_of_the_whole_page() -> None
     assert server_state(read_families(VLLM), 1.0) == server_state(text_string_to_metric_families(VLLM), 1.0)
 
 
+PAGES = {
+    "sglang": (
+        """sglang:num_running_reqs{priority="",tp_rank="0"} 14.0
+sglang:num_running_reqs{priority="0",tp_rank="0"} 9.0
+sglang:num_running_reqs{priority="1",tp_rank="0"} 5.0
+sglang:num_requests_total{is_streaming="true"} 300
+sglang:num_requests_total{is_streaming="false"} 200
+sglang:num_retracted_requests_total 11
+sglang:queue_time_seconds_sum 0.78
+sglang:queue_time_seconds_count 10
+sglang:token_usage 0.7
+""",
+        {"requests_running": 14, "kv_cache_usage_ratio": 0.7},
+        {"requests": 500, "preemptions": 11, "queue_s_sum": 0.78, "queue_s_count": 10},
+    ),
+    "tgi": (
+        """tgi_batch_current_size 4
+tgi_queue_size 7
+tgi_request_success 44
+tgi_request_generated_tokens_bucket{le="1"} 0
+tgi_request_generated_tokens_sum 8123
+tgi_request_generated_tokens_count 44
+tgi_request_queue_duration_sum 2.5
+tgi_request_queue_duration_count 44
+""",
+        {"requests_running": 4, "requests_waiting": 7},
+        {"requests": 44, "generation_tokens": 8123, "queue_s_sum": 2.5, "queue_s_count": 44},
+    ),
+    "llama.cpp": (
+        "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nllamacpp:tokens_predicted_total 1250\n",
+        {"requests_running": 2, "requests_waiting": 1},
+        {"generation_tokens": 1250},
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_the_names_of_other_engines(engine: str) -> None:
+    page, gauges, totals = PAGES[engine]
+    state = server_state(read_families(page), 1.0)
+    assert (state.gauges, state.totals) == (gauges, totals)
+
+
 def test_parsing_the_known_metrics_takes_a_fraction_of_the_time_for_the_page() -> None:
     def cpu_s(parse: Callable[[], object]) -> float:
         times = []
