@@ -31,6 +31,7 @@ from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
 from gpuconsole.workloads.serving.problems import explain, outlook, speaks_tls
+from gpuconsole.workloads.serving.server_log import cause
 
 READY_S = 1200.0
 """Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
@@ -103,7 +104,7 @@ class ModelServer:
         assert self.process is not None
         code = self.process.returncode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = why(list(self.words))
+        words = cause(self.words)
         return f"the model server {how}" + (f": {words}" if words else "")
 
     async def _spawn(self, command: list[str], env: dict[str, str], on_line: Callable[[str], None]) -> None:
@@ -242,6 +243,8 @@ class VllmServer(ModelServer):
     async def start(self, session: aiohttp.ClientSession) -> None:
         if not self._options.get("model"):
             raise ServerFailed("server=vllm needs a model: --model NAME, or a folder")
+        if self._options["model"].startswith(("/", "./", "../")) and not os.path.exists(self._options["model"]):
+            raise ServerFailed(f"--model {self._options['model']}: no such folder")
         self._session, port = session, free_port()
         self.model_facts = model_facts(Path(self._options["model"]), self._knobs)
         self.facts |= {"max_num_seqs": float(self._knobs["max_num_seqs"]), **self.model_facts}
@@ -455,10 +458,3 @@ async def _completes(session: aiohttp.ClientSession, url: str, timeout: aiohttp.
             if answer.status != 404:
                 return True
     return False
-
-
-def why(words: list[str]) -> str:
-    """The log line with the cause of a server's end: the last line that names an error without naming another cause, otherwise the last non-empty line."""
-    lines = [line.strip() for line in words if line.strip()]
-    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b\s*:", line) and "root cause" not in line]
-    return visible((errors or lines or [""])[-1])[:300]

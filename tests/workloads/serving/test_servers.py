@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.workloads.serving.servers import find_vllm_python, model_facts, vllm_flags, why
+from gpuconsole.workloads.serving.servers import find_vllm_python, model_facts, vllm_flags
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
 
@@ -34,13 +34,6 @@ def test_the_python_of_a_vllm_on_the_path_is_found(tmp_path: Path, monkeypatch: 
     assert find_vllm_python() == f"{tmp_path}/python-of-vllm"
     program.write_text("#!/bin/sh\nexec elsewhere\n")
     assert find_vllm_python() == sys.executable
-
-
-def test_the_line_that_tells_why_is_the_last_that_names_an_error() -> None:
-    assert why(["INFO loading", "ValueError: too large", "  at line 3", "INFO bye"]) == "ValueError: too large"
-    vllm = ["ValueError: no memory", "Exception: init failed, see root cause", "RuntimeError: core failed. See root cause above."]
-    assert why(vllm) == "ValueError: no memory"
-    assert why(["INFO loading", ""]) == "INFO loading" and why([]) == ""
 
 
 @pytest.mark.parametrize(
