@@ -13,9 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.engine import catalog
+from gpuconsole.experiments.forecast import forecast_restart
 from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments.trial import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine.device import Device
@@ -25,11 +26,12 @@ from gpuconsole.model.scenario import Scenario, ScenarioError
 from gpuconsole.processes.pool import WorkerPool, ignore
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
+from gpuconsole.report.experiments.trial import forecast_line, refusal
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import AnyEvent, RunClosed, RunOpened, TrialUpdate
+from gpuconsole.wire.events import AnyEvent, Note, RunClosed, RunOpened, TrialUpdate
 
 SETTLE_S = 2.0
 """Seconds that the caller of a cancelled trial waits for the worker to return to its knobs. A worker that hangs returns never."""
@@ -320,8 +322,10 @@ class RunControl:
     async def _run_trial(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         async with self._lock.change():
             record, worker = self.running()  # the run may have ended during a probe
-            trial = Trial(id=str(len(self._state.trials) + 1), baseline_run=record.run.id, changes=changes, predicted=predicted)
-            on = TrialRun(run_now(self._state, record), worker, self._start_second, self._hand_over, self._report_trial, self._lock.showing)
+            run = run_now(self._state, record)
+            forecast = self._forecast(record, run, changes, predicted, limits)
+            trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)
+            on = TrialRun(run, worker, self._start_second, self._hand_over, self._report_trial, self._lock.showing)
             self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
             before = {name: record.run.knobs[name] for name in changes}
             try:
@@ -334,6 +338,19 @@ class RunControl:
                 self._kept.append((before, changes))
                 self._open_next(changes, outcome.worker)
             return outcome.trial
+
+    def _forecast(self, record: RunRecord, run: Run, changes: Knobs, predicted: Interval | None, limits: TrialLimits) -> Forecast | None:
+        """The forecast of a trial that starts a second model server, as a note too; None for other trials.
+
+        Raises SessionError if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own choice.
+        """
+        if not run.serves or run.applies_live(changes) or record.start_s is None:
+            return None
+        forecast = forecast_restart(run, record.steady_steps() or list(record.steps), changes, predicted, limits, record.start_s)
+        if predicted is not None and not forecast.resolves(predicted.middle - 1):
+            raise SessionError(refusal(changes, forecast, predicted))
+        self._emit(Note(time.monotonic(), forecast_line(forecast)))
+        return forecast
 
     async def _start_second(self, knobs: Knobs) -> WorkerHandle:
         assert self._scenario is not None

@@ -165,6 +165,23 @@ def resolution(null_log_ratios: Sequence[float], pairs: int, between: float = 0.
     return math.expm1(min(20.0, math.hypot(_null_half_width(null_log_ratios, pairs), NORMAL_975 * between)))
 
 
+def pairs_needed(null_log_ratios: Sequence[float], between: float, speedup: float | None, most: int) -> int:
+    """The number of pairs after which a trial with this noise will probably end: MIN_PAIRS to `most`.
+
+    It ends when the interval of an effect `speedup` (a ratio) excludes no effect, or when more pairs add little (see `exhausted`). Without null
+    pairs the noise is unknown, and the answer is `most`.
+    """
+    if len(null_log_ratios) < 2:
+        return most
+    effect = abs(math.log(speedup)) if speedup else 0.0
+    anyway = NORMAL_975 * between
+    for pairs in range(MIN_PAIRS, most):
+        half = _null_half_width(null_log_ratios, pairs)
+        if math.hypot(half, anyway) + MINIMUM_EFFECT < effect or half < anyway / 2:
+            return pairs
+    return most
+
+
 def _null_half_width(null_log_ratios: Sequence[float], pairs: int) -> float:
     spread = math.sqrt(statistics.fmean(value * value for value in null_log_ratios))
     return spread / math.sqrt(pairs) * always_valid(pairs) * student(len(null_log_ratios)) / NORMAL_975

@@ -12,6 +12,15 @@ SERVING_PHASES = ("client_queue", "queue", "prefill", "decode", "transport")
 `client_queue`: in the client before sending. `queue`, `prefill`, `decode`: as the server reports. `transport`: the rest of E2E.
 """
 
+SETTLE_S = (0.5, 4.0)
+"""After a change the server's batch must fill or drain. The load generator waits for the duration of a request, within these bounds (seconds)."""
+
+
+def settle_s(e2e_s: float | None) -> float:
+    """The seconds after a change that do not count, where a request takes `e2e_s` seconds."""
+    return min(SETTLE_S[1], max(SETTLE_S[0], e2e_s or 0.0))
+
+
 FORMULAS = {
     "ttft_s": "TTFT: from sending the request to the first token",
     "itl_s": "ITL: gap between tokens; a chunk of k tokens counts as k gaps of gap/k",

@@ -150,6 +150,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes:02}:{whole % 60:02}"
 
 
+def about(seconds: float) -> str:
+    """`about 45 s`, `about 2 min 10 s`: rounded to 5 s above 20 s."""
+    whole = round(seconds) if seconds < 20 else 5 * round(seconds / 5)
+    minutes, rest = divmod(whole, 60)
+    return "about " + (f"{minutes} min {rest} s" if minutes and rest else f"{minutes} min" if minutes else f"{rest} s")
+
+
 def speedup(ratio: float | None) -> str:
     """`1.53x`, five cells."""
     return f"{digits(ratio):>4}x" if ratio is not None else NA.rjust(5)

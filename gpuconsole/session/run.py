@@ -55,6 +55,8 @@ class RunRecord:
         self.closed_t: float | None = None
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
+        self.start_s: float | None = None
+        """Seconds from the start of the worker to the end of its preparation; in a serving run, until the model server was ready."""
         self.knobs_in_force: Knobs = run.knobs
         """The knobs that the worker last confirmed. During a trial these are the knobs of the running side."""
         self.notes: dict[str, str] = {}
@@ -92,6 +94,7 @@ class RunRecord:
 
     def carry_on(self, before: RunRecord) -> None:
         """Begin the record of the next run after a kept change: the same worker continues with new knobs."""
+        self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
@@ -139,6 +142,7 @@ class RunRecord:
                 f"knob.{name.removeprefix(NO_EFFECT)}": why for name, why in event.notes.items() if name.startswith(NO_EFFECT)
             }
         if self.run.state == "starting":
+            self.start_s = event.t - self.opened_t
             self.run.state = "running"
 
     def _add_steps(self, event: Steps) -> None:

@@ -20,6 +20,18 @@ Method = Literal["live ABBA", "two workers ABBA"]
 """Both sides in one process, or each side in a separate process."""
 
 
+class Forecast(msgspec.Struct, frozen=True):
+    """What a trial will take and what it can show. `seconds`: from its start to its verdict. `resolution_ratio`: the smallest change of throughput
+    that it can tell from noise within its time limit; None while the noise of the run is unknown."""
+
+    seconds: float
+    resolution_ratio: float | None = None
+
+    def resolves(self, gain_ratio: float) -> bool:
+        """Whether the trial can tell a gain of this size from noise; true where the noise is unknown."""
+        return self.resolution_ratio is None or gain_ratio >= self.resolution_ratio
+
+
 class Speedup(msgspec.Struct, frozen=True):
     """Throughput with the change divided by throughput without the change."""
 
@@ -70,7 +82,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
     same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
     `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
-    could not be measured.
+    could not be measured. `forecast`: known before the start of a trial that starts a second model server.
     """
 
     id: str
@@ -94,6 +106,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     changes_training: bool = False
     perplexity: Perplexity | None = None
     held_out_loss: HeldOutLoss | None = None
+    forecast: Forecast | None = None
     checked: bool = True
 
     @property

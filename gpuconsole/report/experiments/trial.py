@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments.trial import Forecast, Trial
 from gpuconsole.model.finding import Interval
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
 from gpuconsole.report.cells import Row, line, row_width, spread
@@ -35,6 +35,28 @@ def verdict(trial: Trial) -> str:
         return "failed"
     words = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
     return f"{words}, {'kept' if trial.kept else 'reverted'}"
+
+
+# --- before the start ---------------------------------------------------------------------------------------
+
+
+def forecast_line(forecast: Forecast) -> str:
+    """What a trial with a second model server will take, in one or two sentences."""
+    words = f"The trial starts a second model server: {units.about(forecast.seconds)}."
+    if forecast.resolution_ratio is not None:
+        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} or more."
+    return words
+
+
+def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
+    """Why a trial is not started, and how to start it anyway."""
+    assert forecast.resolution_ratio is not None
+    takes = f"it would take {units.about(forecast.seconds)} and resolve {units.precise_percent(forecast.resolution_ratio)} at best"
+    gain = units.interval(expected.low, expected.high)
+    force = " ".join(f"--try {name}={show(value)}" for name, value in changes.items())
+    return (
+        f"{describe_changes(changes)}: no trial: {takes}, and the predicted gain is {gain}; to try it anyway: {force}, or k on the screen"
+    )
 
 
 # --- the whole trial ----------------------------------------------------------------------------------------
@@ -86,6 +108,7 @@ def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
         rows.append(_scale("measured", measured(trial), (speedup.low, speedup.high, speedup.estimate), top, width))
     else:
         so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
+        so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
         rows.append(line(width, (f"  measured   {so_far}", "dim")))
     return rows
 

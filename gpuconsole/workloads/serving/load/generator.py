@@ -24,7 +24,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.recorded import parse_recorded, shared_ratio
 from gpuconsole.model.run import Step
-from gpuconsole.model.serving import Request
+from gpuconsole.model.serving import Request, settle_s
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -54,8 +54,6 @@ from gpuconsole.workloads.serving.load.traffic import Traffic
 
 TICK_S = 0.25
 LAG_EVERY_S = 0.02
-SETTLE_S = (0.5, 4.0)
-"""After a change the server's batch must fill or drain. The generator waits for the duration of a request, within these bounds."""
 WARM_UP_S = 15.0
 """Maximum warm-up in seconds. Warm-up ends when every user has an answer (open loop: after the requests of two seconds)."""
 HOPELESS, HOPELESS_S = 20, 4.0
@@ -269,9 +267,9 @@ class Generator:
 
     def _settle(self, arm: int) -> None:
         """Later requests belong to `arm` and count after the server's batch has adapted to the change."""
-        typical = sorted(self._e2e)[len(self._e2e) // 2] if self._e2e else SETTLE_S[0]
+        typical = sorted(self._e2e)[len(self._e2e) // 2] if self._e2e else None
         self._arm, self._kind = arm, 1
-        self._settled_at = now() + min(SETTLE_S[1], max(SETTLE_S[0], typical))
+        self._settled_at = now() + settle_s(typical)
 
     async def _ask(self, due: float) -> bool:
         try:

@@ -1,0 +1,51 @@
+"""How long a trial will take and what it can resolve, before it starts. Pure: numbers in, numbers out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gpuconsole.experiments.blocks import CHANGED, plans, rate
+from gpuconsole.experiments.statistics import BETWEEN, MIN_PAIRS, pairs_needed, resolution
+from gpuconsole.experiments.trial import MAX_PAIRS, TrialLimits
+from gpuconsole.model.experiments.trial import Forecast
+from gpuconsole.model.finding import Interval
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.run import Run, Step
+from gpuconsole.model.serving import settle_s
+
+FIRST_STEPS_S = 1.0
+"""Seconds from a ready server to the first report of the load generator, and to the pause after it."""
+
+
+def forecast_restart(
+    run: Run, steps: Sequence[Step], changes: Knobs, predicted: Interval | None, limits: TrialLimits, start_s: float
+) -> Forecast:
+    """The forecast of a trial of `changes` with a second model server. `steps`: the steady steps of the run, as a sample of its noise.
+    `start_s`: seconds that the present server took to start; the second server takes as long.
+
+    Each block has the settling time and the counted time. The number of pairs is the number that the noise requires, at most the number that
+    fits into the time limit. The noise comes from successive blocks of the run, like the null pairs of a trial.
+    """
+    plan = plans(run.knobs, changes, run.summary.phases_ratio or None)[CHANGED]
+    step_s = sum(step.wall_s for step in steps) / len(steps) if steps else 0.0
+    e2e = run.summary.e2e_s
+    pair_s = 2 * (settle_s(e2e.p50 if e2e else None) + plan.least_s(step_s) + step_s)
+    most = max(MIN_PAIRS, min(MAX_PAIRS, math.ceil(limits.serving_cap_s / pair_s)))
+    nulls = null_log_ratios(steps, plan.min_s)
+    between = BETWEEN["two workers ABBA"]
+    pairs = pairs_needed(nulls, between, predicted.middle if predicted else None, most)
+    return Forecast(start_s + FIRST_STEPS_S + pairs * pair_s, resolution(nulls, most, between))
+
+
+def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:
+    """Log ratios of the rates of successive blocks of `block_s` seconds: the run compared with itself."""
+    rates, block, seconds = list[float](), list[Step](), 0.0
+    for step in steps:
+        block.append(step)
+        seconds += step.wall_s
+        if seconds >= block_s:
+            rates.append(rate(block, False))
+            block, seconds = [], 0.0
+    return [math.log(later / earlier) for earlier, later in pairwise(one for one in rates if one > 0)]
