@@ -323,7 +323,8 @@ class RunControl:
         async with self._lock.change():
             record, worker = self.running()  # the run may have ended during a probe
             run = run_now(self._state, record)
-            forecast = self._forecast(record, run, changes, predicted, limits)
+            if (forecast := _forecast(record, run, changes, predicted, limits)) is not None:
+                self._emit(Note(time.monotonic(), forecast_line(forecast)))
             trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)
             on = TrialRun(run, worker, self._start_second, self._hand_over, self._report_trial, self._lock.showing)
             self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
@@ -338,19 +339,6 @@ class RunControl:
                 self._kept.append((before, changes))
                 self._open_next(changes, outcome.worker)
             return outcome.trial
-
-    def _forecast(self, record: RunRecord, run: Run, changes: Knobs, predicted: Interval | None, limits: TrialLimits) -> Forecast | None:
-        """The forecast of a trial that starts a second model server, as a note too; None for other trials.
-
-        Raises SessionError if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own choice.
-        """
-        if not run.serves or run.applies_live(changes) or record.start_s is None:
-            return None
-        forecast = forecast_restart(run, record.steady_steps() or list(record.steps), changes, predicted, limits, record.start_s)
-        if predicted is not None and not forecast.resolves(predicted.middle - 1):
-            raise SessionError(refusal(changes, forecast, predicted))
-        self._emit(Note(time.monotonic(), forecast_line(forecast)))
-        return forecast
 
     async def _start_second(self, knobs: Knobs) -> WorkerHandle:
         assert self._scenario is not None
@@ -372,6 +360,19 @@ class RunControl:
             record, worker = self.running()
             with self._lock.showing("profiler"):
                 return await _profile(worker, steps, trace_path(record.run.scenario, folder))
+
+
+def _forecast(record: RunRecord, run: Run, changes: Knobs, predicted: Interval | None, limits: TrialLimits) -> Forecast | None:
+    """The forecast of a trial that starts a second model server; None for other trials.
+
+    Raises SessionError if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own choice.
+    """
+    if not run.serves or run.applies_live(changes) or record.start_s is None:
+        return None
+    forecast = forecast_restart(run, record.steady_steps() or list(record.steps), changes, predicted, limits, record.start_s)
+    if predicted is not None and not forecast.resolves(predicted.middle - 1):
+        raise SessionError(refusal(changes, forecast, predicted))
+    return forecast
 
 
 async def _profile(worker: WorkerHandle, steps: int, target: Path) -> ProfileReport:

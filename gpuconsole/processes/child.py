@@ -22,6 +22,8 @@ LAST_WORDS = 40
 """Lines of a child's output that are kept."""
 LAST_WORDS_CHARS = 10_000
 """Characters that are kept of a line without an end."""
+HANG_UP_S = 3.0
+"""Seconds that a child may take to end its own children after its connection has been closed. The child itself takes CLEAN_UP_S at most."""
 STOP_S = 3.0
 """Seconds between the request to stop and the kill."""
 
@@ -99,6 +101,14 @@ class Child:
         except TimeoutError:
             self.kill()
             await self.exited.wait()
+
+    def hang_up(self) -> None:
+        """Close the connection: the child ends its own children in good order, and itself (`wire.channel.kill_own_group`). After HANG_UP_S the whole
+        group is killed. Nothing happens when the child has ended."""
+        if not self.alive or self._writer is None:
+            return self.kill()
+        self._writer.transport.abort()
+        asyncio.get_running_loop().call_later(HANG_UP_S, self.kill)
 
     def kill(self) -> None:
         """End the child and its own children at once; nothing happens when the child has ended."""

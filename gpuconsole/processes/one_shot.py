@@ -88,7 +88,7 @@ async def _run(
         for end in ends:
             end.cancel()
     finally:
-        child.kill()
+        child.hang_up()  # examining starts a model server
         if child.alive:
             await child.exited.wait()
     if failures and not stop.is_set():

@@ -75,9 +75,7 @@ class WorkerPool:
         if nproc > 1 or self.nodes.nnodes > 1:
             launch = msgspec.structs.replace(self.nodes, nproc=nproc)
             if launch.nnodes > 1:
-                if launch.on_loopback:
-                    self._note(f"{launch.host} is a loopback address: no other machine reaches it")
-                self._note(f"waiting for the other machines; on each of them: {launch.on_other_nodes()}")
+                self._note(f"start the processes on each other machine: {launch.on_other_nodes()}")
             return await self._launch(launch)
         worker, self.spare = self.spare, None
         return worker or await self._launch()

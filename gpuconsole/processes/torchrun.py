@@ -34,6 +34,7 @@ from gpuconsole.wire.events import (
     encode,
 )
 
+LAUNCHER = "gpuconsole.workloads.torchrun"
 LOOPBACK = "127.0.0.1"
 JOIN_S = 10.0
 MEETING_S = 600
@@ -85,7 +86,8 @@ class Launch(msgspec.Struct, frozen=True):
         """The command for each other machine. The user replaces ADDRESS by the address of that machine."""
         return " ".join(
             [
-                "torchrun",
+                "python -m",
+                LAUNCHER,
                 *self._rendezvous(),
                 "--rdzv-conf",
                 f"is_host=0,read_timeout={self.meeting_s}",
@@ -108,9 +110,7 @@ class TorchrunChild(Child):
     """
 
     def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
-        super().__init__(
-            "gpuconsole.workloads.torchrun", [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._torchrun_ended
-        )
+        super().__init__(LAUNCHER, [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._torchrun_ended)
         self._report_exit = on_exit
         self._launch = launch
         self._scratch = scratch
@@ -219,8 +219,11 @@ class TorchrunChild(Child):
                 self._on_event(Note(time.monotonic(), self.hanging, "warning"))
 
     def _report_missing(self) -> None:
-        if missing := self._launch.processes - len(self._connections):
-            self._on_event(Progress(time.monotonic(), "waiting", f"for {missing} of {self._launch.processes} processes"))
+        processes, machines = self._launch.processes, self._launch.nnodes
+        if missing := processes - len(self._connections):
+            self._on_event(Progress(time.monotonic(), "waiting", f"for {missing} of {processes} processes"))
+        elif machines > 1:
+            self._on_event(Note(time.monotonic(), f"all {processes} processes on {machines} machines have joined"))
 
     async def _end_others(self) -> None:
         """Wait until torchrun has ended the other ranks. It cannot where a whole machine is gone: then kill them."""

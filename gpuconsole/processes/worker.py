@@ -167,7 +167,11 @@ class WorkerHandle:
         self._scratch.close()
 
     def kill(self) -> None:
-        self._child.kill()
+        """End the process and its children soon. A model server has a moment to remove its shared memory; training ends at once."""
+        if self._module == SERVING:
+            self._child.hang_up()
+        else:
+            self._child.kill()
 
     def cause(self) -> str:
         """Why the worker does not answer any more, in one line."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.conftest import Cli
 from tests.waiting import gone, wait_until
 
 SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]
@@ -59,3 +60,17 @@ def test_a_console_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         wait_until(lambda: all(gone(child.pid) for child in everyone), 10, "all processes end")
     finally:
         console.kill()
+
+
+def test_a_machine_that_loses_the_first_one_prints_one_line() -> None:
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:9", "--rdzv-id", "x"]
+    words += ["--rdzv-conf", "is_host=0,read_timeout=1", "-m", "gpuconsole.workloads.rank"]
+    done = subprocess.run([sys.executable, "-m", "gpuconsole.workloads.torchrun", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "gpuconsole: no connection to the first machine: the run has ended, or its console is not running yet\n"
+
+
+def test_an_address_that_no_other_machine_reaches_is_refused(cli: Cli) -> None:
+    done = cli("run", "ddp-small-batch", "--headless", "--nnodes", "2", "--rdzv-endpoint", "localhost:29500")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "--rdzv-endpoint localhost:29500: 127.0.0.1 is a loopback address, which no other machine reaches" in done.stderr

@@ -33,6 +33,8 @@ def test_a_run_spans_two_hosts_and_its_console_follows_both(tmp_path: Path) -> N
             assert {rank["host"] for rank in run["ranks"]} == {"node-a", "node-b"}
             assert all(rank["steps"] > 5 and rank["phases_ratio"]["comm"] > 0 for rank in run["ranks"])
             other.wait(30)  # the job is over there too
+            assert "all 2 processes on 2 machines have joined" in (tmp_path / "console").read_text()
+            assert "Traceback" not in (tmp_path / "other").read_text()
         finally:
             console.kill()
 
@@ -54,4 +56,4 @@ def command_for(host: Host, tmp_path: Path) -> list[str]:
 
     wait_until(told, 60, "the command for the other machines")
     words = shlex.split(told()[told().index("torchrun") :].replace("ADDRESS", host.address))
-    return host.command(sys.executable, "-m", "torch.distributed.run", *words[1:])
+    return host.command(sys.executable, "-m", "gpuconsole.workloads.torchrun", *words[1:])

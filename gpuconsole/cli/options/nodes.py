@@ -47,4 +47,9 @@ def nodes(args: argparse.Namespace) -> Launch | None:
             raise UsageError(f"--rdzv-endpoint {endpoint}: the port is taken") from None
         raise UsageError(f"--rdzv-endpoint {endpoint}: not an address of this machine: {error.strerror}") from None
     found = str(address[0])
-    return Launch(1, count, f"[{found}]:{port}" if ":" in found else f"{found}:{port}", args.rdzv_id)
+    launch = Launch(1, count, f"[{found}]:{port}" if ":" in found else f"{found}:{port}", args.rdzv_id)
+    if launch.on_loopback:
+        raise UsageError(
+            f"--rdzv-endpoint {endpoint}: {found} is a loopback address, which no other machine reaches; `hostname -I` prints others"
+        )
+    return launch

@@ -16,6 +16,7 @@ USAGE = re.compile(r"^\S+: error: ")
 """argparse's message."""
 FATAL = re.compile(r"(EngineCore|WorkerProc) (failed to|encountered a fatal error|hit an exception)|Worker failed with error")
 """vLLM's message before the traceback of the process that failed first."""
+ENGINE_FAILED = re.compile(r"EngineCore encountered a fatal error")
 CONSEQUENCE = re.compile(
     r"root cause|EngineDeadError|EngineCore encountered an issue|^(\w+\.)*(CancelledError|BrokenPipeError|EOFError)\b|cancelled$"
 )
@@ -50,6 +51,11 @@ def cause(log: Iterable[str]) -> str:
         return _text(lines, errors[-1])
     rest = [line for line in lines if line and not NOISE.search(line)]
     return visible(rest[-1])[:MOST_CHARACTERS] if rest else ""
+
+
+def is_fatal(line: str) -> bool:
+    """Whether a line of the log says that the engine has failed. vLLM's API process answers for some seconds more, with errors."""
+    return bool(DIED.search(line) or ENGINE_FAILED.search(line))
 
 
 def _message(line: str) -> str:

@@ -31,7 +31,7 @@ from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
 from gpuconsole.workloads.serving.problems import explain, outlook, speaks_tls
-from gpuconsole.workloads.serving.server_log import cause
+from gpuconsole.workloads.serving.server_log import cause, is_fatal
 
 READY_S = 1200.0
 """Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
@@ -69,6 +69,9 @@ class ModelServer:
         self.facts: dict[str, float] = {}
         self.words: deque[str] = deque(maxlen=MOST_WORDS)
         self.process: asyncio.subprocess.Process | None = None
+        self.broken = asyncio.Event()
+        """Set when the log says that the server cannot answer any more, before its process ends."""
+        self._later = 0
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, session: aiohttp.ClientSession) -> None:
@@ -100,10 +103,12 @@ class ModelServer:
             await self.process.wait()
 
     def death(self) -> str:
-        """The end of its process, in one line."""
+        """The end of its process, or why the process is of no use any more, in one line."""
         assert self.process is not None
-        code = self.process.returncode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        code = self.process.returncode
+        how = "failed"
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         words = cause(self.words)
         return f"the model server {how}" + (f": {words}" if words else "")
 
@@ -124,7 +129,9 @@ class ModelServer:
             if not line:
                 return
             text = visible(line.decode(errors="replace").rstrip("\r\n"))
-            self.words.append(text)
+            self._later += self.broken.is_set()
+            if self._later <= MOST_WORDS // 2:  # vLLM writes a traceback for each request after the failure
+                self.words.append(text)
             on_line(text)
 
     async def _wait_for(self, ready: Callable[[], Any], seconds: float) -> None:
@@ -295,6 +302,8 @@ class VllmServer(ModelServer):
         return super().death()
 
     def _on_line(self, line: str) -> None:
+        if is_fatal(line):
+            self.broken.set()
         phase = next((phase for words, phase in self.PHASES if words in line), None)
         if phase:
             self._progress(f"vLLM: {phase}")

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from prometheus_client.metrics_core import Metric
@@ -162,13 +163,17 @@ class ServingWorker:
         self._channel.send(Started(now(), knobs, server.facts, notes))
 
     async def _watch(self, server: ModelServer) -> None:
-        """Wait until the server process ends, and store the cause in `failed`."""
-        if server.process is None:
-            await asyncio.Event().wait()
-        else:
-            await server.process.wait()
-            await asyncio.sleep(0.2)  # its last log lines
-            self.failed = server.death()
+        """Wait until the server process ends or its engine fails, and store the cause in `failed`."""
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(server.broken.wait())]
+        if server.process is not None:
+            ends.append(asyncio.create_task(server.process.wait()))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        await asyncio.sleep(0.2)  # the last lines of the log
+        self.failed = server.death()
 
     # --- the load generator ---------------------------------------------------------------------------------
 
