@@ -323,12 +323,11 @@ class RunControl:
         async with self._lock.change():
             record, worker = self.running()  # the run may have ended during a probe
             run = run_now(self._state, record)
-            if (forecast := _forecast(record, run, changes, predicted, limits)) is not None:
+            if forecast := _forecast(record, run, changes, predicted, limits):
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
             trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)
             on = TrialRun(run, worker, self._start_second, self._hand_over, self._report_trial, self._lock.showing)
             self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
-            before = {name: record.run.knobs[name] for name in changes}
             try:
                 outcome = await self._trial.run()
             finally:
@@ -336,7 +335,7 @@ class RunControl:
             if outcome.lost:
                 await self._end("failed", outcome.lost)
             elif outcome.trial.kept:
-                self._kept.append((before, changes))
+                self._kept.append(({name: run.knobs[name] for name in changes}, changes))
                 self._open_next(changes, outcome.worker)
             return outcome.trial
 

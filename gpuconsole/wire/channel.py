@@ -154,17 +154,24 @@ def kill_own_group() -> None:
     """
     _ending.set()
     atexit.register(threading.Event().wait)  # the main thread may fail now; the end of the interpreter would end this thread too early
+    end_others_in_group()
     if os.getpgid(0) == os.getpid():
-        until = time.monotonic() + CLEAN_UP_S
-        asked: set[int] = set()
-        while (others := _others_in_group()) and time.monotonic() < until:
-            for pid in others - asked:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGTERM)
-            asked |= others
-            time.sleep(LOOK_EVERY_S)
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def end_others_in_group() -> None:
+    """Send SIGTERM to the other processes of the group that this process leads, and wait for their end, at most CLEAN_UP_S."""
+    if os.getpgid(0) != os.getpid():
+        return
+    until = time.monotonic() + CLEAN_UP_S
+    asked: set[int] = set()
+    while (others := _others_in_group()) and time.monotonic() < until:
+        for pid in others - asked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        asked |= others
+        time.sleep(LOOK_EVERY_S)
 
 
 def _others_in_group() -> set[int]:

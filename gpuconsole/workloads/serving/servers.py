@@ -37,6 +37,7 @@ READY_S = 1200.0
 """Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
 ASK_EVERY_S = 0.5
 STOP_S = 10.0
+BROKEN_STOP_S = 2.0
 PROBE_TIMEOUT_S = 4.0
 PATIENCE_S = 4.0
 """Seconds for a server that accepts connections and does not answer yet. The reason is on the screen at most 5 s after the start."""
@@ -91,12 +92,12 @@ class ModelServer:
         return None
 
     async def stop(self) -> None:
-        """Stop the server: first SIGTERM, later SIGKILL."""
+        """Stop the server: first SIGTERM, later SIGKILL. A broken server has less time, because the user waits for the cause."""
         if self.process is None or self.process.returncode is not None:
             return
         self.process.terminate()
         try:
-            await asyncio.wait_for(self.process.wait(), STOP_S)
+            await asyncio.wait_for(self.process.wait(), BROKEN_STOP_S if self.broken.is_set() else STOP_S)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()

@@ -29,7 +29,7 @@ from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.server_facts import ServerFacts
 from gpuconsole.model.serving import FORMULAS
-from gpuconsole.wire.channel import ChildChannel, kill_own_group
+from gpuconsole.wire.channel import ChildChannel, end_others_in_group, kill_own_group
 from gpuconsole.wire.events import (
     AnyCommand,
     Failed,
@@ -334,6 +334,7 @@ def main() -> None:
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
     code = asyncio.run(serve(channel))
+    end_others_in_group()  # a helper of vLLM removes shared memory after the end of the server
     channel.end(code)
 
 
