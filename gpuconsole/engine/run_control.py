@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.engine import catalog
-from gpuconsole.experiments.forecast import forecast_restart
+from gpuconsole.experiments.forecast import forecast_restart, noise_s
 from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
 from gpuconsole.machine.environment import DeviceChoiceError, choose_device
 from gpuconsole.model.experiments.trial import Forecast, Trial
@@ -322,11 +322,11 @@ class RunControl:
     async def _run_trial(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         async with self._lock.change():
             record, worker = self.running()  # the run may have ended during a probe
-            run = run_now(self._state, record)
-            if forecast := _forecast(record, run, changes, predicted, limits):
+            run, showing = run_now(self._state, record), self._lock.showing
+            on = TrialRun(run, worker, self._start_second, self._hand_over, self._report_trial, showing)
+            if (forecast := await _forecast(self._state, on, changes, predicted, limits)) is not None:
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
             trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)
-            on = TrialRun(run, worker, self._start_second, self._hand_over, self._report_trial, self._lock.showing)
             self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
             try:
                 outcome = await self._trial.run()
@@ -361,14 +361,23 @@ class RunControl:
                 return await _profile(worker, steps, trace_path(record.run.scenario, folder))
 
 
-def _forecast(record: RunRecord, run: Run, changes: Knobs, predicted: Interval | None, limits: TrialLimits) -> Forecast | None:
-    """The forecast of a trial that starts a second model server; None for other trials.
+async def _forecast(state: SessionState, on: TrialRun, changes: Knobs, predicted: Interval | None, limits: TrialLimits) -> Forecast | None:
+    """The forecast of a trial that starts a second model server, as soon as the run has shown its noise; None for other trials.
 
-    Raises SessionError if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own choice.
+    Raises SessionError if the run ends, or if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own choice.
     """
-    if not run.serves or run.applies_live(changes) or record.start_s is None:
+    record = state.record
+    assert record is not None
+    if not on.run.serves or on.run.applies_live(changes) or record.start_s is None:
         return None
-    forecast = forecast_restart(run, record.steady_steps() or list(record.steps), changes, predicted, limits, record.start_s)
+    needed_s = noise_s(on.run, changes)
+    try:
+        with on.showing("noise of the run"):
+            while sum(step.wall_s for step in record.steps) < needed_s:
+                await on.worker.next_steps()
+    except WorkerGone as gone:
+        raise SessionError(str(gone)) from None
+    forecast = forecast_restart(run_now(state, record), list(record.steps), changes, predicted, limits, record.start_s)
     if predicted is not None and not forecast.resolves(predicted.middle - 1):
         raise SessionError(refusal(changes, forecast, predicted))
     return forecast

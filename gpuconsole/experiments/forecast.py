@@ -15,6 +15,8 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run, Step
 from gpuconsole.model.serving import settle_s
 
+NOISE_BLOCKS = 8
+"""Number of blocks of the run that show its noise. They take 16 s, a small part of a trial that starts a server."""
 FIRST_STEPS_S = 1.0
 """Seconds from a ready server to the first report of the load generator, and to the pause after it."""
 
@@ -37,6 +39,11 @@ def forecast_restart(
     between = BETWEEN["two workers ABBA"]
     pairs = pairs_needed(nulls, between, predicted.middle if predicted else None, most)
     return Forecast(start_s + FIRST_STEPS_S + pairs * pair_s, resolution(nulls, most, between))
+
+
+def noise_s(run: Run, changes: Knobs) -> float:
+    """Seconds of steps that `forecast_restart` needs to know the noise of the run."""
+    return NOISE_BLOCKS * plans(run.knobs, changes)[CHANGED].min_s
 
 
 def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:

@@ -66,7 +66,7 @@ def test_without_steady_steps_only_the_time_is_known() -> None:
 
 def test_the_sentences() -> None:
     found = Forecast(130.0, 0.062)
-    assert forecast_line(found) == "The trial starts a second model server: about 2 min 10 s. It can resolve a change of 6.2 % or more."
+    assert forecast_line(found) == "The trial starts a second model server: about 2 min 10 s. It can resolve a change of 6.2 % at best."
     text = refusal(CHANGES, found, Interval(1.01, 1.04))
     assert "about 2 min 10 s" in text and "1.01-1.04x" in text and "--try num_gpu_blocks_override=200" in text and "\n" not in text
 

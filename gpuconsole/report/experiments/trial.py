@@ -44,7 +44,7 @@ def forecast_line(forecast: Forecast) -> str:
     """What a trial with a second model server will take, in one or two sentences."""
     words = f"The trial starts a second model server: {units.about(forecast.seconds)}."
     if forecast.resolution_ratio is not None:
-        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} or more."
+        words += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
     return words
 
 
