@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,12 @@ PATIENCE_S = 45.0
 WARM_TOKENS = 1500
 """Tokens of the server before a fault begins: about two seconds of load."""
 GONE = r"does not answer|not answering|no answer|cannot connect|onnection refused|broke off|onnection reset"
-WAYS = ("headless", "screen")
+NO_MESSAGE = "/metrics: "
+"""A line about the page with the metrics is no message about the server, except in the case of that page."""
+WAYS = ("headless", "screen", "ctrl-c")
+"""`ctrl-c`: headless, and SIGINT comes INTERRUPT_S after the fault; the command must end at once and write the snapshot."""
+INTERRUPT_S = 1.5
+QUIT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Result:
     message: str = ""
     after_s: float | None = None
     code: int | None = None
-    verdict: str = "none"
+    verdict: str = "no file"
     reasons: list[str] = field(default_factory=list)
     total_s: float = 0.0
     quit_s: float | None = None
@@ -115,6 +121,10 @@ class Result:
     def wrong(self) -> list[str]:
         """What the acceptance does not allow."""
         found = []
+        if self.quit_s is not None and self.quit_s > QUIT_S:
+            found.append(f"took {self.quit_s:.1f} s to quit")
+        if self.way == "ctrl-c":
+            return found + (["no snapshot"] if self.verdict == "no file" else [])
         if not self.case.says:
             pass
         elif self.after_s is None:
@@ -128,9 +138,14 @@ class Result:
             found.append(f"verdict {self.verdict}, not {' or '.join(self.case.verdicts)}")
         if self.way == "headless" and self.total_s > LATEST_S:
             found.append(f"took {self.total_s:.0f} s")
-        if self.quit_s is not None and self.quit_s > 2.0:
-            found.append(f"q took {self.quit_s:.1f} s")
         return found
+
+
+def about(case: Case, text: str) -> re.Match[str] | None:
+    """Where `text` is a message about the fault of `case`."""
+    if NO_MESSAGE in text and NO_MESSAGE.strip(": ") not in case.says:
+        return None
+    return re.search(case.says, text) if case.says else None
 
 
 class Lines:
@@ -149,8 +164,8 @@ class Lines:
         for line in self.process.stdout:
             self.lines.append((time.monotonic(), line.rstrip()))
 
-    def first(self, pattern: str, since: float) -> tuple[float, str] | None:
-        return next(((t, line) for t, line in self.lines if t >= since and re.search(pattern, line)), None)
+    def first(self, case: Case, since: float) -> tuple[float, str] | None:
+        return next(((t, line.strip()) for t, line in self.lines if t >= since and about(case, line)), None)
 
     def wait_end(self, timeout_s: float) -> int | None:
         """The exit code; None for a process that had to be killed."""
@@ -221,7 +236,7 @@ def measure(case: Case, way: str) -> Result:
         with Served(case, folder).open() as served:
             words = ["run", "serve-chat", "--url", served.address, "--device", "cpu", "--duration", f"{DURATION_S:g}"]
             words += ["--snapshot", "out.json", *case.words]
-            result = headless(case, served, words, folder) if way == "headless" else on_screen(case, served, words, folder)
+            result = {"headless": headless, "screen": on_screen, "ctrl-c": interrupted}[way](case, served, words, folder)
         with contextlib.suppress(OSError):
             read_verdict(result, json.loads((folder / "out.json").read_text()))
     return result
@@ -233,8 +248,23 @@ def headless(case: Case, served: Served, words: list[str], folder: Path) -> Resu
     served.begin(lambda: command.process.poll() is None)
     code = command.wait_end(PATIENCE_S - (time.monotonic() - begun))
     result = Result(case, "headless", code=code, total_s=time.monotonic() - begun)
-    if case.says and (first := command.first(case.says, served.fault_at)) is not None:
+    if (first := command.first(case, served.fault_at)) is not None:
         result.after_s, result.message = first[0] - served.fault_at, first[1]
+    result.outputs = "\n".join(f"{t - served.fault_at:7.2f} {line}" for t, line in command.lines)
+    return result
+
+
+def interrupted(case: Case, served: Served, words: list[str], folder: Path) -> Result:
+    """Ctrl-C while the fault lasts."""
+    begun = time.monotonic()
+    command = Lines([sys.executable, "-m", "gpuconsole", *words, "--headless"], folder, environment(folder))
+    served.begin(lambda: command.process.poll() is None)
+    time.sleep(INTERRUPT_S if case.begin else 2 * INTERRUPT_S)
+    asked = time.monotonic()
+    command.process.send_signal(signal.SIGINT)
+    code = command.wait_end(PATIENCE_S - (asked - begun))
+    result = Result(case, "ctrl-c", code=code, total_s=time.monotonic() - begun, quit_s=time.monotonic() - asked)
+    result.message = command.lines[-1][1] if command.lines else ""
     result.outputs = "\n".join(f"{t - served.fault_at:7.2f} {line}" for t, line in command.lines)
     return result
 
@@ -253,9 +283,11 @@ def on_screen(case: Case, served: Served, words: list[str], folder: Path) -> Res
         while case.says and terminal.process.poll() is None and time.monotonic() < begun + DURATION_S + 12.0:
             terminal.settle()
             terminal.read(0.05)
-            found = next((line for line in terminal.text.splitlines() if re.search(case.says, line)), None)
+            found = next(((zone, match) for zone in zones(terminal.text) if (match := about(case, zone))), None)
             if found is not None and time.monotonic() >= served.fault_at:
-                result.after_s, result.message = time.monotonic() - served.fault_at, found.strip(" │|▌")
+                zone, match = found
+                result.after_s = time.monotonic() - served.fault_at
+                result.message = zone[max(0, match.start() - 70) : match.end() + 70].strip()
                 break
         if "valid" in case.verdicts:  # the run goes on and must give figures
             wait_for(lambda: not alive() or "req/s" in terminal.text or "finished" in terminal.text, 12.0)
@@ -270,6 +302,15 @@ def on_screen(case: Case, served: Served, words: list[str], folder: Path) -> Res
             result.quit_s = time.monotonic() - asked
     result.total_s = time.monotonic() - begun
     return result
+
+
+def zones(text: str) -> list[str]:
+    """The text of each zone of a screen, its wrapped lines joined."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        for part in re.finditer(r"[^│╭╮╰╯]+", line):
+            found.setdefault(part.start(), []).append(part.group().strip())
+    return [" ".join(" ".join(lines).split()) for lines in found.values()]
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
@@ -319,7 +360,7 @@ HEAD = ("fault", "way", "first message about the fault", "after, s", "exit code"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", metavar="NAME", help="cases whose name contains one of these words")
-    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--parallel", type=int, default=2, help="cases at the same time")
     parser.add_argument("--outputs", type=Path, help="folder for what each command printed")
     args = parser.parse_args()
