@@ -71,10 +71,12 @@ class Case:
 
 
 NARROW = ("--max-model-len", "512", "--characters-per-token", "1")
+SECRETIVE = (*NARROW, "--secretive")
+TOO_LONG = r"context length|too long|longer than"
 CASES = (
-    Case("too long prompt, all", r"context length|too long|longer than", ("invalid",), 1, server=NARROW, words=("--set", "prompt_tokens=600")),
-    Case("too long prompt, some", r"context length|too long|longer than", ("degraded",), 0, server=NARROW,
-         words=("--set", "prompt_tokens=400", "--set", "length_spread=0.6")),
+    Case("too long prompt, all", TOO_LONG, ("invalid",), 1, server=SECRETIVE, words=("--set", "prompt_tokens=600")),
+    Case("too long prompt, some", TOO_LONG, ("degraded",), 0, server=SECRETIVE, words=("--set", "prompt_tokens=400", "--set", "length_spread=0.6")),
+    Case("too long prompt, the limit is known", "max_model_len", ("valid", "degraded"), 0, server=NARROW, words=("--set", "prompt_tokens=600")),
     Case("death in mid-stream", GONE, ("invalid", "degraded"), None, begin="dies"),
     Case("restart", rf"{GONE}|restarted", ("degraded",), 0, begin="restarts"),
     Case("silence before the first byte", GONE, ("invalid", "degraded"), None, begin="silent"),

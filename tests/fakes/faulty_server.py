@@ -170,7 +170,8 @@ class Server:
 
     async def _route(self, to: Connection, path: str, body: bytes) -> None:
         if path == "/v1/models":
-            listed = {"id": self.options.model, "object": "model", "owned_by": "vllm", "max_model_len": self.options.max_model_len}
+            listed: dict[str, Any] = {"id": self.options.model, "object": "model", "owned_by": "vllm"}
+            listed |= {} if self.options.secretive else {"max_model_len": self.options.max_model_len}
             await to.whole(200, json.dumps({"object": "list", "data": [listed]}).encode())
         elif path == "/metrics":
             if self.options.dialect == "blocked-metrics":
@@ -180,7 +181,7 @@ class Server:
             await to.whole(200, b'{"version":"0.32.0"}')
         elif path in ("/health", "/ping"):
             await to.whole(200, b"")
-        elif path == "/tokenize":
+        elif path == "/tokenize" and not self.options.secretive:
             asked = json.loads(body)
             count = self._tokens(str(asked.get("prompt", "")))
             await to.whole(200, json.dumps({"count": count, "max_model_len": self.options.max_model_len, "tokens": [0] * count}).encode())
@@ -411,6 +412,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--port", type=int, default=0)
     words.add_argument("--model", default=MODEL)
     words.add_argument("--max-model-len", type=int, default=2048)
+    words.add_argument("--secretive", action="store_true", help="no max_model_len in /v1/models, and no /tokenize")
     words.add_argument("--max-num-seqs", type=int, default=32)
     words.add_argument("--characters-per-token", type=float, default=4.0)
     words.add_argument("--ttft-s", type=float, default=0.05)
