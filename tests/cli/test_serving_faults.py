@@ -1,0 +1,46 @@
+"""Faults of a model server through the real command line: a message within 5 s, the exit code, the verdict, and the end in time.
+
+`python -m benchmarks.serving_faults` has more faults and prints what was said.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from benchmarks.serving_faults import CASES, Result, measure
+
+DURATION_S = 6.0
+FAULTS = (
+    "too long prompt, all",
+    "too long prompt, some",
+    "death in mid-stream",
+    "restart",
+    "silence before the first byte",
+    "accepted, never answered",
+    "silence in mid-stream",
+    "HTTP 500 on half of the requests",
+    "https:// to a plain port",
+    "http:// to a TLS port",
+    "DNS failure",
+    "wrong model",
+    "slow start, refused",
+    "one character per token",
+)
+
+pytestmark = pytest.mark.xdist_group("serving faults")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    """All faults, several at a time: a console under a fault mostly waits."""
+    with ThreadPoolExecutor(5) as pool:
+        found = pool.map(lambda case: measure(case, "headless", DURATION_S), (case for case in CASES if case.name in FAULTS))
+        return {result.case.name: result for result in found}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_soon_and_the_run_ends_with_the_right_verdict(results: dict[str, Result], name: str) -> None:
+    result = results[name]
+    assert not result.wrong(), f"{result.wrong()}\n{result.outputs}"
