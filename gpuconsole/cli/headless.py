@@ -62,6 +62,7 @@ class HeadlessRun:
         self._remote = bool(args.url)
         self._wait_s = float(getattr(args, "wait", None) or 0.0)
         self._down_since: float | None = None
+        self._doubt = "valid"
 
     def run(self) -> int:
         return asyncio.run(self._main())
@@ -105,6 +106,15 @@ class HeadlessRun:
             self._progress.line(f"gpuconsole: the server answers again after {event.t - self._down_since:.0f} s")
             self._down_since = None
 
+    def _report_doubt(self, view: View) -> None:
+        """A line with the reasons when the figures of the run become degraded or invalid. An outage has lines of its own."""
+        found = view.run.validity if view.run is not None else None
+        if found is None or view.down or found.verdict == self._doubt:
+            return
+        self._doubt = found.verdict
+        if found.verdict != "valid" and view.run is not None:
+            self._progress.line(f"gpuconsole: the figures are {verdict(view.run)}")
+
     async def _measure(self, engine: Engine) -> None:
         """Returns when the duration is over, the run has ended, or the user interrupts."""
         first_step: float | None = None
@@ -119,11 +129,12 @@ class HeadlessRun:
                 first_step = time.monotonic() - view.running_s
             if first_step is None and time.monotonic() - begun > self._patience_s:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(engine.end_run("failed", f"no step within {self._patience_s:.0f} s: {view.stage}"), END_S)
+                    await asyncio.wait_for(engine.end_run("failed", f"no step within {self._patience_s:.0f} s{_why_no_step(view)}"), END_S)
                 return
             if self._remote and time.monotonic() - begun > self._wait_s + self._duration_s + START_REMOTE_S:
                 break
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
+            self._report_doubt(view)
             self._progress.show(view, elapsed, self._duration_s)
             if not profiled and first_step is not None and self._measurable(view, elapsed):
                 profiled = True
@@ -227,6 +238,11 @@ class HeadlessRun:
         line = nsys_line(self._args.scenario, self._knobs, engine.device().id) if self._args.profile else None
         if line is not None:
             print(line)
+
+
+def _why_no_step(view: View) -> str:
+    why = outage(view) or view.stage
+    return f": {why}" if why else ""
 
 
 def top_suggestion(view: View) -> Suggestion | None:

@@ -26,6 +26,7 @@ class Progress:
         self._terminal = stream.isatty()
         self._last = -LINE_EVERY_S
         self._drawn = False
+        self._stage = ""
 
     def show(self, view: View, elapsed: float, duration: float) -> None:
         """The state of the run, `elapsed` of `duration` seconds."""
@@ -37,8 +38,8 @@ class Progress:
                 # A line as wide as the terminal would wrap, and the next \r would begin a new row.
                 self._write(f"\r\033[K{cut(bar, self._columns() - 1)}")
                 self._drawn = True
-            elif time.monotonic() - self._last >= LINE_EVERY_S:
-                self._last = time.monotonic()
+            elif time.monotonic() - self._last >= LINE_EVERY_S or (view.stage != self._stage and _starting(view)):
+                self._last, self._stage = time.monotonic(), view.stage
                 self._write(f"{text}\n")
 
     def line(self, text: str) -> None:
@@ -63,6 +64,10 @@ class Progress:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+def _starting(view: View) -> bool:
+    return view.run is not None and view.run.state == "starting"
 
 
 def describe(view: View) -> str:

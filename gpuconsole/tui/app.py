@@ -256,7 +256,7 @@ def _give_up(code: int) -> None:
 
 
 def run_app(api: SessionApi, *, eco: bool = False) -> int:
-    """Show the console until the user quits. 0: all well, 1: the last run failed, 128 + n: ended by signal n."""
+    """Show the console until the user quits. 0: all well, 1: the last run failed or is invalid, 128 + n: ended by signal n."""
     return asyncio.run(show(ConsoleApp(api, eco=eco)))
 
 
@@ -271,4 +271,5 @@ async def show(app: ConsoleApp) -> int:
     if app.return_code:  # the screen itself failed
         return app.return_code
     run = app.api.view().run
-    return code or (1 if run is not None and run.state == "failed" else 0)
+    invalid = run is not None and run.validity is not None and run.validity.verdict == "invalid"
+    return code or (1 if invalid or (run is not None and run.state == "failed") else 0)

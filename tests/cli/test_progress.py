@@ -49,6 +49,16 @@ def test_without_a_terminal_lines_are_plain_and_rare() -> None:
     assert stream.getvalue() == "    0/60 s  train-gpt on gpu:0  18 240 tokens/s  input.too_few_workers\na note\n"
 
 
+def test_a_new_stage_of_the_start_is_written_at_once() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    view = gpu_view()
+    view = msgspec.structs.replace(view, runs=(msgspec.structs.replace(view.runs[-1], state="starting"),))
+    for stage in ("asking", "asking", "waiting: connection refused", "waiting: connection refused"):
+        progress.show(msgspec.structs.replace(view, stage=stage), 0.0, 60.0)
+    assert [line.rpartition("gpu:0: ")[2] for line in stream.getvalue().splitlines()] == ["asking", "waiting: connection refused"]
+
+
 def test_text_from_outside_cannot_steer_the_terminal() -> None:
     view = gpu_view()
     run = msgspec.structs.replace(view.runs[-1], scenario="\x1b[2Jevil")

@@ -175,6 +175,7 @@ class Server:
             await to.whole(200, json.dumps({"object": "list", "data": [listed]}).encode())
         elif path == "/metrics":
             if self.options.dialect == "blocked-metrics":
+                self.manifest("no metrics")
                 await asyncio.sleep(3600)
             await to.whole(200, self.metrics().encode(), kind="text/plain; version=0.0.4; charset=utf-8")
         elif path == "/version":

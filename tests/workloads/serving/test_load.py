@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -237,6 +238,38 @@ def test_a_refusal_for_another_reason_refuses_no_field() -> None:
 
 def test_the_key_opens() -> None:
     assert [request.error for request in ask("key", key=KEY)] == ["", ""]
+
+
+@pytest.mark.parametrize("closes_after", [1, 0])
+def test_a_kept_connection_that_the_server_closes_costs_no_request(closes_after: int) -> None:
+    """The server closes each connection when a request after the first comes, or each connection at once: then the request fails after two tries."""
+    connections: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while connections:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head)[1]))  # type: ignore[index]
+                if connections[-1] == closes_after:
+                    break
+                connections[-1] += 1
+                said = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
+        writer.close()
+
+    async def main() -> list[str]:
+        listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with listening, await connect(None) as session:
+            url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            asking = Client(session, url, "m", chat=False, timeout_s=5.0, note=print)
+            return [(await asking.ask("x", 1, now(), lambda tokens: None)).error for _ in range(3)]
+
+    errors = asyncio.run(main())
+    if closes_after:
+        assert errors == [""] * 3 and len(connections) == 3
+    else:
+        assert all(error.startswith("the connection broke off") for error in errors) and len(connections) == 6
 
 
 def test_a_server_that_is_not_there() -> None:

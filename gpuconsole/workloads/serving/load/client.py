@@ -20,6 +20,8 @@ MOST_EXTRA_TOKENS = 64
 MOST_LINE_BYTES = 4 * 1024 * 1024
 MOST_ERROR_BYTES = 4096
 CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
+CLOSED_S = 0.5
+"""A kept connection that the server has closed fails within this time. A later failure is a failure of the server."""
 KEEP_IDLE_S = 4.0
 """Servers close idle connections (uvicorn after 5 s). A client that keeps them longer sends requests into connections that are being closed."""
 NO_REASON = "no reason given"
@@ -169,9 +171,7 @@ class Client:
             refused |= self._refused
             said = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
             body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True, **extra_fields(refused)}
-            sent = now()
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._session.post(self._address, json=body, timeout=self._timeout)
+            response, sent = await self._post(body)
             async with response:
                 if response.status != 200:
                     async with asyncio.timeout(self._timeout_s):
@@ -193,6 +193,24 @@ class Client:
                     del self._received[response]
                     self._silent.discard(response)
                 return sent
+
+    async def _post(self, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse, float]:
+        """Send a request; returns the answer and the time of sending.
+
+        A server may close a kept connection at the moment in which the client uses it again. Such a request is sent once more.
+        """
+        again = False
+        while True:
+            sent = now()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._session.post(self._address, json=body, timeout=self._timeout), sent
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                if again or now() - sent > CLOSED_S:
+                    raise
+                again = True
 
     def _leave_out(self, refused: frozenset[str]) -> None:
         """Leave out `refused` fields from now on: a request without them was accepted."""
