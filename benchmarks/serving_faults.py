@@ -4,7 +4,7 @@
 
 Each fault is shown to the real command line twice: headless, and on a screen of 120x40 in a pseudo-terminal. The seconds count from the moment
 of the fault to the first message about it. A fault that is there before the command counts from the first request that it spoils, or from the
-start of the command where there is no such request.
+first output of the command where the server sees no such request.
 """
 
 from __future__ import annotations
@@ -197,6 +197,7 @@ class Served:
             self.server = FaultyServer(*case.server, tls=make_certificate(folder) if case.tls else None, port=free_port())
         self._port = self.server.port if self.server is not None else free_port()
         self._begun = 0.0
+        self.first_output: float | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Served]:
@@ -229,7 +230,7 @@ class Served:
     @property
     def fault_at(self) -> float:
         told = self.server.fault_at if self.server is not None and self._case.begin != "stops-first" else None
-        return told if told is not None else self._begun
+        return told if told is not None else self.first_output or self._begun
 
     def _tokens(self) -> float:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=2.0) as answer:
@@ -258,6 +259,7 @@ def headless(case: Case, served: Served, words: list[str], folder: Path) -> Resu
     served.begin(lambda: command.process.poll() is None)
     code = command.wait_end(PATIENCE_S - (time.monotonic() - begun))
     result = Result(case, "headless", code=code, total_s=time.monotonic() - begun)
+    served.first_output = command.lines[0][0] if command.lines else None
     if (first := command.first(case, served.fault_at)) is not None:
         result.after_s, result.message = first[0] - served.fault_at, first[1]
     result.outputs = "\n".join(f"{t - served.fault_at:7.2f} {line}" for t, line in command.lines)
@@ -293,6 +295,8 @@ def on_screen(case: Case, served: Served, words: list[str], folder: Path) -> Res
         while case.says and terminal.process.poll() is None and time.monotonic() < begun + DURATION_S + 12.0:
             terminal.settle()
             terminal.read(0.05)
+            if served.first_output is None and terminal.raw:
+                served.first_output = time.monotonic()
             found = next(((zone, match) for zone in zones(terminal.text) if (match := about(case, zone))), None)
             if found is not None and time.monotonic() >= served.fault_at:
                 zone, match = found

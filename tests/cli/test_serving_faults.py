@@ -35,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("serving faults")
 @pytest.fixture(scope="module")
 def results() -> dict[str, Result]:
     """All faults, several at a time: a console under a fault mostly waits."""
-    with ThreadPoolExecutor(5) as pool:
+    with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda case: measure(case, "headless", DURATION_S), (case for case in CASES if case.name in FAULTS))
         return {result.case.name: result for result in found}
 
