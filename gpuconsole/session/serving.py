@@ -44,6 +44,8 @@ class ServingRecord:
         self.failures: Counter[str] = Counter()
         self.answered = 0
         """Answered requests of the whole run. `requests` holds only the newest."""
+        self.failed_in_outages = 0
+        """Counted requests that failed while the server did not answer. They are in `failures` too."""
         self.uncounted: Counter[str] = Counter()
         """Requests of the warm-up and of the times after a change, by error; an empty error: answered."""
         self.counted_from: float | None = None
@@ -78,6 +80,7 @@ class ServingRecord:
         for request in counted:
             if request.error:
                 self.failures[request.error] += 1
+                self.failed_in_outages += bool(event.down)
             else:
                 self.answered += 1
             self.requests.append(request)

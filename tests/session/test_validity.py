@@ -97,6 +97,27 @@ def test_an_outage_degrades_a_run_and_its_time_is_in_no_rate() -> None:
     assert record.serving.rates(0.0)["generation_tokens"] == pytest.approx(100.0, rel=0.05), "the counters began at 0 again"
 
 
+@pytest.mark.parametrize(("seconds", "verdict"), [(9, "degraded"), (11, "invalid")])
+@pytest.mark.parametrize("failed", [0, 50])
+def test_the_length_of_an_outage_decides_and_not_the_number_of_tries(seconds: int, verdict: str, failed: int) -> None:
+    session = Session()
+    session.ticks(11)  # the first tick begins the measured time
+    session.down(seconds, failed=failed)
+    found = session.end()
+    assert found.verdict == verdict
+    if verdict == "invalid":
+        assert found.reasons[0] == "the server did not answer for 52 % of the time"
+
+
+def test_a_slow_first_answer_is_no_reason_for_doubt() -> None:
+    session = Session()
+    session.tick(answered=0)
+    session.down(6, failed=0)
+    session.tick(kind=1)
+    session.ticks(10)
+    assert session.end() == Validity("valid", [])
+
+
 def test_counters_that_begin_again_are_a_restart() -> None:
     session = Session()
     session.ticks(10)

@@ -29,9 +29,6 @@ class Outages:
         self._until = 0.0
         """The time of the newest message."""
 
-    def __len__(self) -> int:
-        return len(self._all)
-
     @property
     def current(self) -> Outage | None:
         """The outage that lasts now; None while the server answers."""
@@ -62,9 +59,17 @@ class Outages:
         parts = (min(ended, one.ended if one.ended is not None else ended) - max(begun, one.begun) for one in self._all)
         return sum(part for part in parts if part > 0)
 
-    def total_s(self) -> float:
-        """The seconds of all outages up to the newest message."""
-        return self.overlap_s(float("-inf"), self._until)
+    def total_s(self, since: float) -> float:
+        """The seconds of all outages after `since`, up to the newest message."""
+        return self.overlap_s(since, self._until)
+
+    def ratio(self, since: float) -> float:
+        """The share of the time after `since`, up to the newest message, in which the server did not answer."""
+        return self.total_s(since) / (self._until - since) if self._until > since else 0.0
+
+    def count(self, since: float) -> int:
+        """The outages that end after `since`, or last."""
+        return sum(one.ended is None or one.ended > since for one in self._all)
 
     def answered(self, ticks: Sequence[Step]) -> list[Step]:
         """The ticks in which the server answered all the time."""

@@ -19,6 +19,9 @@ MOST_FAILED = 0.6
 """More than this share of the requests failed: the figures describe a minority. With more than 50 %, the median request failed. The limit is a little
 higher, so that the verdict of a server that fails every second request does not depend on the last request."""
 
+MOST_DOWN = 0.5
+"""The server did not answer for more than this share of the measured time: the figures describe the smaller part of the run."""
+
 
 def validity(record: RunRecord) -> Validity | None:
     """The verdict over the counted requests of the run, with its reasons. None for a training run, and before an active run has a counted request."""
@@ -49,16 +52,19 @@ def _broken(serving: ServingRecord, failed: int) -> list[str]:
         return [f"no request was answered{_commonest(causes)}"]
     if not serving.answered:
         return [f"no request was answered{_commonest(serving.failures)}"]
-    if failed > MOST_FAILED * counted:
+    own, since = serving.failed_in_outages, serving.counted_from or 0.0
+    if serving.outages.ratio(since) > MOST_DOWN:
+        return [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"]
+    if failed - own > MOST_FAILED * (counted - own):  # the number of failures in an outage depends on the pauses of the client
         return [f"{failed} of {counted} requests failed{_commonest(serving.failures)}"]
     return []
 
 
 def _outages(serving: ServingRecord, over: bool) -> list[str]:
-    last = serving.outages.last
-    if last is None:
+    last, since = serving.outages.last, serving.counted_from or 0.0  # a slow first answer, before a request counts, spoils no figure
+    if last is None or not serving.outages.count(since):
         return [f"the server restarted{_times(serving.restarts)}: its counters began again"] if serving.restarts else []
-    seconds, count = serving.outages.total_s(), len(serving.outages)
+    seconds, count = serving.outages.total_s(since), serving.outages.count(since)
     often = f" in {count} outages" if count > 1 else ""
     if last.ended is None and not over:
         return [f"the server has not answered for {seconds:.0f} s{often} ({last.why})"]

@@ -6,7 +6,7 @@ from collections import deque
 
 from gpuconsole.workloads.serving.load.client import connection_problem
 
-SILENCE_S = 4.0
+SILENCE_S = 3.5
 """The shortest silence that is an outage: a message within 5 s needs a limit below 5 s."""
 SILENCE_FACTOR = 2.0
 REMEMBERED_S = 60.0
