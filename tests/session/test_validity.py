@@ -103,10 +103,11 @@ def test_the_length_of_an_outage_decides_and_not_the_number_of_tries(seconds: in
     session = Session()
     session.ticks(11)  # the first tick begins the measured time
     session.down(seconds, failed=failed)
-    found = session.end()
-    assert found.verdict == verdict
+    assert session.now.verdict == verdict
     if verdict == "invalid":
-        assert found.reasons[0] == "the server did not answer for 52 % of the time"
+        assert session.now.reasons[0] == "the server did not answer for 52 % of the time"
+    session.tick()
+    assert session.end().verdict == "degraded", "the server answers again"
 
 
 def test_a_slow_first_answer_is_no_reason_for_doubt() -> None:

@@ -20,7 +20,8 @@ MOST_FAILED = 0.6
 higher, so that the verdict of a server that fails every second request does not depend on the last request."""
 
 MOST_DOWN = 0.5
-"""The server did not answer for more than this share of the measured time: the figures describe the smaller part of the run."""
+"""The server stopped to answer for good, and did not answer for more than this share of the measured time: the figures describe the smaller part of the
+run. A server that answers again degrades a run."""
 
 
 def validity(record: RunRecord) -> Validity | None:
@@ -53,7 +54,7 @@ def _broken(serving: ServingRecord, failed: int) -> list[str]:
     if not serving.answered:
         return [f"no request was answered{_commonest(serving.failures)}"]
     own, since = serving.failed_in_outages, serving.counted_from or 0.0
-    if serving.outages.ratio(since) > MOST_DOWN:
+    if serving.outages.current is not None and serving.outages.ratio(since) > MOST_DOWN:
         return [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"]
     if failed - own > MOST_FAILED * (counted - own):  # the number of failures in an outage depends on the pauses of the client
         return [f"{failed} of {counted} requests failed{_commonest(serving.failures)}"]

@@ -32,6 +32,7 @@ from gpuconsole.wire.events import (
     encode,
 )
 from gpuconsole.workloads.serving.load.generator import NICENESS
+from gpuconsole.workloads.serving.load.outage import SILENCE_S
 from tests.fakes.model_server import CONTEXT_TOKENS, FakeServer, characters
 from tests.workloads.serving.test_load import LOAD
 
@@ -187,7 +188,7 @@ def test_silence_is_an_outage_within_five_seconds_until_a_pause_or_a_token(fault
             running.server.fake.mode = fault
             await running.until(lambda it: bool(it.last.down))
             seconds = running.last.t - running.last.down_since
-            assert 3.9 < seconds < 5.0, "since the last data"
+            assert SILENCE_S - 0.1 < seconds < 5.0, "since the last data"
             assert running.last.down == "4 requests wait without an answer"
             running.send(Pause(1))
             running.send(Resume())
