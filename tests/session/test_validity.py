@@ -119,6 +119,12 @@ def test_a_slow_first_answer_is_no_reason_for_doubt() -> None:
     assert session.end() == Validity("valid", [])
 
 
+def test_a_run_that_is_stopped_before_the_load_begins_has_no_verdict() -> None:
+    session = Session()
+    session.state.apply(RunClosed(session.t, "1", "stopped"))
+    assert session.state.record is not None and run_now(session.state, session.state.record).validity is None
+
+
 def test_counters_that_begin_again_are_a_restart() -> None:
     session = Session()
     session.ticks(10)

@@ -9,30 +9,31 @@ from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
 
 STARVED = 0.15
-"""The load generator waits for a CPU for more than this share of the time: its latencies include the wait. Measured against a scripted server with
-its own CPU (TTFT 20 ms, 5 ms per token, 8 users): at 18 % the median TTFT was 5 % too high, at 44 % it was 13 % too high. TPOT, E2E and tokens/s
-were within 3.5 %. Where the server shares the CPUs with the client, the error is larger: 1.5 times the TTFT at 31 to 72 % (vLLM on two cores)."""
+"""The load generator waits for a CPU for more than this share of the time: its latencies include the wait. From benchmarks/loadgen/starved.py, a
+starved client and a scripted server with its own CPU: with a TTFT of 20 ms, the median TTFT was 5 % too high at 14 to 18 %, and 11 to 19 % too high at
+38 %; with a TTFT of 200 ms, 2 % at 47 %. TPOT, E2E and tokens/s stayed within 3 %. Where client and server share the CPUs, the wait also shows that the
+server lacks CPU time: 0.82 of the tokens/s of an independent client at 31 to 72 % (vLLM on two cores)."""
 FAILED = 0.01
 """More than this share of the requests failed. Percentiles are over the answered requests only. A failed request has no latency, so it counts as
 slower than all others: with more than 1 % of failures, p99 is a failed request, and the printed p99 is too low."""
 MOST_FAILED = 0.6
 """More than this share of the requests failed: the figures describe a minority. With more than 50 %, the median request failed. The limit is a little
 higher, so that the verdict of a server that fails every second request does not depend on the last request."""
-
 MOST_DOWN = 0.5
 """The server stopped to answer for good, and did not answer for more than this share of the measured time: the figures describe the smaller part of the
 run. A server that answers again degrades a run."""
 
 
 def validity(record: RunRecord) -> Validity | None:
-    """The verdict over the counted requests of the run, with its reasons. None for a training run, and before an active run has a counted request."""
+    """The verdict over the counted requests of the run, with its reasons. None for a training run, before an active run has a counted request, and
+    for a run that the user stopped before the load began."""
     serving = record.serving
     if serving is None:
         return None
     over = record.closed_t is not None
     failed = sum(serving.failures.values())
     counted = serving.answered + failed
-    if not counted and not over:
+    if not counted and (not over or (record.run.state == "stopped" and record.first_step_t is None)):
         return None
     broken = _broken(serving, failed)
     doubts = [*_outages(serving, over), *_failures(serving.failures, failed, counted, not broken), *_client(serving)]
