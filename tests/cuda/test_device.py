@@ -1,0 +1,33 @@
+"""The simulated device does what the assertions of this folder rely on: values, clock, streams, copies, memory, random numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.conftest import Machines, run_script
+from tests.fakes.cuda.cards import CARDS, machine_of
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def test_a_card_computes_keeps_time_and_counts_memory(simulated: Machines) -> None:
+    found = run_script(simulated("card h100", "values cpu"), PROGRAMS / "device.py")
+    assert found["name"] == "simulated NVIDIA H100 80GB HBM3" and found["count"] == 1
+    assert found["losses"]["cuda"] == pytest.approx(found["losses"]["cpu"], rel=1e-4), "the values of the CPU"
+    assert found["attention_error"] < 1e-5
+    assert found["launch_s"] < 0.05 < 0.0999 < found["event_s"] < 0.102 and found["waited_s"] >= 0.1, "the host does not wait for a kernel"
+    assert found["pinned_host_s"] < 0.05 and found["overlapped_s"] < 0.09, "a pinned copy returns at once and overlaps the kernel"
+    assert found["pageable_host_s"] > 1.4e-3, "40 MB at half of the link: a pageable copy is waited for"
+    assert found["allocated"] == found["kept_by_the_view"] == 30 * 2**20 and found["freed"] == 0 and found["view_shares"]
+    assert "Tried to allocate 100.00 GiB. GPU 0 has a total capacity of 79.63 GiB" in found["out_of_memory"]
+    assert found["random_repeats"]
+    assert found["freed_by_a_swap"] == 2 * 1024 * 1025, "half of the parameters' bytes"
+
+
+def test_a_script_of_a_machine_names_its_mistakes() -> None:
+    assert [card.name for card in machine_of(["card l4 memory=8e9  # small", "card h100"]).cards] == [CARDS["l4"].name, CARDS["h100"].name]
+    for script, reason in ((["card b300"], "cards are h100"), (["card l4 size=1"], "no such figure"), ([], "1 to 8 cards")):
+        with pytest.raises(ValueError, match=reason):
+            machine_of(script)

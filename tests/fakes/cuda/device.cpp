@@ -1,0 +1,1100 @@
+/* A simulated CUDA device for a CPU build of torch.
+ *
+ * Tensors on cuda:N are ordinary torch tensors. A boxed fallback for the dispatch key CUDA runs each operator on the CPU (values cpu) or on
+ * the meta device (values none: only shapes), and charges its cost to an asynchronous clock. This file also holds the device guard (streams,
+ * events), the CUDA hooks, the allocators (a caching allocator with torch's rules, pinned host memory) and the memory that processes share.
+ *
+ * build.py compiles the file; runtime.py loads it and gives it to torch.cuda. cards.py writes the configuration that `read_machine` reads.
+ */
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/_slow_conv2d_backward.h>
+#include <ATen/ops/_slow_conv2d_forward.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <torch/library.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <deque>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+using namespace c10;
+
+/* --- the machine ---------------------------------------------------------------------------------------------------- */
+
+struct Card {
+  std::string uuid;
+  double memory, context, bf16, fp16, tf32, fp32, fp64, int8, bandwidth, link, peer;
+};
+
+/* What one process uses of one card. The console's fake driver and the other processes read it. */
+struct Slot {
+  int32_t pid, card;
+  int64_t reserved, allocated;
+  double busy_s, flops, bytes, h2d, d2h;
+};
+constexpr int SLOTS = 256;
+
+static bool with_values = true;
+static double slowdown = 1, kernel_s = 3e-6, gemm_share = 0.75, memory_share = 0.9;
+static size_t queue_depth = 1024;
+static std::vector<Card> cards;
+static Slot* shared_slots = nullptr;
+
+static double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+static void sleep_until(double t) {
+  for (double left = t - now(); left > 0; left = t - now()) std::this_thread::sleep_for(std::chrono::duration<double>(left));
+}
+
+static bool alive(int pid) { return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM); }
+
+static Slot* claim_slot(int card) {
+  static Slot own[8];
+  if (!shared_slots) return &own[card];
+  for (int round = 0; round < 2; round++)
+    for (int i = 0; i < SLOTS; i++) {
+      Slot& s = shared_slots[i];
+      int32_t before = std::atomic_ref<int32_t>(s.pid).load();
+      if (before == 0 || (round && !alive(before)))
+        if (std::atomic_ref<int32_t>(s.pid).compare_exchange_strong(before, getpid())) {
+          s = Slot{getpid(), card};
+          return &s;
+        }
+    }
+  return &own[card];
+}
+
+struct Other { int pid; int64_t bytes; };
+
+static std::vector<Other> others_on(int card) {
+  std::vector<Other> found;
+  for (int i = 0; shared_slots && i < SLOTS; i++) {
+    const Slot& s = shared_slots[i];
+    if (s.pid && s.pid != getpid() && s.card == card && alive(s.pid)) found.push_back({s.pid, s.reserved + (int64_t)cards[card].context});
+  }
+  return found;
+}
+
+/* --- memory: torch's caching allocator --------------------------------------------------------------------------------- */
+
+constexpr size_t MIB = 1 << 20, SMALL = MIB, SMALL_SEGMENT = 2 * MIB, LARGE_SEGMENT = 20 * MIB, MIN_LARGE = 10 * MIB;
+
+struct Block {
+  size_t address, size, asked;
+  bool small, in_use = false;
+  Block *before = nullptr, *after = nullptr;  // of the same segment
+};
+
+static std::string gib(double bytes) {
+  char text[64];
+  snprintf(text, sizeof text, bytes >= 1 << 30 ? "%.2f GiB" : "%.2f MiB", bytes / (bytes >= 1 << 30 ? 1 << 30 : MIB));
+  return text;
+}
+
+/* Best fit among free blocks; a segment is split and merged again (c10/cuda/CUDACachingAllocator.cpp). Segments of one size are not told
+ * apart by stream. With expandable_segments a large block takes what is free, wherever it lies. */
+struct Cache {
+  struct BySize {
+    bool operator()(const Block* a, const Block* b) const { return std::tie(a->size, a->address) < std::tie(b->size, b->address); }
+  };
+  int index = 0, card = 0;
+  Slot* slot = nullptr;
+  double fraction = 1;
+  size_t allocated = 0, reserved = 0, allocated_peak = 0, reserved_peak = 0, retries = 0, ooms = 0, next_address = 0x7e0000000000;
+  size_t expandable_free = 0;
+  bool expandable = false;
+  std::set<Block*, BySize> free_blocks[2];
+
+  void start() {
+    for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
+      if (const char* text = getenv(name)) expandable |= strstr(text, "expandable_segments:True") != nullptr;
+  }
+
+  double free_on_card() const {
+    double used = cards[card].context + reserved;
+    for (const Other& other : others_on(card)) used += other.bytes;
+    return std::max(0.0, cards[card].memory - used);
+  }
+
+  bool fits(size_t more) const { return more <= free_on_card() && reserved + more <= fraction * cards[card].memory; }
+
+  void count(int64_t used, int64_t held) {
+    allocated += used, reserved += held;
+    allocated_peak = std::max(allocated_peak, allocated), reserved_peak = std::max(reserved_peak, reserved);
+    if (slot) slot->allocated = allocated, slot->reserved = reserved;
+  }
+
+  Block* allocate(size_t asked) {
+    size_t size = std::max<size_t>(512, (asked + 511) / 512 * 512);
+    bool small = size <= SMALL;
+    if (expandable && !small) {
+      size_t segment = (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), reused = std::min(segment, expandable_free), more = segment - reused;
+      if (more && !fits(more)) {
+        release();
+        reused = 0, more = segment;
+        if (!fits(more)) out_of_memory(asked);
+      }
+      expandable_free -= reused;
+      Block* block = new Block{next_address += segment, segment, asked, false, true};
+      count(segment, more);
+      return block;
+    }
+    auto& pool = free_blocks[small];
+    Block key{0, size, asked, small};
+    auto found = pool.lower_bound(&key);
+    Block* block;
+    if (found != pool.end()) {
+      block = *found;
+      pool.erase(found);
+    } else {
+      size_t segment = small ? SMALL_SEGMENT : size < MIN_LARGE ? LARGE_SEGMENT : (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+      if (!fits(segment)) {
+        release();
+        retries++;
+        if (!fits(segment)) out_of_memory(asked);
+      }
+      block = new Block{next_address, segment, asked, small};
+      next_address += segment;
+      count(0, segment);
+    }
+    if (block->size - size >= (small ? 512 : SMALL + 1)) {
+      Block* rest = new Block{block->address + size, block->size - size, 0, small, false, block, block->after};
+      if (block->after) block->after->before = rest;
+      block->after = rest, block->size = size;
+      pool.insert(rest);
+    }
+    block->in_use = true, block->asked = asked;
+    count(block->size, 0);
+    return block;
+  }
+
+  void give_back(Block* block) {
+    count(-(int64_t)block->size, 0);
+    block->in_use = false;
+    if (expandable && !block->small) {
+      expandable_free += block->size;
+      delete block;
+      return;
+    }
+    auto& pool = free_blocks[block->small];
+    if (Block* b = block->before; b && !b->in_use) {
+      pool.erase(b);
+      b->size += block->size, b->after = block->after;
+      if (block->after) block->after->before = b;
+      delete block;
+      block = b;
+    }
+    if (Block* a = block->after; a && !a->in_use) {
+      pool.erase(a);
+      block->size += a->size, block->after = a->after;
+      if (a->after) a->after->before = block;
+      delete a;
+    }
+    pool.insert(block);
+  }
+
+  void release() { /* whole free segments go back to the card */
+    for (auto& pool : free_blocks)
+      for (auto i = pool.begin(); i != pool.end();) {
+        Block* block = *i;
+        if (block->before || block->after) { ++i; continue; }
+        count(0, -(int64_t)block->size);
+        i = pool.erase(i);
+        delete block;
+      }
+    count(0, -(int64_t)expandable_free);
+    expandable_free = 0;
+  }
+
+  size_t inactive_split() const {
+    size_t total = 0;
+    for (auto& pool : free_blocks)
+      for (Block* block : pool)
+        if (block->before || block->after) total += block->size;
+    return total;
+  }
+
+  [[noreturn]] void out_of_memory(size_t asked) {
+    ooms++;
+    const Card& c = cards[card];
+    std::ostringstream text;
+    text << "CUDA out of memory. Tried to allocate " << gib(asked) << ". GPU " << index << " has a total capacity of " << gib(c.memory)
+         << " of which " << gib(free_on_card()) << " is free. ";
+    for (const Other& other : others_on(card)) text << "Process " << other.pid << " has " << gib(other.bytes) << " memory in use. ";
+    text << "Including non-PyTorch memory, this process has " << gib(c.context + reserved) << " memory in use. ";
+    if (fraction < 1) text << gib(fraction * c.memory) << " allowed; ";
+    text << "Of the allocated memory " << gib(allocated) << " is allocated by PyTorch, and " << gib(reserved - allocated)
+         << " is reserved by PyTorch but unallocated.";
+    TORCH_CHECK_WITH(OutOfMemoryError, false, text.str());
+  }
+};
+
+/* --- the clock: streams, events, a launch queue -------------------------------------------------------------------------- */
+
+struct Timeline {
+  double tail = 0;
+  std::deque<double> ends;
+};
+
+struct Device_ {
+  Cache cache;
+  std::unordered_map<StreamId, Timeline> streams;
+  uint64_t kernels = 0;
+  double busy_s = 0;
+};
+
+static std::recursive_mutex lock;
+static std::vector<Device_*> devices;  // the visible ones
+static std::string config_path;
+static void (*sync_callback)(const char*) = nullptr;
+thread_local int present_device = 0;
+thread_local std::unordered_map<int, StreamId> current_stream;
+
+static void read_machine() {
+  std::ifstream file(config_path);
+  std::string line, word;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    words >> word;
+    if (word == "values") words >> word, with_values = word == "cpu";
+    else if (word == "slowdown") words >> slowdown;
+    else if (word == "kernel_s") words >> kernel_s;
+    else if (word == "gemm_share") words >> gemm_share;
+    else if (word == "memory_share") words >> memory_share;
+    else if (word == "queue") words >> queue_depth;
+    else if (word == "shared") {
+      words >> word;
+      int fd = open(word.c_str(), O_RDWR);
+      void* at = fd < 0 ? MAP_FAILED : mmap(nullptr, sizeof(Slot) * SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      if (at != MAP_FAILED) shared_slots = (Slot*)at;
+      if (fd >= 0) close(fd);
+    } else if (word == "card") {
+      Card c;
+      words >> c.uuid >> c.memory >> c.context >> c.bf16 >> c.fp16 >> c.tf32 >> c.fp32 >> c.fp64 >> c.int8 >> c.bandwidth >> c.link >> c.peer;
+      cards.push_back(c);
+    }
+  }
+}
+
+/* CUDA_VISIBLE_DEVICES as the driver reads it: indices or the beginning of a uuid; the first entry that is no device ends the list. */
+static std::vector<int> visible_cards() {
+  std::vector<int> found;
+  const char* text = getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) {
+    for (size_t i = 0; i < cards.size(); i++) found.push_back(i);
+    return found;
+  }
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int match = -1;
+    char* end;
+    long number = strtol(part.c_str(), &end, 10);
+    if (!part.empty() && !*end && number >= 0 && number < (long)cards.size()) match = number;
+    for (size_t i = 0; match < 0 && part.size() > 4 && i < cards.size(); i++)
+      if (cards[i].uuid.rfind(part, 0) == 0) match = i;
+    if (match < 0 || std::count(found.begin(), found.end(), match)) break;
+    found.push_back(match);
+  }
+  return found;
+}
+
+/* The environment counts at the first use, as in the real driver. */
+static void initialise() {
+  static bool done = false;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  if (done) return;
+  done = true;
+  for (int card : visible_cards()) {
+    Device_* d = new Device_;
+    d->cache.index = devices.size(), d->cache.card = card;
+    d->cache.start();
+    devices.push_back(d);
+  }
+}
+
+static Device_& device(int index) {
+  initialise();
+  if (index < 0) index = present_device;
+  TORCH_CHECK(index < (int)devices.size(), "CUDA error: invalid device ordinal (simulated)");
+  Device_& d = *devices[index];
+  if (!d.cache.slot) d.cache.slot = claim_slot(d.cache.card);
+  return d;
+}
+
+static StreamId stream_of(int index) { return current_stream[index]; }
+
+static void launch(int index, StreamId stream, double seconds) {
+  Device_& d = device(index);
+  std::unique_lock<std::recursive_mutex> hold(lock);
+  Timeline& t = d.streams[stream];
+  for (;;) {
+    double present = now();
+    while (!t.ends.empty() && t.ends.front() <= present) t.ends.pop_front();
+    if (t.ends.size() < queue_depth) break;
+    double first = t.ends.front();  // a full launch queue makes the host wait
+    hold.unlock();
+    sleep_until(first);
+    hold.lock();
+  }
+  t.tail = std::max(now(), t.tail) + seconds;
+  t.ends.push_back(t.tail);
+  d.kernels++, d.busy_s += seconds;
+  d.cache.slot->busy_s += seconds;
+}
+
+static void wait_until(double t, const char* why) {
+  if (sync_callback) sync_callback(why);
+  sleep_until(t);
+}
+
+static double tail_of(int index, StreamId stream) {
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  return device(index).streams[stream].tail;
+}
+
+static double end_of(int index) {
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  double end = 0;
+  for (auto& [id, t] : device(index).streams) end = std::max(end, t.tail);
+  return end;
+}
+
+struct Event_ { double t; };
+
+struct Guard final : public impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device d) const override {
+    Device before = getDevice();
+    if (d.index() >= 0) present_device = d.index();
+    return before;
+  }
+  Device getDevice() const override { return Device(DeviceType::CUDA, present_device); }
+  void setDevice(Device d) const override { if (d.index() >= 0) present_device = d.index(); }
+  void uncheckedSetDevice(Device d) const noexcept override { if (d.index() >= 0) present_device = d.index(); }
+  static int index_of(Device d) { return d.has_index() ? d.index() : present_device; }
+  Stream getStream(Device d) const override { return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index_of(d)), stream_of(index_of(d))); }
+  Stream getDefaultStream(Device d) const override { return Stream(Stream::DEFAULT, Device(DeviceType::CUDA, index_of(d))); }
+  Stream getStreamFromGlobalPool(Device d, bool) const override { return getNewStream(d, 0); }
+  Stream getNewStream(Device d, int) const override {
+    static std::atomic<StreamId> made{0};
+    return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index_of(d)), ++made);
+  }
+  Stream exchangeStream(Stream s) const override {
+    int index = index_of(s.device());
+    StreamId before = current_stream[index];
+    current_stream[index] = s.id();
+    return Stream(Stream::UNSAFE, Device(DeviceType::CUDA, index), before);
+  }
+  void* getStreamNativeHandle(const Stream s) const override { return (void*)(intptr_t)s.id(); }
+  DeviceIndex deviceCount() const noexcept override { initialise(); return devices.size(); }
+  void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
+    if (!*event) *event = new Event_;
+    ((Event_*)*event)->t = std::max(now(), tail_of(s.device_index(), s.id()));
+  }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete (Event_*)event; }
+  void block(void* event, const Stream& s) const override {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    double& tail = device(s.device_index()).streams[s.id()].tail;
+    if (event) tail = std::max(tail, ((Event_*)event)->t);
+  }
+  bool queryEvent(void* event) const override { return !event || now() >= ((Event_*)event)->t; }
+  void synchronizeEvent(void* event) const override { if (event) wait_until(((Event_*)event)->t, "event"); }
+  double elapsedTime(void* a, void* b, const DeviceIndex) const override { return (((Event_*)b)->t - ((Event_*)a)->t) * 1e3; }
+  bool queryStream(const Stream& s) const override { return now() >= tail_of(s.device_index(), s.id()); }
+  void synchronizeStream(const Stream& s) const override { wait_until(tail_of(s.device_index(), s.id()), "stream"); }
+  void synchronizeDevice(const DeviceIndex i) const override { wait_until(end_of(i), "device"); }
+};
+namespace c10::impl { C10_REGISTER_GUARD_IMPL(CUDA, Guard) }
+
+/* --- storages ----------------------------------------------------------------------------------------------------------- */
+
+struct Held {
+  int index;
+  Block* block;
+  Storage values;  // with values: the host memory that holds them
+};
+
+static void drop(void* context) {
+  Held* held = (Held*)context;
+  if (!held) return;
+  {
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    devices[held->index]->cache.give_back(held->block);
+  }
+  delete held;
+}
+
+static DataPtr hold_bytes(int index, size_t n, Storage values) {
+  Device_& d = device(index);
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  Block* block = d.cache.allocate(n);
+  void* data = values ? values.mutable_data() : (void*)block->address;
+  if (!data) data = (void*)block->address;
+  Held* held = new Held{index, block, std::move(values)};
+  return DataPtr(data, held, &drop, Device(DeviceType::CUDA, index));
+}
+
+struct CardAllocator final : public Allocator {
+  DataPtr allocate(size_t n) override {
+    if (!n) return DataPtr(nullptr, Device(DeviceType::CUDA, present_device));
+    Storage values;
+    if (with_values && n < cards[device(present_device).cache.card].memory) values = Storage(Storage::use_byte_size_t(), n, GetCPUAllocator(), false);
+    return hold_bytes(present_device, n, std::move(values));
+  }
+  DeleterFnPtr raw_deleter() const override { return &drop; }
+  void copy_data(void* to, const void* from, size_t n) const override { if (with_values) memcpy(to, from, n); }
+};
+static CardAllocator card_allocator;
+
+static std::mutex pinned_lock;
+static std::set<std::pair<uintptr_t, uintptr_t>> pinned;  // address, size
+struct PinnedAllocator final : public Allocator {
+  DataPtr allocate(size_t n) override {
+    void* p = nullptr;
+    if (n && posix_memalign(&p, 64, n)) throw std::bad_alloc();
+    std::lock_guard<std::mutex> guard(pinned_lock);
+    if (p) pinned.insert({(uintptr_t)p, n});
+    return DataPtr(p, p, &forget, Device(DeviceType::CPU));
+  }
+  static void forget(void* p) {
+    if (!p) return;
+    {
+      std::lock_guard<std::mutex> guard(pinned_lock);
+      auto at = pinned.lower_bound({(uintptr_t)p, 0});
+      if (at != pinned.end() && at->first == (uintptr_t)p) pinned.erase(at);
+    }
+    ::free(p);
+  }
+  DeleterFnPtr raw_deleter() const override { return &forget; }
+  void copy_data(void* to, const void* from, size_t n) const override { memcpy(to, from, n); }
+  static bool holds(const void* p) {
+    std::lock_guard<std::mutex> guard(pinned_lock);
+    auto at = pinned.upper_bound({(uintptr_t)p, UINTPTR_MAX});
+    if (at == pinned.begin()) return false;
+    --at;
+    return (uintptr_t)p < at->first + std::max<uintptr_t>(1, at->second);
+  }
+};
+static PinnedAllocator pinned_allocator;
+
+/* --- random numbers: a CPU generator that says cuda ------------------------------------------------------------------------- */
+
+struct SimGenerator final : public GeneratorImpl {
+  std::shared_ptr<at::CPUGeneratorImpl> shared;
+  at::Generator inner;
+  explicit SimGenerator(int index, at::Generator made) : GeneratorImpl(Device(DeviceType::CUDA, index), DispatchKeySet(DispatchKey::CUDA)), inner(std::move(made)) {}
+  void set_current_seed(uint64_t seed) override { inner.set_current_seed(seed); }
+  void set_offset(uint64_t) override {}
+  uint64_t get_offset() const override { return 0; }
+  uint64_t current_seed() const override { return inner.current_seed(); }
+  uint64_t seed() override { return inner.unsafeGetGeneratorImpl()->seed(); }
+  void set_state(const TensorImpl& state) override { inner.unsafeGetGeneratorImpl()->set_state(state); }
+  intrusive_ptr<TensorImpl> get_state() const override { return inner.unsafeGetGeneratorImpl()->get_state(); }
+  GeneratorImpl* clone_impl() const override { return new SimGenerator(device_.index(), inner.clone()); }
+};
+
+static at::Generator new_generator(int index) { return at::make_generator<SimGenerator>(index, at::detail::createCPUGenerator()); }
+
+static at::Generator& default_generator(int index) {
+  static std::vector<at::Generator> made(16);
+  at::Generator& found = made[index < 0 ? present_device : index];
+  if (!found.defined()) found = new_generator(index < 0 ? present_device : index);
+  return found;
+}
+
+struct CUDAHooks final : public at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override { initialise(); }
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return !visible_cards().empty(); }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { initialise(); return devices.size(); }
+  DeviceIndex getCurrentDevice() const override { return present_device; }
+  void setCurrentDevice(DeviceIndex index) const override { present_device = index; }
+  DeviceIndex exchangeDevice(DeviceIndex index) const override { return std::exchange(present_device, (int)index); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return index < 0 ? present_device : exchangeDevice(index); }
+  DeviceIndex current_device() const override { return present_device; }
+  int getNumGPUs() const override { return deviceCount(); }
+  bool isPinnedPtr(const void* p) const override { return PinnedAllocator::holds(p); }
+  Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  Allocator* getCUDADeviceAllocator() const override { return &card_allocator; }
+  Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CUDA, present_device); }
+  const at::Generator& getDefaultGenerator(DeviceIndex index) const override { return default_generator(index); }
+  /* The first one asked for is the default: so Python gets hold of it (runtime.py). */
+  at::Generator getNewGenerator(DeviceIndex index) const override {
+    static std::set<int> given;
+    int at = index < 0 ? present_device : index;
+    return given.insert(at).second ? default_generator(at) : new_generator(at);
+  }
+  void deviceSynchronize(DeviceIndex index) const override { wait_until(end_of(index), "device"); }
+};
+namespace at { REGISTER_CUDA_HOOKS(CUDAHooks) }
+
+/* --- operators ------------------------------------------------------------------------------------------------------------ */
+
+static DispatchKeySet host_keys() { return DispatchKeySet(with_values ? DispatchKey::CPU : DispatchKey::Meta); }
+
+/* One operator call: its CUDA tensors, their stand-ins on the host, and back. */
+struct Call {
+  struct Pair { at::Tensor original, stand_in; void* data; };
+  std::vector<Pair> pairs;
+  std::vector<at::Tensor> inputs;
+  std::unordered_map<StorageImpl*, Storage> wrapped;
+  int index = -1;
+
+  at::Tensor stand_in(const at::Tensor& t) {
+    if (!t.defined()) return t;
+    if (!t.is_cuda()) {
+      inputs.push_back(t);
+      return with_values || t.dim() == 0 || t.is_meta() ? t : plain(t.storage().nbytes(), nullptr, t);
+    }
+    if (index < 0) index = t.device().index();
+    inputs.push_back(t);
+    void* data = t.storage().mutable_data();
+    for (Pair& pair : pairs)
+      if (pair.original.unsafeGetTensorImpl() == t.unsafeGetTensorImpl()) return pair.stand_in;
+    at::Tensor made = plain(t.storage().nbytes(), data, t);
+    pairs.push_back({t, made, data});
+    return made;
+  }
+
+  static at::Tensor plain(size_t bytes, void* data, const at::Tensor& like) {
+    Device where(with_values ? DeviceType::CPU : DeviceType::Meta);
+    Storage storage(Storage::use_byte_size_t(), bytes, DataPtr(data, where), GetAllocator(where.type()), true);
+    at::Tensor made = at::detail::make_tensor<TensorImpl>(std::move(storage), host_keys(), like.dtype());
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    if (like.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (like.is_conj()) made.unsafeGetTensorImpl()->_set_conj(true);
+    return made;
+  }
+
+  Storage on_device(const Storage& host) {
+    StorageImpl* key = host.unsafeGetStorageImpl();
+    for (Pair& pair : pairs)
+      if (pair.stand_in.storage().unsafeGetStorageImpl() == key && host.data() == pair.data) return pair.original.storage();
+    auto found = wrapped.find(key);
+    if (found != wrapped.end()) return found->second;
+    size_t n = host.nbytes();
+    DataPtr data = n ? hold_bytes(index, n, with_values ? host : Storage()) : DataPtr(nullptr, Device(DeviceType::CUDA, index));
+    Storage made(Storage::use_byte_size_t(), n, std::move(data), &card_allocator, true);
+    wrapped.emplace(key, made);
+    return made;
+  }
+
+  /* After an operator that may have changed the shape or the memory of an argument. */
+  void write_back(Pair& pair) {
+    TensorImpl *to = pair.original.unsafeGetTensorImpl(), *from = pair.stand_in.unsafeGetTensorImpl();
+    bool moved = pair.stand_in.storage().data() != pair.data || (!with_values && pair.stand_in.storage().nbytes() > pair.original.storage().nbytes());
+    if (moved && pair.stand_in.storage().nbytes()) to->set_storage_keep_dtype(on_device(pair.stand_in.storage()));
+    if (to->sizes() != from->sizes() || to->strides() != from->strides() || to->storage_offset() != from->storage_offset())
+      to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
+  }
+
+  at::Tensor result(const at::Tensor& t) {
+    if (!t.defined()) return t;
+    for (Pair& pair : pairs)
+      if (pair.stand_in.unsafeGetTensorImpl() == t.unsafeGetTensorImpl()) return pair.original;
+    at::Tensor made = at::detail::make_tensor<TensorImpl>(on_device(t.storage()), DispatchKeySet(DispatchKey::CUDA), t.dtype());
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+    return made;
+  }
+
+  bool shares(const at::Tensor& t) const { /* with an input: a view or a change in place */
+    for (const at::Tensor& input : inputs)
+      if (t.defined() && input.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl()) return true;
+    return false;
+  }
+};
+
+static double product(const at::Tensor& a, const at::Tensor& b) { return 2.0 * a.numel() * b.size(-1); }
+
+/* Multiply-adds count as two. Only matrix products, convolutions and attention count: the others are bound by memory. */
+static double flops_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
+  if (name == "aten::mm" || name == "aten::bmm") return product(in[0], in[1]);
+  if (name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::_addmm_activation") return product(in[1], in[2]);
+  if (name == "aten::_slow_conv2d_forward" || name == "aten::slow_conv2d_forward")
+    return 2.0 * out[0].numel() * (in[1].numel() / std::max<int64_t>(1, in[1].size(0)));
+  if (name == "aten::_slow_conv2d_backward") return 4.0 * in[0].numel() * (in[2].numel() / std::max<int64_t>(1, in[2].size(0)));
+  return 0;
+}
+
+static double peak_of(const Card& c, ScalarType type) {
+  switch (type) {
+    case ScalarType::BFloat16: return c.bf16;
+    case ScalarType::Half: return c.fp16;
+    case ScalarType::Double: return c.fp64;
+    case ScalarType::Char: return c.int8;
+    default: return at::globalContext().allowTF32CuBLAS() ? c.tf32 : c.fp32;
+  }
+}
+
+static double bytes_of(const at::Tensor& t) { return t.defined() ? (double)t.numel() * t.element_size() : 0.0; }
+
+static void charge(int index, double flops, double bytes, ScalarType type) {
+  Device_& d = device(index);
+  const Card& c = cards[d.cache.card];
+  d.cache.slot->flops += flops, d.cache.slot->bytes += bytes;
+  double compute = flops > 0 ? flops / (peak_of(c, type) * gemm_share) : 0, memory = bytes / (c.bandwidth * memory_share);
+  launch(index, stream_of(index), slowdown * std::max({kernel_s, compute, memory}));
+}
+
+static void charge(Call& call, const std::string& name, const std::vector<at::Tensor>& results, double changed = 0) {
+  double bytes = changed;
+  for (auto& t : call.inputs) if (t.is_cuda()) bytes += bytes_of(t);
+  for (auto& t : results) if (!call.shares(t)) bytes += bytes_of(t);
+  ScalarType type = ScalarType::Float;
+  for (auto& t : call.inputs) if (t.is_floating_point()) { type = t.scalar_type(); break; }
+  charge(call.index, flops_of(name, call.inputs, results), bytes, type);
+}
+
+static const std::unordered_set<std::string> WAITING = {"aten::nonzero", "aten::equal", "aten::_unique2", "aten::unique_dim", "aten::masked_select",
+                                                        "aten::bincount", "aten::unique_consecutive", "aten::repeat_interleave"};
+static const std::unordered_set<std::string> RESHAPING = {"aten::resize_", "aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_",
+                                                          "aten::as_strided_", "aten::set_", "aten::swapaxes_", "aten::resize_as_"};
+
+/* Shapes of results, by operator and arguments: a step repeats its shapes, and the meta device takes up to 1 ms for them (much of it is Python). */
+struct Shape {
+  ScalarType type;
+  std::vector<int64_t> sizes, strides;
+  int64_t bytes;
+  bool defined;
+};
+static std::unordered_map<std::string, std::vector<Shape>> known_shapes;
+static std::mutex shapes_lock;
+
+template <typename T> static void write_key(std::string& key, const T& value) { key.append((const char*)&value, sizeof value); }
+
+static bool write_key(std::string& key, const IValue& value) {
+  key += (char)('a' + (value.isTensor() ? 0 : value.isInt() ? 1 : value.isDouble() ? 2 : value.isBool() ? 3 : value.isNone() ? 4 : value.isIntList() ? 5
+                       : value.isTensorList() ? 6 : value.isBoolList() ? 7 : value.isDevice() ? 8 : value.isString() ? 9 : 10));
+  if (value.isTensor()) {
+    const at::Tensor& t = value.toTensor();
+    if (!t.defined()) return true;
+    if (t.layout() != Layout::Strided) return false;
+    write_key(key, t.scalar_type()), write_key(key, t.dim()), write_key(key, t.unsafeGetTensorImpl()->is_wrapped_number());
+    for (int64_t n : t.sizes()) write_key(key, n);
+    for (int64_t n : t.strides()) write_key(key, n);
+    return true;
+  }
+  if (value.isInt()) write_key(key, value.toInt());
+  else if (value.isDouble()) write_key(key, value.toDouble());
+  else if (value.isBool()) write_key(key, value.toBool());
+  else if (value.isString()) key += value.toStringRef();
+  else if (value.isIntList()) for (int64_t n : value.toIntVector()) write_key(key, n);
+  else if (value.isBoolList()) for (bool b : value.toBoolList()) write_key(key, b);
+  else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) if (!write_key(key, IValue(t))) return false;
+  } else return value.isNone() || value.isDevice();
+  return true;
+}
+
+static std::string key_of(const OperatorHandle& op, const torch::jit::Stack& stack, size_t first) {
+  std::string key = op.schema().name() + "." + op.schema().overload_name();
+  for (size_t i = first; i < stack.size(); i++)
+    if (!write_key(key, stack[i])) return "";
+  return key;
+}
+
+static at::Tensor of_shape(int index, const Shape& shape) {
+  if (!shape.defined) return at::Tensor();
+  DataPtr data = shape.bytes ? hold_bytes(index, shape.bytes, Storage()) : DataPtr(nullptr, Device(DeviceType::CUDA, index));
+  Storage storage(Storage::use_byte_size_t(), shape.bytes, std::move(data), &card_allocator, true);
+  at::Tensor made = at::detail::make_tensor<TensorImpl>(std::move(storage), DispatchKeySet(DispatchKey::CUDA), scalarTypeToTypeMeta(shape.type));
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes, shape.strides, 0);
+  return made;
+}
+
+/* The shapes of fresh, separate results; nothing where a result shares memory. */
+static void remember(const std::string& key, const Call& call, const std::vector<at::Tensor>& results) {
+  std::vector<Shape> shapes;
+  std::set<const StorageImpl*> seen;
+  for (const at::Tensor& t : results) {
+    if (!t.defined()) { shapes.push_back({ScalarType::Float, {}, {}, 0, false}); continue; }
+    if (call.shares(t) || t.storage_offset() || !seen.insert(t.storage().unsafeGetStorageImpl()).second) return;
+    shapes.push_back({t.scalar_type(), t.sizes().vec(), t.strides().vec(), (int64_t)t.storage().nbytes(), true});
+  }
+  std::lock_guard<std::mutex> hold(shapes_lock);
+  if (known_shapes.size() > 100000) known_shapes.clear();
+  known_shapes[key] = std::move(shapes);
+}
+
+static bool aliases(const Argument& r) { return r.alias_info() && (r.alias_info()->isWrite() || !r.alias_info()->beforeSets().empty()); }
+
+/* Bytes that an operator writes back to where it reads them. */
+static double changed_bytes(const FunctionSchema& schema, const std::vector<IValue>& values) {
+  double bytes = 0;
+  for (size_t i = 0; i < values.size(); i++)
+    if (const AliasInfo* a = schema.arguments()[i].alias_info(); a && a->isWrite() && !schema.arguments()[i].kwarg_only()) {
+      if (values[i].isTensor()) bytes += bytes_of(values[i].toTensor());
+      else if (values[i].isTensorList()) for (const at::Tensor& t : values[i].toTensorVector()) bytes += bytes_of(t);
+    }
+  return bytes;
+}
+
+/* Whether each tensor that an operator writes has its size already. Operators with "out" may be given empty tensors. */
+static bool has_room(const FunctionSchema& schema, const std::vector<IValue>& values) {
+  for (size_t i = 0; i < values.size(); i++)
+    if (const AliasInfo* a = schema.arguments()[i].alias_info(); a && a->isWrite() && values[i].isTensor())
+      if (!values[i].toTensor().numel() && schema.arguments()[i].kwarg_only()) return false;
+  return true;
+}
+
+static void fallback(const OperatorHandle& op, torch::jit::Stack* stack) {
+  const FunctionSchema& schema = op.schema();
+  const std::string& name = schema.name();
+  size_t count = schema.arguments().size(), first = stack->size() - count;
+  Call call;
+  std::vector<IValue> originals(stack->begin() + first, stack->end());
+  for (size_t i = 0; i < count; i++) {
+    IValue& value = (*stack)[first + i];
+    if (value.isTensor()) {
+      value = call.stand_in(value.toTensor());
+    } else if (value.isTensorList()) {
+      List<at::Tensor> made;
+      for (const at::Tensor& t : value.toTensorVector()) made.push_back(call.stand_in(t));
+      value = made;
+    } else if (value.isOptionalTensorList()) {
+      List<std::optional<at::Tensor>> made;
+      for (std::optional<at::Tensor> t : value.toOptionalTensorList())
+        made.push_back(t.has_value() ? std::optional<at::Tensor>(call.stand_in(*t)) : std::nullopt);
+      value = made;
+    } else if (value.isDevice()) {
+      if (call.index < 0) call.index = value.toDevice().has_index() ? value.toDevice().index() : present_device;
+      value = Device(with_values ? DeviceType::CPU : DeviceType::Meta);
+    }
+  }
+  if (call.index < 0) call.index = present_device;
+  for (size_t i = 0; i < count; i++) {
+    IValue& value = (*stack)[first + i];
+    if (schema.arguments()[i].name() != "generator" || !with_values) continue;
+    if (value.isGenerator() && value.toGenerator().device().is_cuda()) value = ((SimGenerator*)value.toGenerator().unsafeGetGeneratorImpl())->inner;
+    else if (value.isNone()) value = ((SimGenerator*)default_generator(call.index).unsafeGetGeneratorImpl())->inner;
+  }
+  bool in_place = !schema.returns().empty() || count > 0;
+  for (const Argument& r : schema.returns()) in_place = in_place && r.alias_info() && r.alias_info()->isWrite();
+  if (in_place && !with_values && !RESHAPING.count(name) && has_room(schema, originals)) { /* no values to change */
+    charge(call, name, {}, changed_bytes(schema, originals));
+    torch::jit::drop(*stack, count);
+    for (const Argument& r : schema.returns())
+      for (size_t i = 0; i < count; i++)
+        if (const AliasInfo* a = schema.arguments()[i].alias_info(); a && a->isWrite() && a->beforeSets() == r.alias_info()->beforeSets()) stack->push_back(originals[i]);
+    return;
+  }
+  bool waits = WAITING.count(name) || (name == "aten::index" && std::any_of(call.inputs.begin() + 1, call.inputs.end(), [](const at::Tensor& t) {
+    return t.scalar_type() == ScalarType::Bool || t.scalar_type() == ScalarType::Byte; }));
+  size_t returned = schema.returns().size();
+  std::string key;
+  bool plain_results = returned > 0;
+  for (const Argument& r : schema.returns()) plain_results = plain_results && r.type()->kind() == TypeKind::TensorType && !aliases(r);
+  if (!with_values && plain_results && !waits) {
+    key = key_of(op, *stack, first);
+    std::unique_lock<std::mutex> hold(shapes_lock);
+    auto found = key.empty() ? known_shapes.end() : known_shapes.find(key);
+    if (found != known_shapes.end()) {
+      std::vector<Shape> shapes = found->second;
+      hold.unlock();
+      torch::jit::drop(*stack, count);
+      std::vector<at::Tensor> results;
+      for (const Shape& shape : shapes) results.push_back(of_shape(call.index, shape)), stack->push_back(results.back());
+      charge(call, name, results);
+      return;
+    }
+  }
+  op.redispatchBoxed(host_keys(), stack);
+  size_t at = stack->size() - returned;
+  for (auto& pair : std::vector<Call::Pair>(call.pairs)) call.write_back(pair);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < returned; i++) {
+    IValue& value = (*stack)[at + i];
+    if (value.isTensor()) {
+      at::Tensor t = call.result(value.toTensor());
+      results.push_back(t);
+      value = t;
+    } else if (value.isTensorList()) {
+      List<at::Tensor> made;
+      for (const at::Tensor& t : value.toTensorVector()) made.push_back(call.result(t)), results.push_back(made.get(made.size() - 1));
+      value = made;
+    }
+  }
+  bool is_view = !results.empty() && !in_place && std::all_of(results.begin(), results.end(), [&](const at::Tensor& t) { return call.shares(t); });
+  if (is_view || RESHAPING.count(name)) return;
+  if (!key.empty()) remember(key, call, results);
+  charge(call, name, results, changed_bytes(schema, originals));
+  if (waits) wait_until(tail_of(call.index, stream_of(call.index)), name.c_str());
+}
+
+static at::Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout>, std::optional<Device> where, std::optional<bool>,
+                        std::optional<MemoryFormat> format) {
+  int before = present_device;
+  if (where && where->has_index()) present_device = where->index();
+  device(present_device);
+  at::Tensor made = at::detail::empty_generic(size, &card_allocator, DispatchKeySet(DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()), format);
+  present_device = before;
+  return made;
+}
+
+static at::Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> dtype, std::optional<Layout>, std::optional<Device> where,
+                                std::optional<bool>) {
+  int before = present_device;
+  if (where && where->has_index()) present_device = where->index();
+  device(present_device);
+  at::Tensor made = at::detail::empty_strided_generic(size, stride, &card_allocator, DispatchKeySet(DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()));
+  present_device = before;
+  return made;
+}
+
+/* Copies between host and device wait unless they are non_blocking and the host's memory is pinned; small blocking-free copies from pageable
+ * memory go through a staging buffer of the driver (CUDA programming guide: up to 64 KB to the device return at once). */
+static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  Call call;
+  at::Tensor to = call.stand_in(self), from = call.stand_in(source);
+  if (with_values) to.copy_(from);
+  else if (!self.is_cuda()) self.zero_();
+  double bytes = bytes_of(self);
+  const at::Tensor& on_gpu = self.is_cuda() ? self : source;
+  int index = on_gpu.device().index();
+  Device_& d = device(index);
+  StreamId stream = stream_of(index);
+  if (self.is_cuda() && source.is_cuda()) {
+    if (self.device() == source.device()) charge(index, 0, bytes + bytes_of(source), ScalarType::Float);
+    else launch(index, stream, slowdown * (1e-5 + bytes / cards[d.cache.card].peer));
+    return self;
+  }
+  const at::Tensor& on_host = self.is_cuda() ? source : self;
+  bool is_pinned = PinnedAllocator::holds(on_host.storage().data());
+  double rate = cards[d.cache.card].link * (is_pinned ? 1.0 : 0.5); /* pageable memory is copied twice */
+  (self.is_cuda() ? d.cache.slot->h2d : d.cache.slot->d2h) += bytes;
+  launch(index, stream, slowdown * (5e-6 + bytes / rate));
+  bool returns_at_once = non_blocking && (is_pinned || (self.is_cuda() && bytes <= 65536));
+  if (on_host.dim() == 0 && self.is_cuda()) returns_at_once = true;
+  if (!returns_at_once) wait_until(tail_of(index, stream), self.is_cuda() ? "copy to the device" : "copy to the host");
+  return self;
+}
+
+static at::Scalar local_scalar(const at::Tensor& self) {
+  int index = self.device().index();
+  launch(index, stream_of(index), slowdown * 5e-6);
+  wait_until(tail_of(index, stream_of(index)), "item");
+  if (!with_values) return at::isIntegralType(self.scalar_type(), true) ? at::Scalar((int64_t)0) : at::Scalar(0.0);
+  Call call;
+  return at::_local_scalar_dense(call.stand_in(self));
+}
+
+static void record_stream(at::Tensor&, Stream) {}
+
+/* CUDA has fused attention for every floating type: the flash kernel for 16 bits (1), the memory-efficient kernel for fp32 (2). */
+static int64_t sdp_choice(const at::Tensor& query, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask, double, bool,
+                          std::optional<double>, bool) {
+  if (mask && mask->defined()) return 0;
+  return query.scalar_type() == ScalarType::Float ? 2 : query.scalar_type() == ScalarType::Double ? 0 : 1;
+}
+
+static void charge_attention(Call& call, const at::Tensor& q, const at::Tensor& k, bool causal, double passes) {
+  double bytes = 0;
+  for (auto& t : call.inputs) bytes += bytes_of(t);
+  charge(call.index, passes * 4.0 * q.numel() * k.size(-2) * (causal ? 0.5 : 1.0), bytes * 4 / 3, q.scalar_type());
+}
+
+/* A result of attention: (batch, heads, tokens, size), in memory by tokens first. */
+static at::Tensor like(int index, const at::Tensor& q, int64_t tokens, int64_t size) {
+  int64_t heads = q.size(1);
+  return of_shape(index, {q.scalar_type(), {q.size(0), heads, tokens, size}, {tokens * heads * size, size, heads * size, 1},
+                          q.size(0) * heads * tokens * size * (int64_t)q.element_size(), true});
+}
+
+static std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, std::optional<double> scale) {
+  Call call;
+  at::Tensor a = call.stand_in(q), b = call.stand_in(k), c = call.stand_in(v);
+  if (!with_values) {
+    charge_attention(call, q, k, causal, 1);
+    return {like(call.index, q, q.size(2), q.size(3)), of_shape(call.index, {ScalarType::Float, {q.size(0), q.size(1), q.size(2)}, {q.size(1) * q.size(2), q.size(2), 1}, q.size(0) * q.size(1) * q.size(2) * 4, true})};
+  }
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(a, b, c, 0.0, causal, std::nullopt, scale);
+  charge_attention(call, q, k, causal, 1);
+  return {call.result(out), call.result(lse)};
+}
+
+static std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                         const at::Tensor& out, const at::Tensor& lse, bool causal, std::optional<double> scale) {
+  Call call;
+  at::Tensor g = call.stand_in(grad), a = call.stand_in(q), b = call.stand_in(k), c = call.stand_in(v), o = call.stand_in(out), l = call.stand_in(lse);
+  if (!with_values) {
+    charge_attention(call, q, k, causal, 2.5);
+    return {like(call.index, q, q.size(2), q.size(3)), like(call.index, k, k.size(2), k.size(3)), like(call.index, v, v.size(2), v.size(3))};
+  }
+  auto [gq, gk, gv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(g, a, b, c, o, l, 0.0, causal, std::nullopt, scale);
+  charge_attention(call, q, k, causal, 2.5);
+  return {call.result(gq), call.result(gk), call.result(gv)};
+}
+
+using at::Tensor;
+static std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> flash(const Tensor& q, const Tensor& k, const Tensor& v, double,
+                                                                                              bool causal, bool, std::optional<double> scale) {
+  auto [out, lse] = attention(q, k, v, causal, scale);
+  return {out, lse, Tensor(), Tensor(), SymInt(q.size(-2)), SymInt(k.size(-2)), Tensor(), Tensor(), Tensor()};
+}
+static std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                                                         const Tensor& lse, const Tensor&, const Tensor&, SymInt, SymInt, double, bool causal, const Tensor&,
+                                                         const Tensor&, std::optional<double> scale) {
+  return attention_backward(grad, q, k, v, out, lse, causal, scale);
+}
+static std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>&, bool, double,
+                                                            bool causal, std::optional<double> scale) {
+  auto [out, lse] = attention(q, k, v, causal, scale);
+  return {out, lse, Tensor(), Tensor()};
+}
+static std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&,
+                                                                     const Tensor& out, const Tensor& lse, const Tensor&, const Tensor&, double,
+                                                                     std::array<bool, 4>, bool causal, std::optional<double> scale) {
+  auto [gq, gk, gv] = attention_backward(grad, q, k, v, out, lse, causal, scale);
+  return {gq, gk, gv, Tensor()};
+}
+
+/* Convolution without cuDNN: the operators of torch's own slow kernels, charged as one kernel. */
+static Tensor convolution(const Tensor& self, const Tensor& weight, IntArrayRef kernel, const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding) {
+  Call call;
+  Tensor a = call.stand_in(self), w = call.stand_in(weight), b = bias && bias->defined() ? call.stand_in(*bias) : Tensor(), out;
+  if (with_values) {
+    out = call.result(at::_slow_conv2d_forward(a, w, kernel, b.defined() ? std::optional<Tensor>(b) : std::nullopt, stride, padding));
+  } else {
+    int64_t n = self.size(0), c = weight.size(0), y = (self.size(2) + 2 * padding[0] - kernel[0]) / stride[0] + 1, x = (self.size(3) + 2 * padding[1] - kernel[1]) / stride[1] + 1;
+    out = of_shape(call.index, {self.scalar_type(), {n, c, y, x}, {c * y * x, y * x, x, 1}, n * c * y * x * (int64_t)self.element_size(), true});
+  }
+  charge(call, "aten::_slow_conv2d_forward", {out});
+  return out;
+}
+static std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& self, const Tensor& weight, IntArrayRef kernel, IntArrayRef stride,
+                                                               IntArrayRef padding, std::array<bool, 3> mask) {
+  Call call;
+  Tensor g = call.stand_in(grad), a = call.stand_in(self), w = call.stand_in(weight), gi, gw, gb;
+  if (with_values) {
+    auto [i, k, b] = at::_slow_conv2d_backward(g, a, w, kernel, stride, padding, mask);
+    gi = call.result(i), gw = call.result(k), gb = call.result(b);
+  } else {
+    auto same = [&](const Tensor& t) {
+      return of_shape(call.index, {t.scalar_type(), t.sizes().vec(), t.contiguous().strides().vec(), t.numel() * (int64_t)t.element_size(), true}); };
+    if (mask[0]) gi = same(self);
+    if (mask[1]) gw = same(weight);
+    if (mask[2]) gb = of_shape(call.index, {grad.scalar_type(), {grad.size(1)}, {1}, grad.size(1) * (int64_t)grad.element_size(), true});
+  }
+  charge(call, "aten::_slow_conv2d_backward", {gi, gw, gb});
+  return {gi, gw, gb};
+}
+
+static Tensor& set_storage(Tensor& self, Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  TensorImpl* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  std::vector<int64_t> steps(stride.begin(), stride.end());
+  if (stride.size() != size.size()) {
+    steps.assign(size.size(), 1);
+    for (int64_t i = (int64_t)size.size() - 2; i >= 0; i--) steps[i] = steps[i + 1] * std::max<int64_t>(1, size[i + 1]);
+  }
+  impl->set_sizes_and_strides(size, steps, offset);
+  return self;
+}
+static Tensor& set_tensor(Tensor& self, const Tensor& source) { return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides()); }
+static Tensor& set_whole(Tensor& self, Storage source) {
+  int64_t n = source.nbytes() / self.element_size();
+  return set_storage(self, std::move(source), 0, {n}, {1});
+}
+static Tensor& set_empty(Tensor& self) {
+  return set_storage(self, Storage(Storage::use_byte_size_t(), 0, DataPtr(nullptr, self.device()), &card_allocator, true), 0, {0}, {1});
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", TORCH_FN(empty));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("copy_", TORCH_FN(copy_));
+  m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
+  m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("_scaled_dot_product_flash_attention", TORCH_FN(flash));
+  m.impl("_scaled_dot_product_flash_attention_backward", TORCH_FN(flash_backward));
+  m.impl("_scaled_dot_product_efficient_attention", TORCH_FN(efficient));
+  m.impl("_scaled_dot_product_efficient_attention_backward", TORCH_FN(efficient_backward));
+  m.impl("_slow_conv2d_forward", TORCH_FN(convolution));
+  m.impl("_slow_conv2d_backward.output_mask", TORCH_FN(convolution_backward));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+  m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole));
+  m.impl("set_", TORCH_FN(set_empty));
+  /* On CUDA each of these is one kernel; torch's generic versions would launch one per tensor. */
+  std::vector<std::string> fused = {"native_layer_norm", "native_layer_norm_backward"};
+  for (const OperatorName& name : Dispatcher::singleton().getAllOpNames())
+    if (name.name.rfind("aten::_foreach_", 0) == 0)
+      fused.push_back(name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name));
+  for (const std::string& name : fused) m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+static auto at_load = [] {
+  SetAllocator(DeviceType::CUDA, &card_allocator);
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);
+  return 0;
+}();
+
+/* --- for runtime.py --------------------------------------------------------------------------------------------------------- */
+
+extern "C" {
+void sim_configure(const char* path) { config_path = path; read_machine(); }
+void sim_on_sync(void (*callback)(const char*)) { sync_callback = callback; }
+int sim_visible(int* found) {
+  std::vector<int> all;
+  if (devices.empty()) all = visible_cards();
+  else for (Device_* d : devices) all.push_back(d->cache.card);
+  for (size_t i = 0; i < all.size(); i++) found[i] = all[i];
+  return all.size();
+}
+void sim_initialise() { initialise(); }
+int sim_device() { return present_device; }
+void sim_set_device(int index) { if (index >= 0) present_device = index; }
+void sim_memory(int index, double* out) {
+  Device_& d = device(index);
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  Cache& c = d.cache;
+  double values[] = {(double)c.allocated, (double)c.reserved, (double)c.allocated_peak, (double)c.reserved_peak, (double)c.inactive_split(),
+                     (double)c.retries, (double)c.ooms, c.free_on_card(), cards[c.card].memory};
+  std::copy(std::begin(values), std::end(values), out);
+}
+void sim_reset_peaks(int index) {
+  Cache& c = device(index).cache;
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  c.allocated_peak = c.allocated, c.reserved_peak = c.reserved;
+}
+void sim_empty_cache() {
+  initialise();
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  for (Device_* d : devices) d->cache.release();
+}
+void sim_set_fraction(int index, double fraction) { device(index).cache.fraction = fraction; }
+void sim_launch(int index, double seconds) { launch(index < 0 ? present_device : index, stream_of(index < 0 ? present_device : index), seconds); }
+void sim_synchronize(int index) { wait_until(end_of(index < 0 ? present_device : index), "device"); }
+void sim_clock(int index, double* out) {
+  Device_& d = device(index);
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  out[0] = d.kernels, out[1] = d.busy_s;
+}
+}

@@ -1,0 +1,244 @@
+"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of torch.cuda that a CPU build lacks.
+
+sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
+SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
+
+Gaps: torch.compile returns the model as it is (there is no compiler for this device), CUDA graphs and CUPTI (torch.profiler) do not exist.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CLOCK_HZ = 1.98e9
+"""For torch.cuda._sleep, which counts cycles."""
+MEMORY_FIGURES = ("allocated", "reserved", "allocated_peak", "reserved_peak", "inactive_split", "retries", "ooms", "free", "total")
+
+library: Any = None
+_keep: list[object] = []
+
+
+def load() -> None:
+    """Load the library. It registers itself with torch's libraries, so it must come before anything asks torch for CUDA."""
+    global library
+    library = ctypes.CDLL(os.environ["SIMULATED_CUDA"], ctypes.RTLD_GLOBAL)
+    for name in ("sim_launch", "sim_set_fraction"):
+        getattr(library, name).argtypes = [ctypes.c_int, ctypes.c_double]
+    library.sim_configure(os.environ["SIMULATED_CUDA_MACHINE"].encode())
+
+
+def memory(index: int) -> dict[str, float]:
+    """The figures of one card's allocator in this process, in bytes."""
+    found = (ctypes.c_double * len(MEMORY_FIGURES))()
+    library.sim_memory(index, found)
+    return dict(zip(MEMORY_FIGURES, found, strict=True))
+
+
+def clock(index: int = 0) -> dict[str, float]:
+    """Kernels launched, and the seconds that all of them take."""
+    found = (ctypes.c_double * 2)()
+    library.sim_clock(index, found)
+    return {"kernels": found[0], "busy_s": found[1]}
+
+
+def visible() -> list[int]:
+    """The cards of the machine that this process sees, in its own order."""
+    found = (ctypes.c_int * 8)()
+    return list(found[: library.sim_visible(found)])
+
+
+def _watch_syncs(path: str) -> None:
+    """Write the reason, file and line of each synchronisation that waits for the device. Calls by C++ threads have no line."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    here = str(Path(__file__).parent)
+
+    def note(why: bytes) -> None:
+        frame = sys._getframe(1)
+        while frame is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename.startswith((here, "<"))):
+            frame = frame.f_back  # type: ignore[assignment]
+        site = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "-"
+        os.write(file, f"{time.perf_counter():.6f}\t{why.decode()}\t{site}\n".encode())
+
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(note)
+    _keep.append(callback)
+    library.sim_on_sync(callback)
+
+
+def _nested(index: int) -> dict[str, Any]:
+    """As torch._C._cuda_memoryStats: nested dictionaries."""
+    m = memory(index)
+    kinds = {
+        "allocated_bytes": (m["allocated"], m["allocated_peak"]),
+        "active_bytes": (m["allocated"], m["allocated_peak"]),
+        "reserved_bytes": (m["reserved"], m["reserved_peak"]),
+        "inactive_split_bytes": (m["inactive_split"], m["inactive_split"]),
+    }
+    stats: dict[str, Any] = {name: {"all": {"current": int(now), "peak": int(peak)}} for name, (now, peak) in kinds.items()}
+    return stats | {"num_alloc_retries": int(m["retries"]), "num_ooms": int(m["ooms"])}
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def install(torch: Any) -> None:
+    """Replace what a CPU build of torch lacks."""
+    cards = json.loads(os.environ["SIMULATED_CUDA_CARDS"])
+    cuda = torch.cuda
+    if path := os.environ.get("SIMULATED_CUDA_SYNCS"):
+        _watch_syncs(path)
+
+    def index_of(device: Any = None) -> int:
+        if device is None:
+            return library.sim_device()
+        if isinstance(device, int):
+            return device if device >= 0 else library.sim_device()
+        index = torch.device(device).index
+        return library.sim_device() if index is None else index
+
+    class Event:
+        """Makes generic events: torch compares their exact type."""
+
+        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+            return torch.Event(torch.device("cuda", library.sim_device()), enable_timing=enable_timing)
+
+    class Stream:
+        """Makes generic streams."""
+
+        def __new__(cls, device: Any = None, priority: int = 0) -> Any:
+            return torch.Stream(torch.device("cuda", index_of(device)), priority=priority)
+
+    @contextlib.contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        if chosen is None:
+            yield
+            return
+        before = torch.accelerator.current_stream(chosen.device)
+        torch.accelerator.set_stream(chosen)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+    def exchange(index: int) -> int:
+        before = library.sim_device()
+        library.sim_set_device(index)
+        return before
+
+    def properties(device: Any = None) -> types.SimpleNamespace:
+        seen = visible()
+        index = index_of(device)
+        if index >= len(seen):
+            raise AssertionError("Invalid device id")
+        card = cards[seen[index]]
+        return types.SimpleNamespace(
+            total_memory=int(memory(index)["total"]),
+            name=card["name"],
+            uuid=card["uuid"].removeprefix("GPU-"),
+            major=card["capability"][0],
+            minor=card["capability"][1],
+            multi_processor_count=card["processors"],
+        )
+
+    def lazy_init() -> None:
+        if not visible():
+            raise RuntimeError("No CUDA GPUs are available")
+        library.sim_initialise()
+        cuda._initialized = True
+        if not cuda.default_generators:
+            cuda.default_generators = tuple(torch.Generator(device=f"cuda:{index}") for index in range(len(visible())))
+
+    def generator(device: Any = None) -> Any:
+        lazy_init()
+        return cuda.default_generators[index_of(device)]
+
+    def nested(device: Any = None) -> dict[str, Any]:
+        return _nested(index_of(device))
+
+    def seed_all(seed: int) -> None:
+        if visible():
+            lazy_init()
+        for one in cuda.default_generators:
+            one.manual_seed(seed)
+
+    def empty_cache() -> None:
+        library.sim_empty_cache()
+
+    replaced = {
+        "is_available": lambda: bool(visible()),
+        "device_count": lambda: len(visible()),
+        "is_initialized": lambda: bool(cuda._initialized),
+        "_lazy_init": lazy_init,
+        "init": lazy_init,
+        "current_device": lambda: library.sim_device(),
+        "set_device": lambda device: library.sim_set_device(index_of(device)),
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": exchange,
+        "get_device_properties": properties,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: (properties(device).major, properties(device).minor),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "synchronize": lambda device=None: library.sim_synchronize(index_of(device)),
+        "Event": Event,
+        "Stream": Stream,
+        "stream": stream,
+        "StreamContext": stream,
+        "current_stream": lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index_of(device))),
+        "default_stream": lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=1),
+        "set_stream": lambda chosen: torch.accelerator.set_stream(chosen),
+        "empty_cache": empty_cache,
+        "memory_stats": lambda device=None: collections.OrderedDict(sorted(_flat(nested(device)))),
+        "memory_stats_as_nested_dict": nested,
+        "memory_allocated": lambda device=None: int(memory(index_of(device))["allocated"]),
+        "memory_reserved": lambda device=None: int(memory(index_of(device))["reserved"]),
+        "max_memory_allocated": lambda device=None: int(memory(index_of(device))["allocated_peak"]),
+        "max_memory_reserved": lambda device=None: int(memory(index_of(device))["reserved_peak"]),
+        "reset_peak_memory_stats": lambda device=None: library.sim_reset_peaks(index_of(device)),
+        "set_per_process_memory_fraction": lambda fraction, device=None: library.sim_set_fraction(index_of(device), fraction),
+        "mem_get_info": lambda device=None: (int(memory(index_of(device))["free"]), int(memory(index_of(device))["total"])),
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda device="cuda": generator(device).get_state(),
+        "set_rng_state": lambda state, device="cuda": generator(device).set_state(state),
+        "manual_seed": lambda seed: generator().manual_seed(seed),
+        "manual_seed_all": seed_all,
+        "initial_seed": lambda: generator().initial_seed(),
+        "seed": lambda: generator().seed(),
+        "_sleep": lambda cycles: library.sim_launch(-1, cycles / CLOCK_HZ),
+    }
+    for name, value in replaced.items():
+        for module in (cuda, cuda.memory, cuda.random):
+            if module is cuda or hasattr(module, name):
+                setattr(module, name, value)
+
+    def refuse_profile(profile: Any) -> None:
+        if torch.profiler.ProfilerActivity.CUDA in profile.activities:
+            raise RuntimeError("the simulated device has no CUPTI")
+        start(profile)
+
+    def clone(storage: Any) -> Any:
+        if storage.device.type != "cuda":
+            return clone_storage(storage)
+        bytes_of = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return bytes_of.clone().untyped_storage()
+
+    clone_storage, torch.storage._StorageBase.clone = torch.storage._StorageBase.clone, clone
+    start, torch.profiler.profile.start = torch.profiler.profile.start, refuse_profile
+    cuda.default_generators = ()
+    torch._C._cuda_memoryStats = nested
+    torch._C._cuda_isCurrentStreamCapturing = lambda: False
+    torch.compile = lambda model=None, **_: model if model is not None else (lambda given: given)
+    torch.simulated_cuda = sys.modules[__name__]
