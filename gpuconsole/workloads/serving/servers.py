@@ -38,7 +38,7 @@ READY_S = 1200.0
 ASK_EVERY_S = 0.5
 STOP_S = 10.0
 BROKEN_STOP_S = 2.0
-PROBE_TIMEOUT_S = 3.0
+PROBE_TIMEOUT_S = 2.5
 PATIENCE_S = 4.0
 """Seconds for a server that accepts connections and does not answer yet. The reason is on the screen at most 5 s after the start."""
 NOT_READY = (429, 502, 503, 504)
