@@ -119,6 +119,12 @@ def test_a_slow_first_answer_is_no_reason_for_doubt() -> None:
     assert session.end() == Validity("valid", [])
 
 
+def test_a_run_that_is_stopped_while_the_server_does_not_answer_is_invalid() -> None:
+    session = Session()
+    session.ticks(5, answered=0, down="8 requests wait without an answer", since=session.t, kind=1)
+    assert session.end("stopped").verdict == "invalid"
+
+
 def test_a_run_that_is_stopped_before_the_load_begins_has_no_verdict() -> None:
     session = Session()
     session.state.apply(RunClosed(session.t, "1", "stopped"))
