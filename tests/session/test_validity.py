@@ -125,6 +125,17 @@ def test_a_run_that_is_stopped_while_the_server_does_not_answer_is_invalid() -> 
     assert session.end("stopped").verdict == "invalid"
 
 
+@pytest.mark.parametrize(("answered", "failed", "verdict"), [(5, 0, None), (5, 1, None), (0, 3, "invalid")])
+def test_a_run_that_is_stopped_before_a_request_counts(answered: int, failed: int, verdict: str | None) -> None:
+    session = Session()
+    session.tick(answered=answered, failed=failed, kind=1)
+    session.tick(answered=0)
+    session.state.apply(RunClosed(session.t, "1", "stopped"))
+    assert session.state.record is not None
+    found = run_now(session.state, session.state.record).validity
+    assert (found.verdict if found else None) == verdict
+
+
 def test_a_run_that_is_stopped_before_the_load_begins_has_no_verdict() -> None:
     session = Session()
     session.state.apply(RunClosed(session.t, "1", "stopped"))

@@ -25,16 +25,16 @@ run. A server that answers again degrades a run."""
 
 
 def validity(record: RunRecord) -> Validity | None:
-    """The verdict over the counted requests of the run, with its reasons. None for a training run, before an active run has a counted request, and
-    for a run that the user stopped before the load began, except in an outage."""
+    """The verdict over the counted requests of the run, with its reasons. None for a training run, and before an active run has a counted request.
+    None also where the user stopped the run before a request counted, except in an outage, or where all requests failed."""
     serving = record.serving
     if serving is None:
         return None
     over = record.closed_t is not None
     failed = sum(serving.failures.values())
     counted = serving.answered + failed
-    stopped_early = record.run.state == "stopped" and record.first_step_t is None and serving.outages.current is None
-    if not counted and (not over or stopped_early):
+    in_trouble = serving.outages.current is not None or (bool(serving.uncounted) and not serving.uncounted[""])
+    if not counted and (not over or (record.run.state == "stopped" and not in_trouble)):
         return None
     broken = _broken(serving, failed)
     doubts = [*_outages(serving, over), *_failures(serving.failures, failed, counted, not broken), *_client(serving)]
