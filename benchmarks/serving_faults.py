@@ -272,10 +272,11 @@ def interrupted(case: Case, served: Served, words: list[str], folder: Path) -> R
     command = Lines([sys.executable, "-m", "gpuconsole", *words, "--headless"], folder, environment(folder))
     served.begin(lambda: command.process.poll() is None)
     time.sleep(INTERRUPT_S if case.begin else 2 * INTERRUPT_S)
-    asked = time.monotonic()
+    asked, running = time.monotonic(), command.process.poll() is None
     command.process.send_signal(signal.SIGINT)
     code = command.wait_end(PATIENCE_S - (asked - begun))
-    result = Result(case, "ctrl-c", code=code, total_s=time.monotonic() - begun, quit_s=time.monotonic() - asked)
+    result = Result(case, "ctrl-c", code=code, total_s=time.monotonic() - begun)
+    result.quit_s = time.monotonic() - asked if running else None
     result.message = command.lines[-1][1] if command.lines else ""
     result.outputs = "\n".join(f"{t - served.fault_at:7.2f} {line}" for t, line in command.lines)
     return result
@@ -364,11 +365,12 @@ def row(result: Result) -> tuple[str, ...]:
         code,
         result.verdict,
         f"{result.total_s:.1f}",
+        f"{result.quit_s:.1f}" if result.quit_s is not None else "-",
         "; ".join(result.wrong()),
     )
 
 
-HEAD = ("fault", "way", "first message about the fault", "after, s", "exit code", "verdict", "total, s", "wrong")
+HEAD = ("fault", "way", "first message about the fault", "after, s", "exit code", "verdict", "total, s", "quit, s", "wrong")
 
 
 def main() -> int:

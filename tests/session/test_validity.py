@@ -158,6 +158,13 @@ def test_the_share_of_failed_requests_decides(failed: int, verdict: str) -> None
     assert session.end().verdict == verdict
 
 
+def test_answers_of_the_warm_up_are_not_denied() -> None:
+    session = Session()
+    session.tick(answered=5, kind=1)
+    session.tick(answered=0, failed=2)
+    assert session.now.reasons == [f"no counted request was answered; the commonest cause: {REFUSED}"]
+
+
 def test_most_failed_is_said_with_counts() -> None:
     session = Session()
     session.ticks(3)

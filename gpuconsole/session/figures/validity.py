@@ -54,7 +54,7 @@ def _broken(serving: ServingRecord, failed: int) -> list[str]:
         causes = Counter({cause: count for cause, count in serving.uncounted.items() if cause})
         return [f"no request was answered{_commonest(causes)}"]
     if not serving.answered:
-        return [f"no request was answered{_commonest(serving.failures)}"]
+        return [f"no {'counted ' if serving.uncounted[''] else ''}request was answered{_commonest(serving.failures)}"]
     own, since = serving.failed_in_outages, serving.counted_from or 0.0
     if serving.outages.current is not None and serving.outages.ratio(since) > MOST_DOWN:
         return [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"]
