@@ -14,6 +14,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.engine import catalog
 from gpuconsole.engine.background import BackgroundTasks
+from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recorder import Recorder
@@ -75,7 +76,8 @@ class Engine(StateReader, SessionApi):
         self._price_per_hour, self._wanted_device = price_per_hour, device
         self._lock = RunLock()
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
-        self.control = RunControl(self.state, self._emit, self._pool, self._lock, serving or ServingChoice(), device)
+        self.devices = ChosenDevices(self.state, device)
+        self.control = RunControl(self.state, self._emit, self._pool, self._lock, serving or ServingChoice(), self.devices)
         self._diagnosis = DiagnosisLoop(self.state, self._emit, lambda: self.control.worker, self._lock)
         self.baselines = BaselineWatch(self.state, self._emit, keeps)
         self.control.on_open.append(self.baselines.begin)
@@ -138,7 +140,7 @@ class Engine(StateReader, SessionApi):
 
     def device(self) -> Device:
         """The device of the next run: the device that the user chose, else the first GPU, else the CPU. Raises SessionError."""
-        return self.control.device()
+        return self.devices.first()
 
     def scenarios(self) -> list[Scenario]:
         found, mistakes = catalog.scenarios()

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.engine import catalog
+from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.experiments.forecast import forecast_restart, noise_s
 from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
-from gpuconsole.machine.environment import DeviceChoiceError, choose_device
 from gpuconsole.model.experiments.trial import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
@@ -119,13 +119,12 @@ class RunControl:
         pool: WorkerPool,
         lock: RunLock,
         serving: ServingChoice,
-        wanted_device: str | None,
+        devices: ChosenDevices,
     ) -> None:
-        """`wanted_device`: the device that the user chose, if any."""
         self.worker: WorkerHandle | None = None
         self.overrides: Knobs = {}
         self._state, self._emit, self._pool, self._lock = state, emit, pool, lock
-        self._serving, self._wanted_device = serving, wanted_device
+        self._serving, self._devices = serving, devices
         self.on_open: list[Callable[[Scenario, Device], None]] = []
         self.on_close: list[Callable[[RunRecord], None]] = []
         self._scenario: Scenario | None = None
@@ -133,13 +132,6 @@ class RunControl:
         self._kept: list[tuple[Knobs, Knobs]] = []
         """Kept changes of the current scenario: the knobs before, the knobs after."""
         self._closing = False
-
-    def device(self) -> Device:
-        """The device of the next run: the device that the user chose, else the first GPU, else the CPU. Raises SessionError."""
-        try:
-            return choose_device(self._state.devices, self._wanted_device, self._state.lost)
-        except DeviceChoiceError as error:
-            raise SessionError(str(error)) from None
 
     def running(self) -> tuple[RunRecord, WorkerHandle]:
         """The current run and its worker. Raises SessionError when nothing is running."""
@@ -157,7 +149,7 @@ class RunControl:
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
         except (ScenarioError, KnobError) as error:
             raise SessionError(str(error)) from None
-        device = self.device()
+        device = self._devices.first()
         knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
         self._serving.check_torch(chosen, knobs)
         return RunPlan(chosen, overrides, knobs, device)
@@ -170,7 +162,7 @@ class RunControl:
             self._kept.clear()
             self._open(plan.knobs, plan.device, {})
             try:
-                self.worker = worker = await self._pool.take(plan.scenario, plan.knobs)
+                self.worker = worker = await self._pool.take(plan.scenario, plan.knobs, self._devices)
             except OSError as error:
                 self._close("failed", f"the worker could not be started: {error.strerror}")
                 return
@@ -341,8 +333,8 @@ class RunControl:
 
     async def _start_second(self, knobs: Knobs) -> WorkerHandle:
         assert self._scenario is not None
-        worker = await self._pool.take(self._scenario, knobs)
-        worker.start(self._scenario.workload.name, knobs, self.device(), self._serving.options)
+        worker = await self._pool.take(self._scenario, knobs, self._devices)
+        worker.start(self._scenario.workload.name, knobs, self._devices.first(), self._serving.options)
         return worker
 
     def _hand_over(self, challenger: WorkerHandle) -> None:

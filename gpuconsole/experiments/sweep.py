@@ -17,6 +17,7 @@ from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Step
 from gpuconsole.model.scenario import Scenario
+from gpuconsole.processes.pool import Devices
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
@@ -67,7 +68,9 @@ def evaluate(sweep: Sweep) -> None:
 class Sweeper:
     """Measures the points of a sweep. `close` ends the workers."""
 
-    def __init__(self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice) -> None:
+    def __init__(self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice, devices: Devices | None = None) -> None:
+        """`devices` chooses the GPUs of runs in several processes."""
+        self._devices = devices
         self._chosen, self._base, self._device, self._serving = chosen, base, device, serving
         self._workers: list[tuple[Knobs, WorkerHandle]] = []
         """Workers with the knobs of their start."""
@@ -199,7 +202,9 @@ class Sweeper:
         await self._pause_running()
         nproc = int(knobs.get("nproc", 1))
         module = SERVING if self._chosen.workload.serves else TRAINING
-        worker = WorkerHandle(lambda event: None, lambda worker, code: None, Launch(nproc) if nproc > 1 else None, module)
+        visible = self._devices.cuda_names(nproc) if self._devices is not None else ""
+        launch = Launch(nproc, cuda_devices=visible) if nproc > 1 else None
+        worker = WorkerHandle(lambda event: None, lambda worker, code: None, launch, module)
         self._workers.append((knobs, worker))
         try:
             await worker.launch()

@@ -1,4 +1,4 @@
-"""The machine and the console's process: fingerprint, choice of the device, overhead of the console.
+"""The machine and the console's process: fingerprint, overhead of the console.
 
 This module does not import torch. The fingerprint contains no environment variables and no command lines.
 """
@@ -9,7 +9,7 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from importlib import metadata
 
 import psutil
@@ -54,26 +54,6 @@ def torch_version() -> str | None:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return None
-
-
-class DeviceChoiceError(ValueError):
-    """The requested device does not exist; the message is one line."""
-
-
-def choose_device(devices: list[Device], wanted: str | None, lost: Container[str]) -> Device:
-    """The requested device. Without a request: the first GPU that is not lost, otherwise the CPU. Raises DeviceChoiceError.
-
-    A GPU in MIG mode runs programs only on its slices, so its first slice is chosen instead of the GPU.
-    """
-    known = devices or [Device("cpu", "host CPU")]
-    if wanted is None:
-        sliced = {device.id.partition("/")[0] for device in known if device.is_mig}
-        usable = (device for device in known if device.is_gpu and device.id not in lost and device.id not in sliced)
-        return next(usable, known[-1])
-    for device in known:
-        if device.id == wanted:
-            return device
-    raise DeviceChoiceError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in known)}")
 
 
 async def watch_self(emit: Callable[[AnyEvent], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -14,6 +15,14 @@ from gpuconsole.processes.worker import SERVING, TRAINING, WorkerHandle
 from gpuconsole.wire.events import AnyEvent
 
 SPARE_S = 60.0
+
+
+class Devices(Protocol):
+    """The choice of devices."""
+
+    def cuda_names(self, nproc: int) -> str:
+        """CUDA_VISIBLE_DEVICES of a run in `nproc` processes; empty on a CPU."""
+        ...
 
 
 class WorkerPool:
@@ -67,13 +76,13 @@ class WorkerPool:
         if spare is not None:
             spare.kill()
 
-    async def take(self, chosen: Scenario, knobs: Knobs) -> WorkerHandle:
-        """A worker for a run of `chosen` with `knobs`; the spare where that will do."""
+    async def take(self, chosen: Scenario, knobs: Knobs, devices: Devices | None = None) -> WorkerHandle:
+        """A worker for a run of `chosen` with `knobs`; the spare where that will do. `devices` chooses the GPUs of several processes."""
         if chosen.workload.serves:
             return await self._launch(module=SERVING)
         nproc = int(knobs.get("nproc", 1))
         if nproc > 1 or self.nodes.nnodes > 1:
-            launch = msgspec.structs.replace(self.nodes, nproc=nproc)
+            launch = msgspec.structs.replace(self.nodes, nproc=nproc, cuda_devices=devices.cuda_names(nproc) if devices else "")
             if launch.nnodes > 1:
                 self._note(f"start the processes on each other machine: {launch.on_other_nodes()}")
             return await self._launch(launch)

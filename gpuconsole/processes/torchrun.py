@@ -52,13 +52,17 @@ SAME_CLOCK_S = 5.0
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How torchrun is asked to start: `nproc` processes on each of `nnodes` machines, which meet at `rdzv_endpoint` (HOST:PORT)."""
+    """How torchrun is asked to start: `nproc` processes on each of `nnodes` machines, which meet at `rdzv_endpoint` (HOST:PORT).
+
+    `cuda_devices`: CUDA_VISIBLE_DEVICES of the processes on this machine. Empty: unchanged.
+    """
 
     nproc: int
     nnodes: int = 1
     rdzv_endpoint: str = ""
     rdzv_id: str = ""
     meeting_s: int = MEETING_S
+    cuda_devices: str = ""
 
     @property
     def host(self) -> str:
@@ -137,6 +141,8 @@ class TorchrunChild(Child):
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # torchrun's own choice, without its warning
         }
+        if self._launch.cuda_devices:
+            env["CUDA_VISIBLE_DEVICES"] = self._launch.cuda_devices
         await self._spawn([self._module, *self._arguments], env=env)
         self._watch([asyncio.create_task(self._read_all())])
         self._tasks += [asyncio.create_task(self._close_server()), asyncio.create_task(self._watch_silence())]

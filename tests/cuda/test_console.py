@@ -11,7 +11,7 @@ from tests.cuda.conftest import Machines
 
 def test_a_run_is_on_the_simulated_card_and_says_so(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
     machine = simulated("card h100", "values none")
-    shown = cli("run", "data-starved", "--headless", "--duration", "4", "--snapshot", "snap.json", env=machine.environment())
+    shown = cli("run", "data-starved", "--headless", "--duration", "2", "--snapshot", "snap.json", env=machine.environment())
     assert shown.returncode == 0, shown.stderr
     assert "run 1  data-starved  on gpu:0  finished" in shown.stdout
     snapshot = json.loads((tmp_path / "snap.json").read_text())
@@ -20,3 +20,16 @@ def test_a_run_is_on_the_simulated_card_and_says_so(simulated: Machines, cli: Cl
     assert run["device"] == "gpu:0" and run["knobs"]["precision"] == "bf16"
     assert abs(sum(run["summary"]["phases_ratio"].values()) - 1) < 1e-6 and run["summary"]["phases_ratio"]["data_wait"] > 0.5
     assert max(run["series"]["gpu.hbm_used_bytes{device=gpu:0}"]["v"]) > 1e9, "the driver reports the worker's memory"
+
+
+def test_the_user_chooses_the_card_by_the_environment(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
+    machine = simulated("card l4", "card h100", "values none")
+    env = machine.environment(CUDA_VISIBLE_DEVICES="1")
+    shown = cli("run", "chatty-logging", "--headless", "--duration", "1", "--snapshot", "snap.json", env=env)
+    assert shown.returncode == 0, shown.stderr
+    run = json.loads((tmp_path / "snap.json").read_text())["runs"][0]
+    assert run["device"] == "gpu:1", "the second card by NVML, the only one for CUDA"
+    used = {card: max(run["series"][f"gpu.hbm_used_bytes{{device=gpu:{card}}}"]["v"]) for card in (0, 1)}
+    assert used[0] == 0 and used[1] > 1e9, "it was measured where it ran"
+    refused = cli("run", "chatty-logging", "--device", "gpu:0", "--headless", env=env)
+    assert refused.returncode == 2 and "gpu:0 is hidden from CUDA programs by CUDA_VISIBLE_DEVICES=1" in refused.stderr

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.machine import environment
@@ -107,7 +108,7 @@ def with_control(play: Callable[[RunControl, SessionState], Awaitable[None]], *w
     state = SessionState()
 
     async def main() -> None:
-        control = RunControl(state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), "cpu")
+        control = RunControl(state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), ChosenDevices(state, "cpu"))
         await control.start(control.plan("train-gpt", {"batch_size": 8}))
         await play(control, state)
 

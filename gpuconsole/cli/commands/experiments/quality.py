@@ -13,7 +13,7 @@ from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.serving import add_serving_options, check_server, server_options
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.machine.environment import DeviceChoiceError, choose_device
+from gpuconsole.machine.choice import DeviceChoiceError, choose_device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import read_devices
 from gpuconsole.processes.one_shot import JobFailed, examine

@@ -102,7 +102,7 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
         base = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **knobs}
         serving = ServingChoice(server_options(args), objective(args))
         serving.check_torch(chosen, base)
-        sweeper = Sweeper(chosen, base, device, serving)
+        sweeper = Sweeper(chosen, base, device, serving, engine.devices)
         newest: list[Sweep] = []
         sweeping = asyncio.create_task(
             sweeper.run(points(vary, base, args.grid), args.repeat, args.stop_settled, lambda sweep: _progress(sweep, newest))

@@ -14,7 +14,8 @@ from gpuconsole.cli.options.console import device
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.machine.calibration import cache_path, load, machine_of, save
-from gpuconsole.machine.environment import DeviceChoiceError, choose_device, fingerprint, torch_version
+from gpuconsole.machine.choice import DeviceChoiceError, choose_device
+from gpuconsole.machine.environment import fingerprint, torch_version
 from gpuconsole.model.machine.calibration import CalibrationRecord
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
