@@ -114,11 +114,15 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class SetKnobs:
-    """Change live knobs between two steps. Later steps carry `arm`."""
+    """Change live knobs between two steps. Later steps carry `arm`.
+
+    `at_step`: in a user's job with several processes, the step from which the change is in force in all of them; 0: the next step.
+    """
 
     request: int
     changes: Knobs
     arm: int = 0
+    at_step: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.experiments.certificate import Tuning
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.model.machine.device import Device, Link
@@ -180,6 +181,65 @@ class MarkedSteps(Event, frozen=True):
         return Steps(self.t, steps, self.cpu_s, self.runq_s, self.overhead_s, self.memory_bytes, self.dropped, self.rank, self.counters)
 
 
+# --- from the agent inside a user's own job -----------------------------------------------------------------
+
+
+class JobProcess(Event, frozen=True):
+    """The first message of a process of a user's job, when the program imports torch. `token` proves that the process belongs to the job.
+
+    `script`: the file that Python runs, without its folder; `parent`: the pid of the parent process. `rank` and `world_size` are those of
+    torchrun's environment (0 and 1 without it). The process sends `RankJoined` with its first optimizer step.
+    """
+
+    pid: int
+    parent: int
+    script: str
+    python: str
+    torch: str = ""
+    rank: int = 0
+    world_size: int = 1
+    token: str = ""
+
+
+class JobKnown(Event, frozen=True):
+    """What the agent knows about the program; replaces what was known before. The knobs in force and the facts come with `Started`."""
+
+    rank: int
+    facts: JobFacts
+
+
+class Segments(Event, frozen=True):
+    """The form in which the agent inside a user's job sends its steps; `session.job.segments` makes `Steps` of it.
+
+    `packed`: base64 of the steps, see `agent.hooks.recorder.pack`. The other fields are those of `Steps`.
+    """
+
+    packed: str
+    cpu_s: float
+    runq_s: float
+    overhead_s: float
+    memory_bytes: float
+    dropped: int = 0
+    rank: int = 0
+    counters: dict[str, float] = {}
+
+
+class AgentOff(Event, frozen=True):
+    """The agent in a process of the job has switched itself off; the job continues unwatched.
+
+    `where`: the entry point that failed; empty where the console asked for the end. `cause` is one line, `detail` the end of the traceback.
+    """
+
+    pid: int
+    rank: int
+    where: str = ""
+    cause: str = ""
+    detail: str = ""
+
+
+# --- from a worker that serves ------------------------------------------------------------------------------
+
+
 class Requests(Event, frozen=True):
     """Requests that ended since the last message, and the state of the load generator.
 
@@ -328,7 +388,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled | Failed | Calibrated
     | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
 
@@ -362,11 +422,13 @@ class Start(Command, frozen=True):
 
 
 class SetKnobs(Command, frozen=True):
-    """Change hot knobs between two steps. Later steps carry `arm`."""
+    """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: in a user's job with several processes, the step from which the
+    change is in force in all of them; 0: the next step."""
 
     request: int
     changes: Knobs
     arm: int = 0
+    at_step: int = 0
 
 
 class RunProbe(Command, frozen=True):

@@ -1,0 +1,1 @@
+"""Live changes of a program's training: one module for each knob or group of knobs."""

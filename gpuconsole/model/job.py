@@ -1,0 +1,36 @@
+"""The user's own training job, as the agent inside its processes describes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Site(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The line of the user's program that made an object: where a patch would change something.
+
+    `kind`: `loader`, `optimizer`, `ddp` or `compile`. `file` is the path that Python has, `line` the first line of the call (from 1).
+    `function`: the function around the line. `call`: the source text of the call; empty where the file is not readable. `settings`: the
+    knobs that this object decides, and their values. `library`: the package (for example `transformers`) where no line of the program
+    itself made the object.
+    """
+
+    kind: str
+    file: str
+    line: int
+    function: str = ""
+    call: str = ""
+    settings: dict[str, bool | int | float | str] = {}
+    library: str = ""
+
+
+class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known about the program. `script`: the name of the file without its folder. `frameworks`: name and version of the libraries that
+    drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are.
+    """
+
+    script: str
+    python: str = ""
+    torch: str = ""
+    device: str = ""
+    frameworks: dict[str, str] = {}
+    sites: list[Site] = []
