@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...protocol import Value
 
 if TYPE_CHECKING:
-    from ..job import Watch
+    from ..watch import Watch
 
 SAME_BITS, SAME_SAMPLES, CHANGES_NUMERICS = "same bits", "same samples", "changes numerics"
 """Effects of a change on what the program computes. SAME_SAMPLES: the same batches in the same order, but other rounding is possible."""
