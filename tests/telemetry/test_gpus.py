@@ -257,6 +257,18 @@ def test_before_hopper_counters_become_rates_by_the_drivers_own_clock(machine: M
         assert child.substitutes("gpu:0")["gpu.nvlink_rx_bytes_per_s"] == "nvml.field"
 
 
+@pytest.mark.parametrize("counter", [("field_32bit 198 1", "field_32bit 197 1"), ("field 198 4e9", "field 197 3e9")])
+def test_a_pcie_counter_that_may_wrap_between_two_readings_is_not_believed(machine: Machine, counter: tuple[str, str]) -> None:
+    """12 GB/s wrap a counter of 32 bits twice or three times a second: its growth would read as less than 4.3 GB/s."""
+    script = ["gpm_support 0", "field_per_s 198 12e9", "field_per_s 197 3e8", *counter, "pcie_rx_kb 12000000", "pcie_tx_kb 300000"]
+    _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in script))
+    with SamplerChild(environment) as child:
+        child.rounds(3)
+        values = child.values("gpu:0")
+        assert (values["gpu.pcie_rx_bytes_per_s"], values["gpu.pcie_tx_bytes_per_s"]) == (12e9, 3e8)
+        assert child.substitutes("gpu:0")["gpu.pcie_rx_bytes_per_s"] == "nvml", "the call that counts for 20 ms"
+
+
 @pytest.mark.parametrize(("driver", "first"), [("580.159.03", 269), ("580.65.06", 251), ("575.57.08", 251)])
 def test_counters_of_held_clocks_are_asked_by_the_numbers_that_the_driver_gives_them(machine: Machine, driver: str, first: int) -> None:
     _, environment = machine("gpus 1", f"driver {driver}", f"gpu 0 field_per_s {first} 4e8", f"gpu 0 field_per_s {first + 1} 1.02e9")

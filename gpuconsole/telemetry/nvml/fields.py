@@ -9,10 +9,12 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from gpuconsole.telemetry.nvml.library import CallFailed, call, driver_is_at_least, member
+from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, driver_is_at_least, member
 
 FIRST_READING = "a rate needs two readings"
 WENT_BACK = "the driver's counter or its clock decreased"
+WRAPS = "the driver's byte counter has 32 bits and wraps between two readings"
+_32_BITS = float(1 << 32)
 ALL_LINKS = 0xFFFFFFFF  # scopeId of the NVLink throughput fields: all links together
 _US = 1e-6
 
@@ -22,13 +24,18 @@ _NOT_A_VALUE = {"uiVal": 0xFFFFFFFF, "ullVal": 0xFFFFFFFFFFFFFFFF}
 
 
 class Field(NamedTuple):
-    """One field. `identifier` is the NVML_FI_* number (ABI). `is_rate`: the metric is the counter's growth per second times `factor`."""
+    """One field. `identifier` is the NVML_FI_* number (ABI). `is_rate`: the metric is the counter's growth per second times `factor`.
+
+    `wraps`: the counter wraps on some devices (nvml.h). 32 bits of PCIe bytes last 0.07 to 0.3 s at the full rate of a link with 16 lanes.
+    Such a counter is refused, so that the next source is asked.
+    """
 
     metric: str
     identifier: int
     factor: float = 1.0
     is_rate: bool = False
     scope: int = 0
+    wraps: bool = False
 
 
 FAST_FIELDS = (
@@ -40,8 +47,8 @@ FAST_FIELDS = (
     Field("gpu.board_limit_time_ratio", 77, 1e-9, True),  # PERF_POLICY_BOARD_LIMIT
     Field("gpu.reliability_time_ratio", 79, 1e-9, True),  # PERF_POLICY_RELIABILITY
     # Read only where GPM has no value.
-    Field("gpu.pcie_tx_bytes_per_s", 197, 1.0, True),  # PCIE_COUNT_TX_BYTES
-    Field("gpu.pcie_rx_bytes_per_s", 198, 1.0, True),  # PCIE_COUNT_RX_BYTES
+    Field("gpu.pcie_tx_bytes_per_s", 197, 1.0, True, wraps=True),  # PCIE_COUNT_TX_BYTES
+    Field("gpu.pcie_rx_bytes_per_s", 198, 1.0, True, wraps=True),  # PCIE_COUNT_RX_BYTES
     Field("gpu.nvlink_tx_bytes_per_s", 138, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_TX, KiB
     Field("gpu.nvlink_rx_bytes_per_s", 139, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_RX, KiB
 )
@@ -142,6 +149,10 @@ class FieldReader:
             return math.nan
         if not field.is_rate:
             return raw * field.factor
+        if field.wraps and kind == "uiVal":
+            raise CallFailed(NOT_SUPPORTED, WRAPS)
+        if field.wraps and raw < _32_BITS:  # the type has 64 bits, but nothing shows yet that the counter has
+            raise CallFailed(-1, WRAPS)
         t = float(member(answer, "timestamp")) * _US
         before = self._before.get(field.metric)
         if before is not None and t == before[0]:  # the driver updates this counter less often than it is read

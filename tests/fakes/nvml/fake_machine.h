@@ -11,7 +11,7 @@ enum { MAX_GPUS = 2048, MAX_FAULTS = 48, MAX_GPM = 128, MAX_FIELD = 320, MAX_LIN
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 
 typedef struct { char call[64]; int code; int delay_ms; } Fault;
-typedef struct { double value, per_s; int error; } Field;
+typedef struct { double value, per_s; int error, is_32bit; } Field;
 typedef struct { unsigned pid; int kind; double memory_bytes, sm_pct; } Task; /* kind: 0 compute, 1 graphics */
 typedef struct { unsigned instance; double memory_total_bytes, memory_used_bytes; double gpm[MAX_GPM]; } Slice;
 typedef struct Gpu {
@@ -125,11 +125,12 @@ static void set_gpu(Gpu *g, const char *rest, const char *line) {
         return;
     }
     if (sscanf(rest, "field_error %d %d", &id, &code) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id].error = code; return; }
-    if (sscanf(rest, "field_per_s %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id] = (Field){ 0, value, OK }; return; }
-    if (sscanf(rest, "field %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id] = (Field){ value, 0, OK }; return; }
+    if (sscanf(rest, "field_32bit %d %d", &id, &code) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id].is_32bit = code; return; }
+    if (sscanf(rest, "field_per_s %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id] = (Field){ 0, value, OK, 0 }; return; }
+    if (sscanf(rest, "field %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id] = (Field){ value, 0, OK, 0 }; return; }
     if (sscanf(rest, "link_field %d %d %lf", &link, &id, &value) == 3 && link >= 0 && link < MAX_LINKS && id >= FIRST_LINK_FIELD &&
         id < FIRST_LINK_FIELD + LINK_FIELDS) {
-        g->link_fields[link][id - FIRST_LINK_FIELD] = (Field){ value, 0, OK };
+        g->link_fields[link][id - FIRST_LINK_FIELD] = (Field){ value, 0, OK, 0 };
         return;
     }
     if (sscanf(rest, "link_field_error %d %d", &id, &code) == 2 && id >= FIRST_LINK_FIELD && id < FIRST_LINK_FIELD + LINK_FIELDS) {

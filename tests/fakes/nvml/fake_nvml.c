@@ -22,6 +22,7 @@
  *   gpu I delay CALL MS       CALL on this GPU takes this long
  *   gpu I field ID VALUE      what field NVML_FI_* ID holds; field_per_s ID RATE: it grows by RATE a second (by its own timestamp)
  *   gpu I field_error ID CODE that field alone has this nvmlReturn
+ *   gpu I field_32bit ID 1    that field is an unsigned int, which wraps
  *   gpu I link_field LINK ID VALUE, link_field_error ID CODE    the same for a field of one NVLink (by scopeId)
  *   gpu I process PID KIND BYTES PERCENT    a process with its memory and SM share; KIND is compute or graphics
  *   gpu I mig_slice INSTANCE TOTAL USED     a MIG slice; mig_gpm INSTANCE METRIC VALUE: what GPM says of it
@@ -301,9 +302,9 @@ int nvmlDeviceGetFieldValues(Gpu *g, int count, FieldValue *values) {
         v->result = f ? f->error : INVALID_ARGUMENT;
         if (v->result) continue;
         double value = f->value + f->per_s * ((double)(v->timestamp_us % 1000000000000ll) * 1e-6);
-        v->type = v->id == 82 || v->id == 186 ? 1 : 3;
+        v->type = v->id == 82 || v->id == 186 || f->is_32bit ? 1 : 3;
         v->value.ull = 0;
-        if (v->type == 1) v->value.ui = (unsigned)value;
+        if (v->type == 1) v->value.ui = (unsigned)u64(value);
         else v->value.ull = u64(value);
     }
     return OK;
