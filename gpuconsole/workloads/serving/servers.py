@@ -239,9 +239,10 @@ class VllmServer(ModelServer):
         ("Started server process", "opening the API"),
     )
 
-    def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], uuid: str, on_cpu: bool) -> None:
+    def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], device: str, uuid: str) -> None:
+        """`device`: `cpu`, `gpu:N` in NVML's order, or a MIG slice of it. `uuid` names that device to CUDA."""
         super().__init__(progress)
-        self._knobs, self._options, self._uuid, self._on_cpu = knobs, options, uuid, on_cpu
+        self._knobs, self._options, self._device, self._uuid = knobs, options, device, uuid
         self._python = ""
         self._command: list[str] = []
         self.model_facts: dict[str, float] = {}
@@ -259,11 +260,8 @@ class VllmServer(ModelServer):
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options, self._on_cpu)]
-        self._progress("vLLM: importing")
-        environment = vllm_environment(self._knobs)
-        if self._uuid and int(self._knobs["tensor_parallel_size"]) == 1:
-            environment["CUDA_VISIBLE_DEVICES"] = self._uuid
+        command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options, self._device == "cpu")]
+        environment = vllm_environment(self._knobs) | cuda_device(self._device, self._uuid, int(self._knobs["tensor_parallel_size"]))
         with tempfile.NamedTemporaryFile() as limits:  # the file is not needed after both sides have mapped it
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
                 limits.write(bytes(LIMITS.size))
@@ -273,9 +271,22 @@ class VllmServer(ModelServer):
                 environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
                 command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
                 self.facts |= live_limits(self._knobs)
-            self._command = command
-            await self._spawn(command, environment, self._on_line)
-            await self._wait_for(self._healthy, READY_S)
+            try:
+                await self._launch(command, environment)
+            except ServerFailed:
+                refused = [flag for flag in NEWER_FLAGS if any(UNKNOWN_FLAGS in line and flag in line.split() for line in self.words)]
+                if not refused:
+                    raise
+                self._progress(f"vLLM: this version lacks {', '.join(refused)}; starting again")
+                await self._launch([word for word in command if word not in refused], environment)
+
+    async def _launch(self, command: list[str], environment: dict[str, str]) -> None:
+        """Raises ServerFailed."""
+        self._progress("vLLM: importing")
+        self._command = command
+        self.words.clear()
+        await self._spawn(command, environment, self._on_line)
+        await self._wait_for(self._healthy, READY_S)
 
     async def set_limits(self, knobs: Knobs) -> None:
         if self._limits is None:
@@ -381,6 +392,11 @@ LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "au
 """Values for which vLLM has no flag; the flag is omitted."""
 
 
+NEWER_FLAGS = ("--enable-mfu-metrics",)
+"""Flags that older versions of vLLM lack (vllm pull request 30738 brought the flag). vLLM starts again without a flag that it refuses: a look into its `--help` would
+cost 10 s at every start, because vLLM imports everything first."""
+UNKNOWN_FLAGS = "error: unrecognized arguments:"
+"""argparse's message."""
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens in a block of the KV cache that vLLM 0.32 chooses for most models (vllm/platforms/cpu.py; vllm/config/cache.py)."""
 
@@ -404,7 +420,19 @@ def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]
         flags += ["--speculative-config", json.dumps(config)]
     if knobs["enforce_eager"]:
         flags.append("--enforce-eager")
-    return [*flags, "--enable-mfu-metrics", *options.get("vllm_args", "").split()]
+    return [*flags, *NEWER_FLAGS, *options.get("vllm_args", "").split()]
+
+
+def cuda_device(device: str, uuid: str, tensor_parallel_size: int) -> dict[str, str]:
+    """The environment with which vLLM uses the GPU `device`. Several GPUs: vLLM uses the first visible GPUs.
+
+    vLLM before August 2026 reads the entries of CUDA_VISIBLE_DEVICES as numbers and ends on a uuid (vllm issue 13815). NVML counts by PCI bus,
+    and with CUDA_DEVICE_ORDER CUDA does so, too. A MIG slice has no number.
+    """
+    if device == "cpu" or tensor_parallel_size > 1:
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    index = device.removeprefix("gpu:")
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": index if index.isdigit() else uuid}
 
 
 def vllm_environment(knobs: Knobs) -> dict[str, str]:

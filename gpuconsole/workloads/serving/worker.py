@@ -287,7 +287,7 @@ def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
     if options.get("server_url"):
         return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", 0.0)))
     if knobs["server"] == "vllm":
-        return VllmServer(progress, knobs, options, start.uuid, start.device == "cpu")
+        return VllmServer(progress, knobs, options, start.device, start.uuid)
     return EmbeddedServer(
         progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed
     )

@@ -71,7 +71,7 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkey
     monkeypatch.setenv("PYTHONPATH", f"{STUB}:{Path.cwd()}")
 
     async def live() -> None:
-        server = VllmServer(lambda detail: None, KNOBS, {"model": "some/model"}, "", True)
+        server = VllmServer(lambda detail: None, KNOBS, {"model": "some/model"}, "cpu", "")
         async with aiohttp.ClientSession() as session:
             await server.start(session)
             try:
@@ -86,7 +86,7 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkey
 
 def test_a_scheduler_of_the_users_own_is_left_alone() -> None:
     async def live() -> None:
-        server = VllmServer(lambda detail: None, KNOBS, {"model": "m", "vllm_args": "--scheduler-cls my.Own"}, "", True)
+        server = VllmServer(lambda detail: None, KNOBS, {"model": "m", "vllm_args": "--scheduler-cls my.Own"}, "cpu", "")
         with pytest.raises(ServerFailed, match="--scheduler-cls of yours"):
             await server.set_limits(KNOBS)
 

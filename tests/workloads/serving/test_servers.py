@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.workloads.serving.servers import find_vllm_python, model_facts, vllm_flags
+from gpuconsole.workloads.serving.servers import VllmServer, cuda_device, find_vllm_python, model_facts, vllm_flags
 
 KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
 
@@ -51,3 +53,33 @@ def test_the_size_of_the_kv_cache_is_the_same_whatever_the_size_of_a_block(on_cp
     flags = vllm_flags({**KNOBS, "num_gpu_blocks_override": 100}, {"model": "m", "vllm_args": arguments}, on_cpu)
     assert flags[flags.index("--num-gpu-blocks-override") + 1] == blocks
     assert "--num-gpu-blocks-override" not in vllm_flags(KNOBS, {"model": "m", "vllm_args": arguments}, on_cpu)
+
+
+STUB = Path(__file__).parents[2] / "fakes" / "vllm_stub"
+
+
+def test_vllm_gets_a_gpu_by_its_number_and_starts_without_a_flag_that_its_version_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_STUB_FLAGS", str(tmp_path / "flags"))
+    monkeypatch.setenv("VLLM_STUB_LACKS", "--enable-mfu-metrics")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5f0c9f0e")
+    monkeypatch.setenv("PYTHONPATH", f"{STUB}:{Path.cwd()}")
+    steps: list[str] = []
+
+    async def live() -> None:
+        server = VllmServer(steps.append, KNOBS, {"model": "some/model"}, "gpu:1", "GPU-5f0c9f0e")
+        async with aiohttp.ClientSession() as session:
+            await server.start(session)
+            await server.stop()
+        assert "GPUs 1 in the order PCI_BUS_ID" in server.words
+
+    asyncio.run(live())
+    assert "vLLM: this version lacks --enable-mfu-metrics; starting again" in steps
+    flags = (tmp_path / "flags").read_text()
+    assert "--max-num-seqs" in flags and "--enable-mfu-metrics" not in flags
+
+
+def test_vllm_gets_a_mig_slice_by_its_uuid_and_several_gpus_as_the_user_chose_them() -> None:
+    assert cuda_device("gpu:0/mig:1", "MIG-7", 1)["CUDA_VISIBLE_DEVICES"] == "MIG-7", "a slice has no number"
+    assert "CUDA_VISIBLE_DEVICES" not in cuda_device("gpu:0", "GPU-1", 2)

@@ -1,4 +1,7 @@
-"""What the console sees of vLLM: a command line, a log, an API. The flags that it got are logged; MODEL decides what becomes of it."""
+"""What the console sees of vLLM: a command line, a log, an API. The flags that it got are logged; MODEL decides what becomes of it.
+
+Like a vLLM before August 2026 it accepts only numbers in CUDA_VISIBLE_DEVICES. VLLM_STUB_LACKS names a flag that its version does not have.
+"""
 
 import asyncio
 import importlib
@@ -16,6 +19,13 @@ async def main() -> None:
     print("flags", " ".join(sys.argv[1:]), flush=True)
     with open(os.environ["VLLM_STUB_FLAGS"], "w") as file:
         file.write(" ".join(sys.argv[1:]))
+    if (lacking := os.environ.get("VLLM_STUB_LACKS")) in sys.argv:
+        print("usage: api_server.py [-h] [--host HOST]", file=sys.stderr)
+        print(f"api_server.py: error: unrecognized arguments: {lacking}", file=sys.stderr)
+        sys.exit(2)
+    gpus = [int(entry) for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    if gpus:
+        print("GPUs", *gpus, "in the order", os.environ.get("CUDA_DEVICE_ORDER"), flush=True)
     if flags["--model"] == "too-large":
         print("INFO Starting to load model too-large...", flush=True)
         print("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", file=sys.stderr)
