@@ -30,6 +30,9 @@ SAMPLE_SPAN_S = 0.16
 The gaps are random, so that they cannot coincide with `save_every` or `log_every`."""
 LOW_RATE_SAMPLE_SPAN_S = 0.32
 """The same at the low rate (see `reporter`)."""
+MOST_AHEAD_S = 0.3
+"""Seconds of work that may be queued at the end of a step; one step may always be queued. The launch queue of CUDA takes about 1000 kernels,
+which may be seconds of work. A command waits for all of it, and so does each switch between the sides of a trial."""
 
 
 _new = tuple.__new__
@@ -137,6 +140,7 @@ class CudaStepAccount(StepAccount):
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []
+        self._step_s = 0.0  # the device's time for the last step that it has done
         super().__init__(times)
 
     def restart(self) -> None:
@@ -156,7 +160,14 @@ class CudaStepAccount(StepAccount):
         self._events.append(self._record())
         self._pending.append((self._done.pop(), self._events))
         self._events = [self._events[-1]]
-        while self._pending and self._pending[0][1][-1].query():
+        while self._pending:
+            step, events = self._pending[0]
+            last = events[-1]
+            if not last.query():
+                step_s = max(self._step_s, now() - step.times[-1])
+                if len(self._pending) == 1 or len(self._pending) * step_s < MOST_AHEAD_S:
+                    break
+                last.synchronize()  # later steps are queued behind this step, so the device does not become idle
             self._resolve()
 
     def finish(self) -> None:
@@ -165,7 +176,7 @@ class CudaStepAccount(StepAccount):
             self._resolve()
 
     def _record(self) -> torch.cuda.Event:
-        event = self._free.pop() if self._free else self._event_type(enable_timing=True)
+        event = self._free.pop() if self._free else self._event_type(enable_timing=True, blocking=True)  # waiting uses no CPU
         event.record()
         return event
 
@@ -174,6 +185,7 @@ class CudaStepAccount(StepAccount):
         step, events = self._pending.popleft()
         spans = (before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events))
         elapsed = list(itertools.accumulate(spans))
+        self._step_s = elapsed[-1]
         start = step.times[-1] - elapsed[-1]
         self._done.append(step._replace(start=start, times=[start + t for t in elapsed]))
         self._free.extend(events[:-1])

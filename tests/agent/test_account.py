@@ -90,7 +90,7 @@ class Timeline:
         timeline = self
 
         class Event:
-            def __init__(self, enable_timing: bool) -> None:
+            def __init__(self, enable_timing: bool, blocking: bool) -> None:
                 self.at = 0
 
             def record(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ class TrainingLoop:
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
-        self._peak_bytes = 0.0
+        self.peaks = device_memory.Peaks(device)
         self._buckets_ready: Moment | None = None
-        self.plan.on_bucket = self._bucket_ready
+        self.plan.on_last_bucket = self._bucket_ready
         self.probes: Mapping[str, Probe] = {}
 
     # --- one step -------------------------------------------------------------------------------------------
@@ -330,26 +330,18 @@ class TrainingLoop:
 
         On a GPU: of the steps since the start or the last change, without probes. On a CPU: of the whole process.
         """
-        return max(self._peak_bytes, device_memory.peak_bytes(self.device))
+        return self.peaks.allocated_bytes()
 
     def forget_peak_memory(self) -> None:
-        self._peak_bytes = 0.0
-        device_memory.forget_peak(self.device)
+        self.peaks.forget()
 
     def restart_peak_memory(self) -> None:
         """After a change: the peak of earlier steps no longer applies."""
-        self._peak_bytes = 0.0
-        device_memory.restart_peak(self.device)
+        self.peaks.restart()
 
-    @contextmanager
-    def beside_the_peak(self) -> Iterator[None]:
+    def beside_the_peak(self) -> AbstractContextManager[None]:
         """On a GPU the memory that is used in this block does not count for the peak."""
-        before = self.peak_memory_bytes()
-        try:
-            yield
-        finally:
-            device_memory.restart_peak(self.device)
-            self._peak_bytes = before
+        return self.peaks.beside()
 
     def release_cached_memory(self) -> None:
         """Drop gradients and the allocator's cache: after an error, after a probe, or where another process needs the memory."""

@@ -20,7 +20,7 @@ Context = contextlib.AbstractContextManager[Any]
 class Plan:
     """One process, or several independent processes.
 
-    `on_bucket` is called whenever gradients are ready to be sent; the last call comes at the end of the backward computation.
+    `on_last_bucket` is called when the last gradients of a backward pass are ready to be sent.
     `replicas`: the number of different batches in a step. `exchanges`: whether processes exchange gradients or layers.
     """
 
@@ -28,7 +28,7 @@ class Plan:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.on_bucket: Callable[[], None] = _nothing
+        self.on_last_bucket: Callable[[], None] = _nothing
         self.replicas = world.size
         self.replica = world.rank
 
@@ -53,7 +53,7 @@ class Plan:
 
 
 def _nothing() -> None:
-    """The default of `on_bucket`."""
+    """The default of `on_last_bucket`."""
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:

@@ -1,7 +1,7 @@
 """DistributedDataParallel and ZeRO-1: every process has all weights, and gradients are all-reduced in buckets.
 
-The exposed communication is measured on every step. A comm hook is called when a bucket is ready, so the last call marks the end of the
-backward computation. The time from there until backward() returns is waiting for the other processes.
+The exposed communication is measured on every step. A comm hook is called when a bucket is ready, so the call for the last bucket marks the end
+of the backward computation. The time from there until backward() returns is waiting for the other processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Replicated(Plan):
         state, hook = comm_hook(str(knobs["comm_hook"]))
 
         def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with types, and ours are strings
-            self.on_bucket()
+            if bucket.is_last():
+                self.on_last_bucket()
             sent = hook(state, bucket)
             if state is not None and device.type == "cpu":
                 # PowerSGD issues further all-reduces when one is done. gloo runs those of several buckets in any order, which differs

@@ -42,7 +42,8 @@ def memory_parts(loop: TrainingLoop) -> Signals:
     """The parts of this process's device memory, and its limit. Activations: what one forward pass saves for its backward pass."""
     batch = resident_batch(loop)
     model, device = loop.task.model, loop.device
-    figures = {f"memory.{name}": value for name, value in allocator_stats(device).items()}  # of the job itself, before this probe allocates
+    # of the job itself: the figures before this probe allocates, and the peaks without earlier probes
+    figures = {f"memory.{name}": value for name, value in (allocator_stats(device) | loop.peaks.figures()).items()}
     with untouched(loop):
         loss, activations = saved_bytes(lambda: loop.forward(batch), [*batch, *model.parameters()])
         loss.backward()

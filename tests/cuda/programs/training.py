@@ -1,0 +1,141 @@
+"""The training loop on a simulated card whose shortest kernel takes 0.4 ms; prints what the assertions need, as JSON. Values are computed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpuconsole.agent.account import CudaStepAccount
+from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.wire.marks import MarkedStep
+from gpuconsole.workloads.training import churn, gpt
+from gpuconsole.workloads.training.loop.loop import TrainingLoop
+from gpuconsole.workloads.training.probes import catalog, gpu, memory, stacks, swaps
+from gpuconsole.workloads.training.probes.catalog import PROBES, cached_batch, memory_parts
+from tests.workloads.running import knobs_of
+
+GPU = torch.device("cuda", 0)
+SYNCS = Path(os.environ["SIMULATED_CUDA_SYNCS"])
+device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
+found: dict[str, object] = {}
+for probes in (catalog, gpu, memory, stacks, swaps):
+    probes.BUDGET_S = 0.05  # type: ignore[attr-defined]  # few repetitions are enough here
+
+
+def loop_of(module: Any, scenario: str, **changes: object) -> TrainingLoop:
+    small: Knobs = {"batch_size": 4, "d_model": 64, "n_layer": 2, "num_threads": 1, "non_blocking": True, "log_every": 0}
+    known = knobs_of(scenario)
+    knobs = {**known, **{name: value for name, value in (small | changes).items() if name in known}}
+    torch.manual_seed(0)
+    return TrainingLoop(module.create(knobs, GPU, 0), knobs, GPU, Path(tempfile.mkdtemp(dir=SYNCS.parent)))
+
+
+def spans(loop: TrainingLoop) -> list[float]:
+    return [step.times[-1] - step.start for step in (MarkedStep(*one) for one in loop.account.take())]
+
+
+def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
+    """The seconds of the account and of the kernels, how far ahead the host was, and where it waited."""
+    loop = loop_of(gpt, "train-gpt", precision=precision)
+    for _ in range(3):
+        loop.step()
+    loop.account.finish()
+    spans(loop)
+    device.library.sim_launch(0, 0.1)  # the host is ahead from the first kernel on
+    loop.account.restart()
+    known, before, start = SYNCS.read_text().count("\n"), device.clock()["busy_s"], time.perf_counter()
+    for _ in range(4):
+        loop.step()
+    issued, busy = time.perf_counter() - start, device.clock()["busy_s"] - before
+    syncs = SYNCS.read_text().splitlines()[known:]
+    loop.account.finish()
+    whole = time.perf_counter() - start
+    return {"account_s": sum(spans(loop)), "kernels_s": busy, "issued_s": issued, "whole_s": whole, "syncs": syncs}
+
+
+def run_ahead() -> dict[str, float]:
+    """The seconds until the device has done all, after 30 steps of 0.1 s that the host issues at once."""
+    account = CudaStepAccount(ThreadTimes())
+    for _ in range(30):
+        device.library.sim_launch(0, 0.1)
+        account.end(1, 1, None, 0, 0)
+    start = time.perf_counter()
+    account.finish()
+    return {"left_s": time.perf_counter() - start, "steps": len(account.take())}
+
+
+def state_of(loop: TrainingLoop) -> dict[str, object]:
+    """All that a probe must leave as it was."""
+    tensors = {f"weight {name}": value for name, value in loop.task.model.state_dict().items()}
+    for number, values in enumerate(loop.optimizer.state.values()):
+        tensors |= {f"optimizer {number} {name}": value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors |= {"random": torch.get_rng_state(), "random of the device": torch.cuda.get_rng_state(GPU)}
+    own = {"kept": [batch[0].float().sum().item() for batch in getattr(loop.task, "_kept", [])]}
+    if hasattr(loop.task, "_chance"):
+        own["chance"] = [str(loop.task._chance.getstate())]
+    figures = {name: value.detach().cpu().double().sum().item() for name, value in tensors.items()}
+    return figures | own | {"peaks": loop.peaks.figures(), "peak": loop.peak_memory_bytes()}
+
+
+def changed_by_probes(module: Any, scenario: str) -> dict[str, list[str]]:
+    """The parts of the state that a probe has changed, by probe; only probes that apply."""
+    loop = loop_of(module, scenario, precision="fp32", optim="adamw")
+    for _ in range(3):
+        loop.step()
+    changed: dict[str, list[str]] = {}
+    for name, probe in PROBES.items():
+        if name in ("side_work_off", "script_lines"):
+            continue  # they train ordinary steps
+        before = state_of(loop)
+        try:
+            with loop.beside_the_peak():
+                probe(loop)
+        except Exception as error:  # it does not apply here
+            if isinstance(error, torch.OutOfMemoryError | AttributeError | NotImplementedError):
+                raise
+            continue
+        after = state_of(loop)
+        changed[name] = [part for part in before if before[part] != after[part]]
+    return changed
+
+
+def peaks_after_a_probe() -> dict[str, float]:
+    """Reserved memory at its peak, before the cached-batch probe and as `memory_parts` reports it after that probe."""
+    loop = loop_of(gpt, "train-gpt")
+    for _ in range(3):
+        loop.step()
+    block = torch.empty(200 * 2**20, dtype=torch.uint8, device=GPU)
+    del block  # the job's own, between two steps
+    before = torch.cuda.max_memory_reserved()
+    with loop.beside_the_peak():
+        cached_batch(loop)
+    with loop.beside_the_peak():
+        signals = memory_parts(loop)
+    return {"before": before, "reported": signals["memory.reserved_peak_bytes"].value, "parts": signals["memory.parameters_bytes"].value}
+
+
+def reads_for_a_message() -> list[str]:
+    """The functions of torch.cuda that one reading of the peak calls: the slow ones sort all figures of the allocator."""
+    loop = loop_of(gpt, "train-gpt")
+    loop.step()
+    called: list[str] = []
+    for name in ("memory_stats", "max_memory_allocated", "memory_stats_as_nested_dict"):
+        real = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, lambda *a, name=name, real=real, **k: (called.append(name), real(*a, **k))[1])
+    loop.peak_memory_bytes()
+    return called
+
+
+found["account"] = {precision: account_while_the_host_is_ahead(precision) for precision in ("bf16", "fp32")}
+found["ahead"] = run_ahead()
+found["changed"] = {"gpt": changed_by_probes(gpt, "train-gpt"), "churn": changed_by_probes(churn, "fragmented-memory")}
+found["peaks"] = peaks_after_a_probe()
+found["reads"] = reads_for_a_message()
+print(json.dumps(found))
