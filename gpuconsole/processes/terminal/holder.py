@@ -1,0 +1,160 @@
+"""The process that holds the pseudo-terminal of a user's job, so that the job does not depend on the console.
+
+Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`: the numbers of two open files and two paths (OUTPUT may be empty). It imports the
+standard library only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output. This process reads the
+master side until the job and all its children have closed their side. It never keeps the job waiting for the console.
+
+- Each byte goes to OUTPUT, if there is one.
+- The console gets the bytes through the socket, at most SEND_BYTES in PERIOD_S seconds. A job that prints more has its newest KEPT_BYTES shown;
+  a line says how many bytes are left out.
+- When the console has gone, and there is no OUTPUT, the newest TAIL_BYTES and everything that follows go to LOG. The byte `e` on the socket
+  means that the job has ended: what its remaining children print is not kept then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+PERIOD_S = 0.05
+SEND_BYTES = 1 << 16
+KEPT_BYTES = 1 << 21
+TAIL_BYTES = 1 << 16
+LAST_S = 1.0
+"""Seconds for the last bytes to reach the console."""
+JOB_ENDED = b"e"
+MODE = 0o600
+"""Only the user may read the output, as with nohup."""
+
+
+class Holder:
+    def __init__(self, master: int, console: socket.socket, output: str, log: str) -> None:
+        self._master, self._console, self._log = master, console, log
+        self._file = _append(output) if output else -1
+        self._kept = bool(output)
+        self._connected = True
+        self._pending = bytearray()
+        self._tail = bytearray()
+        self._left_out = 0
+        self._next_send = 0.0
+        console.setblocking(False)
+
+    def run(self) -> None:
+        """Return when the job and its children have closed the terminal."""
+        while True:
+            now = time.monotonic()
+            wait = None
+            writes: list[socket.socket] = []
+            if self._pending and self._connected:
+                if now >= self._next_send:
+                    writes = [self._console]
+                else:
+                    wait = self._next_send - now
+            reads: list[int] = [self._master]
+            if self._connected:
+                reads.append(self._console.fileno())
+            readable, writable, _ = select.select(reads, writes, [], wait)
+            if self._connected and self._console.fileno() in readable:
+                self._listen()
+            if self._master in readable and not self._read():
+                break
+            if writable and self._connected:
+                self._send()
+        self._send_rest()
+
+    def _read(self) -> bool:
+        """Take what the job has printed; False when nobody can print any more."""
+        try:
+            chunk = os.read(self._master, 1 << 16)
+        except OSError:  # EIO: no process has the terminal open
+            return False
+        if not chunk:
+            return False
+        if self._file >= 0:
+            self._write(chunk)
+        if not self._connected:
+            return True
+        self._pending += chunk
+        if len(self._pending) > KEPT_BYTES:
+            cut = self._pending.find(b"\n", KEPT_BYTES // 2) + 1 or KEPT_BYTES // 2
+            self._left_out += cut
+            del self._pending[:cut]
+        return True
+
+    def _listen(self) -> None:
+        """The console never sends anything but `e`; the end of its file means that it has gone."""
+        try:
+            said = self._console.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if JOB_ENDED in said:
+            self._kept = True
+        elif not said:
+            self._lose()
+
+    def _lose(self) -> None:
+        """The console has gone: keep the output in the log, unless it is kept already."""
+        self._connected = False
+        if not self._kept:
+            self._file = _append(self._log)
+            self._write(bytes(self._tail + self._pending))
+        self._pending.clear()
+
+    def _send(self) -> None:
+        if self._left_out:
+            self._pending[:0] = b"\r\n... %d bytes of output are not shown ...\r\n" % self._left_out
+            self._left_out = 0
+        try:
+            sent = self._console.send(self._pending[:SEND_BYTES])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lose()
+            return
+        self._tail += self._pending[:sent]
+        del self._tail[:-TAIL_BYTES]
+        del self._pending[:sent]
+        self._next_send = time.monotonic() + PERIOD_S
+
+    def _send_rest(self) -> None:
+        if self._connected and self._pending:
+            self._console.settimeout(LAST_S)
+            with contextlib.suppress(OSError):
+                self._console.sendall(self._pending)
+
+    def _write(self, data: bytes) -> None:
+        """Append to the file. A file that takes no more (a full disk) is left alone: the job must not suffer."""
+        if self._file < 0:
+            return
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            os.close(self._file)
+            self._file = -1
+
+
+def _append(path: str) -> int:
+    """The file, open for appending; -1 where that is not possible."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
+    except OSError:
+        return -1
+
+
+def main(words: list[str]) -> None:
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    master, console, output, log = words
+    Holder(int(master), socket.socket(fileno=int(console)), output, log).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
