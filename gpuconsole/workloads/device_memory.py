@@ -15,24 +15,31 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 MB = 2**20
 PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")
-RENAMED_IN = (2, 9)
-"""The first torch that reads PYTORCH_ALLOC_CONF. Earlier versions read PYTORCH_CUDA_ALLOC_CONF."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+OLD_NAME_ENDS_IN = (2, 11)
+"""Before torch 2.9 only the old name, PYTORCH_CUDA_ALLOC_CONF, exists. Torch 2.9 and 2.10 read the new name, but ignore expandable_segments
+in it (pytorch #183387). From 2.11 on the new name is enough, and torch warns about the old one."""
 
 
 def limit_bytes(device: torch.device, knobs: Knobs) -> float:
-    """The memory that the run may use: `memory_limit_mb`, else the device's memory (on a CPU the host's)."""
-    if knobs.get("memory_limit_mb"):
-        return float(int(knobs["memory_limit_mb"]) * MB)
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    """The memory that the run may use: `memory_limit_mb`, but at most the device's memory (on a CPU the host's)."""
+    limit = float(int(knobs.get("memory_limit_mb", 0)) * MB)
+    if limit and device.type != "cuda":
+        return limit  # only a reference for the rules
+    total = _total_bytes(device)
+    return min(limit, total) if limit else total
 
 
 def enforce_limit(device: torch.device, knobs: Knobs) -> None:
     """Make CUDA's allocator refuse more than `memory_limit_mb`. No CPU allocator can; there the limit is only a reference for the rules."""
     if device.type == "cuda" and knobs.get("memory_limit_mb"):
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(device, knobs) / total), device)
+        torch.cuda.set_per_process_memory_fraction(limit_bytes(device, knobs) / _total_bytes(device), device)
+
+
+def _total_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def set_up_allocator(knobs: Knobs) -> None:
@@ -44,10 +51,11 @@ def set_up_allocator(knobs: Knobs) -> None:
     keep_freed_memory(int(knobs.get("malloc_trim_threshold_mb", 0)), mmap_threshold_kb)
     conf = str(knobs.get("pytorch_alloc_conf", "default"))
     if conf != "default":
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # torch reads either, the old name first where it is set
+        for name in ALLOCATOR_VARIABLES:  # torch reads either, the old name first where it is set
             os.environ.pop(name, None)
-        newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= RENAMED_IN
-        os.environ["PYTORCH_ALLOC_CONF" if newer else "PYTORCH_CUDA_ALLOC_CONF"] = conf
+        newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLD_NAME_ENDS_IN
+        for name in ALLOCATOR_VARIABLES[:1] if newer else ALLOCATOR_VARIABLES:
+            os.environ[name] = conf
 
 
 class Peaks:

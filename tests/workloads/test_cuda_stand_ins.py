@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,10 +49,27 @@ def test_what_a_probe_takes_is_not_the_jobs_peak(tmp_path: Path, monkeypatch: py
         loop.close()
 
 
-def test_the_allocators_setting_is_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "names"), [("2.8.0+cu128", 2), ("2.9.1+cu130", 2), ("2.10.0", 2), ("2.11.0", 1), ("2.13.0+cpu", 1)])
+def test_the_allocators_setting_is_ours_alone(monkeypatch: pytest.MonkeyPatch, version: str, names: int) -> None:
+    """Torch 2.9 and 2.10 read the new name of the variable, but take expandable_segments from the old name only."""
+    monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(os, "environ", {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
     device_memory.set_up_allocator({"pytorch_alloc_conf": "expandable_segments:True"})
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    found = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    assert found == ["expandable_segments:True", "expandable_segments:True" if names == 2 else None]
+
+
+def test_a_memory_limit_above_the_card_is_the_memory_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append(fraction))
+    assert device_memory.limit_bytes(CUDA, {"memory_limit_mb": 110_000}) == 80e9
+    assert device_memory.limit_bytes(CUDA, {"memory_limit_mb": 1000}) == 1000 * 2**20
+    assert device_memory.limit_bytes(CUDA, {}) == 80e9
+    assert device_memory.limit_bytes(torch.device("cpu"), {"memory_limit_mb": 10**6}) == 10**6 * 2**20, "on a CPU it is a reference"
+    for limit in (110_000, 40_000):
+        device_memory.enforce_limit(CUDA, {"memory_limit_mb": limit})
+    assert fractions == [1.0, pytest.approx(40_000 * 2**20 / 80e9)]
 
 
 @pytest.mark.parametrize(("version", "expected"), [("13.0", "1"), ("12.4", None), (None, None)])

@@ -9,7 +9,7 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Dense datasheet peaks in FLOP/s by precision, and in bytes/s. None: not known. Nothing is guessed.
 
     Where a device has two rates for 16 and 8 bits, the figures are those with accumulation in fp32. `memory_bytes` is the rounded
-    size of the datasheet. NVLink bandwidth is the sum of both directions, as in datasheets.
+    size of the datasheet. NVLink bandwidth is the sum of both directions, as in datasheets. `tdp_w`: the highest board power, in W.
     """
 
     fp32_flops_per_s: float | None = None
@@ -22,6 +22,7 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_bytes: float | None = None
     nvlink_bytes_per_s: float | None = None
     pcie_generation: int | None = None
+    tdp_w: float | None = None
     source: str = ""
 
 

@@ -11,7 +11,7 @@ from gpuconsole.agent.allocator import allocator_name, allocator_stats, watched_
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, resident_batch, rounds, untouched
 from gpuconsole.model.finding import Signal
-from gpuconsole.workloads.device_memory import limit_bytes
+from gpuconsole.workloads.device_memory import MB, limit_bytes
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 
 BUDGET_S = 1.5
@@ -53,12 +53,18 @@ def memory_parts(loop: TrainingLoop) -> Signals:
         "gradients": (gradients, "after a backward pass, this process's part"),
         "optimizer": (state_bytes(loop.plan.local(loop.optimizer)), "optimizer state, this process's part"),
         "activations": (activations, "saved_tensors_hooks on one forward pass, each storage once, without parameters and batch"),
-        "limit": (limit_bytes(device, loop.knobs), "memory_limit_mb" if loop.knobs["memory_limit_mb"] else "the device's memory"),
+        "limit": limit_figure(loop),
     }
     signals = {f"memory.{name}_bytes": Signal(value, "B", source) for name, (value, source) in parts.items()}
     for name, value in figures.items():
         signals[name] = Signal(value, "B" if name.endswith("_bytes") else "", allocator_name(device))
     return signals
+
+
+def limit_figure(loop: TrainingLoop) -> tuple[float, str]:
+    """The memory limit of the run in bytes, and where it comes from."""
+    limit, wanted = limit_bytes(loop.device, loop.knobs), int(loop.knobs["memory_limit_mb"]) * MB
+    return limit, "memory_limit_mb" if wanted and limit == wanted else "the device's memory"
 
 
 def held_bytes(tensors: Iterable[object]) -> float:
