@@ -150,7 +150,7 @@ class RunControl:
         except (ScenarioError, KnobError) as error:
             raise SessionError(str(error)) from None
         device = self._devices.first()
-        knobs = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **overrides}
+        knobs = {**chosen.knobs_on(device), **overrides}
         self._serving.check_torch(chosen, knobs)
         return RunPlan(chosen, overrides, knobs, device)
 

@@ -41,7 +41,7 @@ class Lookup(NamedTuple):
 
 
 def key_of(scenario: Scenario, knobs: Knobs, device: Device, environment: Environment) -> BaselineKey:
-    usual = scenario.knobs_for("gpu" if device.is_gpu else "cpu")
+    usual = scenario.knobs_on(device)
     return BaselineKey(
         scenario=scenario.name,
         changed={name: value for name, value in knobs.items() if usual.get(name) != value},

@@ -40,3 +40,8 @@ def peaks_of(name: str) -> Peaks:
         if any(is_device(match, name) for match in entry.match):
             return Peaks(**{field: getattr(entry, field) for field in Peaks.__struct_fields__})
     return Peaks()
+
+
+def known_devices() -> list[str]:
+    """The names of the devices with peaks, without the manufacturer."""
+    return [match for entry in _table() for match in entry.match]

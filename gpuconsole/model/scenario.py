@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import msgspec
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
+from gpuconsole.model.machine.device import Device
+
+SIZE = re.compile(r"([1-9][0-9]*)GB")
+"""The name of a table such as `[gpu.80GB]`."""
+ROUNDING = 0.9
+"""A card belongs to a size if it has at least this share of it: product names round, and ECC takes a part."""
 
 
 class ScenarioError(ValueError):
@@ -30,15 +39,26 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Teaches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the scenario teaches: a sentence, the rule that should fire, and the knobs that should help."""
+    """What the scenario teaches: a sentence, the rule that should fire, and the knobs that should help.
+
+    `gpu_fix`: the knobs that should help on a GPU, where `fix` does not.
+    """
 
     see: str = ""
     rule: str = ""
     fix: dict[str, bool | int | float | str] = {}
+    gpu_fix: dict[str, bool | int | float | str] = {}
+
+    def fix_on(self, device: Device) -> Knobs:
+        """The knobs that should help on `device`."""
+        return self.gpu_fix if device.is_gpu and self.gpu_fix else self.fix
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a scenario file."""
+    """The keys of a scenario file.
+
+    `gpu` holds values for every GPU, and tables for GPUs with more memory: `[gpu.80GB]` applies to a GPU with about 80 GB or more.
+    """
 
     name: str
     title: str
@@ -46,12 +66,15 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary: str
     knobs: dict[str, bool | int | float | str] = {}
     cpu: dict[str, bool | int | float | str] = {}
-    gpu: dict[str, bool | int | float | str] = {}
+    gpu: dict[str, bool | int | float | str | dict[str, bool | int | float | str]] = {}
     teaches: Teaches = Teaches()
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A checked scenario. `knobs_for` returns the knob values at one scale."""
+    """A checked scenario. `knobs_on` returns the knob values for a device, `knobs_for` those at one scale.
+
+    `gpu_sizes`: values for GPUs with at least so many GB, in ascending order. A GPU takes the values of `gpu` and of every size that it has.
+    """
 
     name: str
     title: str
@@ -62,11 +85,30 @@ class Scenario(msgspec.Struct, frozen=True):
     gpu: Knobs
     teaches: Teaches
     path: str = ""
+    gpu_sizes: dict[str, Knobs] = {}
 
-    def knobs_for(self, scale: str) -> Knobs:
-        """All knob values at `scale`, which is `cpu` or `gpu`."""
+    def knobs_on(self, device: Device) -> Knobs:
+        """All knob values for a run on `device`."""
+        return self.knobs_for("gpu" if device.is_gpu else "cpu", device.memory_bytes)
+
+    def knobs_for(self, scale: str, memory_bytes: float = 0) -> Knobs:
+        """All knob values at `scale`, which is `cpu` or `gpu`. `memory_bytes`: of the GPU; 0 where it is not known: the values for the smallest."""
         defaults = {name: default for name in self.workload.knobs if (default := CATALOGUE[name].default) is not None}
-        return {**defaults, **self.knobs, **(self.gpu if scale == "gpu" else self.cpu)}
+        if scale != "gpu":
+            return {**defaults, **self.knobs, **self.cpu}
+        found = {**defaults, **self.knobs, **self.gpu}
+        for size, values in self.gpu_sizes.items():
+            if memory_bytes >= ROUNDING * gigabytes(size) * 1e9:
+                found.update(values)
+        return found
+
+
+def gigabytes(size: str) -> int:
+    """The number in `80GB`. Raises ValueError for another name."""
+    found = SIZE.fullmatch(size)
+    if found is None:
+        raise ValueError(f"{size!r} is no memory size: write for example [gpu.80GB]")
+    return int(found[1])
 
 
 def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str) -> Scenario:
@@ -76,17 +118,30 @@ def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str
         raise ScenarioError(
             f"{path}: workload: {file.workload!r} does not exist{nearest(file.workload, workloads)}; there are: {', '.join(sorted(workloads))}"
         )
+    sizes = {name: values for name, values in file.gpu.items() if isinstance(values, dict)}
+    gpu = {name: value for name, value in file.gpu.items() if not isinstance(value, dict)}
     tables: dict[str, Knobs] = {}
-    for key in ("knobs", "cpu", "gpu"):
+    given: dict[str, dict[str, Any]] = {
+        "knobs": file.knobs,
+        "cpu": file.cpu,
+        "gpu": gpu,
+        **{f"gpu.{size}": values for size, values in sizes.items()},
+    }
+    for key, values in given.items():
         try:
-            tables[key] = check_knobs(getattr(file, key), workload.knobs, file.workload)
-        except KnobError as error:
+            if key.startswith("gpu."):
+                gigabytes(key.removeprefix("gpu."))
+            tables[key] = check_knobs(values, workload.knobs, file.workload)
+        except (KnobError, ValueError) as error:
             raise ScenarioError(f"{path}: [{key}] {error}") from None
     for scale in ("cpu", "gpu"):
         missing = [name for name in workload.knobs if CATALOGUE[name].default is None and name not in {**tables["knobs"], **tables[scale]}]
         if missing:
             raise ScenarioError(f"{path}: [{scale}] no value for {', '.join(missing)} (give one here or in [knobs])")
-    return Scenario(file.name, file.title, workload, file.summary, tables["knobs"], tables["cpu"], tables["gpu"], file.teaches, path)
+    ascending = {size: tables[f"gpu.{size}"] for size in sorted(sizes, key=gigabytes)}
+    return Scenario(
+        file.name, file.title, workload, file.summary, tables["knobs"], tables["cpu"], tables["gpu"], file.teaches, path, ascending
+    )
 
 
 def check_workload(workload: Workload, path: str) -> Workload:

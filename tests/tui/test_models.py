@@ -10,6 +10,7 @@ from textual.widgets import Input
 
 from gpuconsole.engine import catalog
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.machine.device import Device
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.models import entries, error, model_lines
 from gpuconsole.session.api import View
@@ -22,7 +23,7 @@ from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from gpuconsole.tui.widgets.scenarios import scenario_lines
 from tests.tui.fake_gpu_box import drawn
 from tests.tui.fake_models import FIGURES, LONG_NOTE, several_view
-from tests.tui.fake_session import FakeSession, gpu_view, view
+from tests.tui.fake_session import H200, FakeSession, gpu_view, view
 from tests.tui.test_app import on_screen, shows, text_of
 from tests.waiting import until
 
@@ -159,14 +160,14 @@ def test_a_knob_stays_chosen_when_its_row_moves() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(120, 35), (80, 19)])
-@pytest.mark.parametrize("scale", ["cpu", "gpu"])
-def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, scale: str) -> None:
+@pytest.mark.parametrize("device", [Device("cpu", "host CPU"), H200], ids=lambda device: device.id)
+def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, device: Device) -> None:
     """The list with the chosen one in sight, its title, and its description to the last line, as where there is room enough."""
     ours = list(catalog.scenarios()[0].values())
     for scenario in ours:
-        rows = lines(drawn(scenario_lines(ours, scale, width, height), width, height, scenario.name))
+        rows = lines(drawn(scenario_lines(ours, device, width, height), width, height, scenario.name))
         assert any(row.startswith(f"> {scenario.name}") and scenario.title in row for row in rows), scenario.name
-        tall = [row for row in lines(drawn(scenario_lines(ours, scale, width, 80), width, 80, scenario.name)) if row]
+        tall = [row for row in lines(drawn(scenario_lines(ours, device, width, 80), width, 80, scenario.name)) if row]
         assert tall[-1] in rows, scenario.name
 
 

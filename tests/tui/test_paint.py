@@ -51,6 +51,7 @@ from tests.tui.fake_session import (
 )
 
 HOSTILE = "[/b] \x1b[2J\x07\u202e 模型 [red]\r\n" * 4
+HOST_CPU = Device("cpu", "host CPU")
 WIDTHS = (*range(40, 201, 7), 200)
 
 
@@ -88,7 +89,7 @@ def everything(shown: View, width: int) -> list[Row]:
         for boxed in (False, True):
             rows += paint_diagnosis(shown, next(iter(facts.suggestions(shown)), ""), width, layout.diagnosis, boxed)
             rows += paint_runs(shown, width, max(3, layout.runs), boxed)
-        rows += drawn(scenario_lines(SCENARIOS, "cpu", width, height), width, height, "data-starved")
+        rows += drawn(scenario_lines(SCENARIOS, HOST_CPU, width, height), width, height, "data-starved")
         state = KnobState(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE})
         rows += drawn(knob_lines(state, width, height), width, height, "pin_memory")
         rows += drawn(model_lines(shown, width, height), width, height)

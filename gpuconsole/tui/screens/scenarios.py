@@ -45,8 +45,7 @@ class ScenariosScreen(ListScreen):
         return (self._device,)
 
     def lines(self, width: int, height: int) -> Lines:
-        scale = "gpu" if facts.device(self._view).is_gpu else "cpu"
-        return scenario_lines(matching(list(self._all.values()), self.needle), scale, width, height)
+        return scenario_lines(matching(list(self._all.values()), self.needle), facts.device(self._view), width, height)
 
     def summary(self) -> str:
         """Which of how many is selected, and where scenarios run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, describe_changes, show
+from gpuconsole.model.machine.device import Device
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, paragraph, text_lines
@@ -32,7 +33,7 @@ def _text(scenario: Scenario) -> str:
     return " ".join((scenario.name, scenario.title, scenario.summary, scenario.workload.name, teaches.see, teaches.rule)).lower()
 
 
-def scenario_lines(scenarios: Sequence[Scenario], scale: str, width: int, height: int) -> Lines:
+def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, height: int) -> Lines:
     """The list, and the description of the selected scenario beside the list where there is room, else below the list."""
     if not scenarios:
         return text_lines([line(width, ("No scenario matches.", "dim"))])
@@ -45,7 +46,7 @@ def scenario_lines(scenarios: Sequence[Scenario], scale: str, width: int, height
 
         def beside_list(name: str) -> list[Row]:
             chosen = by_name[name]
-            return [[(" " * GAP, ""), *row] for row in [*_title(chosen, about), *_about(chosen, scale, about)]]
+            return [[(" " * GAP, ""), *row] for row in [*_title(chosen, about), *_about(chosen, device, about)]]
 
         return Lines(
             list(by_name), lambda n, selected: _item(scenarios[n], selected, names, room), side=beside_list, side_width=about + GAP
@@ -54,7 +55,7 @@ def scenario_lines(scenarios: Sequence[Scenario], scale: str, width: int, height
     rows = min(len(scenarios), max(LEAST_LIST, height - MOST_ABOUT))
 
     def below_list(name: str) -> list[Row]:
-        return fill([blank(width), *_about(by_name[name], scale, width)], width, height - rows)
+        return fill([blank(width), *_about(by_name[name], device, width)], width, height - rows)
 
     return Lines(
         list(by_name), lambda n, selected: _item(scenarios[n], selected, names, width), foot=below_list if height >= LEAST_HEIGHT else None
@@ -74,7 +75,7 @@ def _title(scenario: Scenario, width: int) -> list[Row]:
     return paragraph(scenario.title, width, "heading")
 
 
-def _about(scenario: Scenario, scale: str, width: int) -> list[Row]:
+def _about(scenario: Scenario, device: Device, width: int) -> list[Row]:
     """What the scenario does, what a reader should see, and the values that it runs with here."""
     rows = [*paragraph(scenario.summary, width), blank(width)]
     teaches = scenario.teaches
@@ -83,9 +84,9 @@ def _about(scenario: Scenario, scale: str, width: int) -> list[Row]:
     if teaches.rule:
         rows += labelled("rule", teaches.rule, width, 10)
     if teaches.fix:
-        rows += labelled("fix", describe_changes(teaches.fix), width, 10)
+        rows += labelled("fix", describe_changes(teaches.fix_on(device)), width, 10)
     rows += labelled("workload", f"{scenario.workload.name}: {scenario.workload.title}", width, 10)
-    values = scenario.knobs_for(scale)
+    values = scenario.knobs_on(device)
     own = {name: value for name, value in values.items() if CATALOGUE[name].default != value}
     rest = f"; {len(values) - len(own)} as by default" if len(own) < len(values) else ""
     return rows + labelled("knobs", ", ".join(f"{name} {show(value)}" for name, value in own.items()) + rest, width, 10, "dim")

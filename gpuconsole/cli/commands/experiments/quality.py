@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         target = choose_device(state.devices, device(args), state.lost)
     except DeviceChoiceError as error:
         raise UsageError(str(error)) from None
-    knobs = {**chosen.knobs_for("gpu" if target.is_gpu else "cpu"), **overrides}
+    knobs = {**chosen.knobs_on(target), **overrides}
     options = {**server_options(args), "lengths": json.dumps(args.lengths), "depths": json.dumps(args.depths)}
 
     stop = asyncio.Event()

@@ -99,7 +99,7 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
     try:
         await open_engine(engine, record_path(args))
         device = engine.device()
-        base = {**chosen.knobs_for("gpu" if device.is_gpu else "cpu"), **knobs}
+        base = {**chosen.knobs_on(device), **knobs}
         serving = ServingChoice(server_options(args), objective(args))
         serving.check_torch(chosen, base)
         sweeper = Sweeper(chosen, base, device, serving, engine.devices)

@@ -49,24 +49,27 @@ def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
     if chosen.workload.name != WORKLOAD:
         raise UsageError(f"{chosen.name} runs {chosen.workload.name}: only scenarios of {WORKLOAD} can be predicted")
-    knobs = {**chosen.knobs_for("gpu" if args.device_name else "cpu"), **assignments(args.assignments, chosen)}
     peaks = peaks_of(args.device_name) if args.device_name else Peaks()
     if args.device_name and not peaks.source:
         raise UsageError(f"--device-name {args.device_name}: there are no datasheet peaks for a device with this name")
+    scale = "gpu" if args.device_name else "cpu"
+    knobs = {**chosen.knobs_for(scale, peaks.memory_bytes or 0), **assignments(args.assignments, chosen)}
     found = predicted(knobs, peaks, args.device_name)
-    print(to_json(found) if args.json else as_text(found, f"{chosen.name} on {args.device_name or 'a CPU'}", peaks))
+    title = f"{chosen.name} on {args.device_name or 'a CPU'}"
+    print(to_json(found) if args.json else as_text(found, title, peaks, knobs.get("torch_compile", "off") != "off"))
     return 0
 
 
 def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figure]:
-    """Every figure that needs no run."""
+    """Every figure that needs no run. The memory of a compiled step is predicted as without compilation, which is an upper bound."""
+    knobs = {**knobs, "torch_compile": "off"}
     facts = {"vocabulary": float(VOCABULARY), "tokens_per_sample": sum(lengths(knobs)) / 2}
     published = published_of(device_name) if device_name else ()
     found = training_figures(knobs, facts, {}, Summary(), peaks, {}, device_name is not None, published)
     return [figure for figure in found if figure.predicted is not None]
 
 
-def as_text(found: list[Figure], title: str, peaks: Peaks) -> str:
+def as_text(found: list[Figure], title: str, peaks: Peaks, compiled: bool = False) -> str:
     report: Report = [text(f"{title}: predicted, not measured" + (f"; {peaks.source}" if peaks.source else ""))]
     report.append(prediction_table(found))
     peak = next((figure.predicted for figure in found if figure.name == "memory.allocated_peak_bytes"), None)
@@ -76,4 +79,6 @@ def as_text(found: list[Figure], title: str, peaks: Peaks) -> str:
             f"The peak of {units.quantity(peak, 'bytes')} is {share} of the {units.quantity(peaks.memory_bytes, 'bytes')} of the datasheet."
         )
         report.append(text(words))
+    if compiled:
+        report.append(text("The memory is that without torch.compile: a compiled step keeps fewer activations."))
     return printed(report)

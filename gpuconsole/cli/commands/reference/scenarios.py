@@ -9,31 +9,53 @@ import textwrap
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import scenario
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.diagnosis.expected.card import Card
+from gpuconsole.diagnosis.expected.check import Check, check
 from gpuconsole.engine.catalog import scenarios, user_folder
-from gpuconsole.model.knobs.catalogue import CATALOGUE, show
-from gpuconsole.model.scenario import Scenario, ScenarioError
+from gpuconsole.machine.peaks import known_devices, peaks_of
+from gpuconsole.model.knobs.catalogue import CATALOGUE, nearest, show
+from gpuconsole.model.knobs.knob import Knobs
+from gpuconsole.model.scenario import Scenario, ScenarioError, gigabytes
+from gpuconsole.processes.once import read_devices
+from gpuconsole.report.machine.scenario_check import check_report
+from gpuconsole.report.parts import printed
 
 EXAMPLES = """examples:
   gpuconsole scenarios
   gpuconsole scenarios data-starved       its knobs with values and allowed values
+  gpuconsole scenarios --check            what each scenario should show on the GPUs of this machine
+  gpuconsole scenarios --check --device-name "NVIDIA L4"
   gpuconsole scenarios --json
 """
+DESCRIPTION = """List scenarios, show one, or check them. Your own scenarios are the files {folder}/*.toml; `gpuconsole run` also takes a path.
+
+A scenario has values for CPUs ([cpu]) and for GPUs ([gpu]). A table such as [gpu.80GB] applies to GPUs with about 80 GB of memory or more, after
+the tables of smaller sizes. --check computes for each scenario the memory, the limit of a step, and whether the scenario teaches what it says
+there. --check runs nothing."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "scenarios",
-        help="list scenarios, or show one",
-        description=f"List scenarios, or show one. Your own scenarios are the files {user_folder()}/*.toml; `gpuconsole run` also takes a path.",
+        help="list scenarios, show one, or check which of them teach what they say on a GPU",
+        description=DESCRIPTION.format(folder=user_folder()),
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the scenario to show (default: list all)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the scenario to show or to check (default: all)")
+    parser.add_argument("--check", action="store_true", help="memory, limit and lesson of each scenario on a GPU, by arithmetic")
+    parser.add_argument(
+        "--device-name", metavar="NAME", help="with --check: the name that NVML gives the GPU (default: the GPUs of this machine)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.check:
+        return run_check(args)
+    if args.device_name:
+        raise UsageError("--device-name needs --check")
     if args.name:
         chosen = scenario(args.name)
         print(to_json(chosen) if args.json else details(chosen))
@@ -53,17 +75,73 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_check(args: argparse.Namespace) -> int:
+    """Print a table for each kind of GPU, or JSON."""
+    try:
+        chosen, mistakes = ([scenario(args.name)], []) if args.name else _all_scenarios()
+    except ScenarioError as error:
+        raise UsageError(str(error)) from None
+    cards = [named_card(args.device_name)] if args.device_name else cards_here()
+    found = [(card, [check(one, card) for one in chosen]) for card in cards]
+    if args.json:
+        print(to_json([_as_data(card, checks) for card, checks in found]))
+    else:
+        print("\n\n".join(printed(check_report(card, checks)) for card, checks in found))
+    for mistake in mistakes:
+        print(f"gpuconsole: {mistake}", file=sys.stderr)
+    return 0
+
+
+def named_card(name: str) -> Card:
+    """The card with NVML's name `name`, with the memory of its datasheet. Raises UsageError with the names that are known."""
+    peaks = peaks_of(name)
+    if not peaks.memory_bytes:
+        known = known_devices()
+        raise UsageError(f"--device-name {name!r}: no datasheet figures for this name{nearest(name, known)}; known: {', '.join(known)}")
+    return Card(name, peaks.memory_bytes, peaks)
+
+
+def cards_here() -> list[Card]:
+    """The GPUs of this machine, each kind once. Raises UsageError where there is none."""
+    reading = read_devices()
+    gpus = [device for device in reading.state.devices if device.is_gpu]
+    if not gpus:
+        why = reading.error or reading.state.no_gpu_reason or "there is no GPU"
+        raise UsageError(f"--check needs a GPU: {why}. Name one, for example: --device-name 'NVIDIA L4'")
+    kinds = {(gpu.name, gpu.memory_bytes): gpu for gpu in gpus}
+    return [
+        Card(gpu.name, gpu.memory_bytes, gpu.peaks, sum((one.name, one.memory_bytes) == kind for one in gpus))
+        for kind, gpu in kinds.items()
+    ]
+
+
+def _all_scenarios() -> tuple[list[Scenario], list[str]]:
+    found, mistakes = scenarios()
+    return list(found.values()), mistakes
+
+
+def _as_data(card: Card, checks: list[Check]) -> dict[str, object]:
+    return {"device": card.name, "memory_bytes": card.memory_bytes, "peaks": card.peaks, "scenarios": checks}
+
+
 def details(chosen: Scenario) -> str:
     """One scenario: summary, what to see, and all knobs."""
     lines = [f"{chosen.name}: {chosen.title}", *textwrap.wrap(chosen.summary, 100), ""]
     if chosen.teaches.see:
         lines += textwrap.wrap(f"What to see: {chosen.teaches.see}", 100)
     if chosen.teaches.rule:
-        fix = ", ".join(f"{name}={show(value)}" for name, value in chosen.teaches.fix.items())
-        lines.append(f"Rule that fires: {chosen.teaches.rule}" + (f"; fix: {fix}" if fix else ""))
-    lines += ["", f"{'knob':<28} {'cpu':<12} {'gpu':<12} {'applies':<8} allowed"]
-    cpu, gpu = chosen.knobs_for("cpu"), chosen.knobs_for("gpu")
+        lines.append(f"Rule that fires: {chosen.teaches.rule}" + (f"; fix: {_assigned(chosen.teaches.fix)}" if chosen.teaches.fix else ""))
+    if chosen.teaches.gpu_fix:
+        lines.append(f"Fix on a GPU: {_assigned(chosen.teaches.gpu_fix)}")
+    scales: dict[str, Knobs] = {"cpu": chosen.knobs_for("cpu"), "gpu": chosen.knobs_for("gpu")}
+    scales |= {f"gpu {size}": chosen.knobs_for("gpu", gigabytes(size) * 1e9) for size in chosen.gpu_sizes}
+    lines += ["", f"{'knob':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed"]
     for name in chosen.workload.knobs:
         knob = CATALOGUE[name]
-        lines.append(f"{name:<28} {show(cpu[name]):<12} {show(gpu[name]):<12} {knob.apply:<8} {knob.allowed()}")
+        values = "".join(f"{show(values[name]):<12} " for values in scales.values())
+        lines.append(f"{name:<28} {values}{knob.apply:<8} {knob.allowed()}")
     return "\n".join(lines)
+
+
+def _assigned(changes: Knobs) -> str:
+    return ", ".join(f"{name}={show(value)}" for name, value in changes.items())

@@ -1,0 +1,262 @@
+"""Whether the expected step is what a scenario teaches: one test for each taught rule, with the thresholds of the rules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gpuconsole.diagnosis.expected.work import Work
+from gpuconsole.diagnosis.rules import (
+    _comm,
+    _input,
+    _serving,
+    _side_work,
+    _swap,
+    comm_small_buckets,
+    gpu_bandwidth_bound_healthy,
+    gpu_compute_bound_healthy,
+    gpu_elementwise_membw,
+    gpu_optimizer_unfused,
+    gpu_small_batch,
+    mem_activation_capped,
+    mem_state_capped,
+    serve_decode_bandwidth_bound,
+    serve_host_overhead_eager,
+    serve_long_context_cliff,
+    serve_prefill_bound,
+)
+
+RECOMPILE_LIMIT = 8
+"""torch._dynamo.config.recompile_limit."""
+
+
+class Verdict(NamedTuple):
+    """`teaches`: True, False, or None where no model can predict it. `why`: the figures that decide."""
+
+    teaches: bool | None
+    why: str
+
+
+Variants = Callable[[dict[str, bool | int | float | str]], Work | None]
+"""The work of the same scenario with some knobs changed."""
+
+
+def verdict(rule: str, work: Work, variant: Variants) -> Verdict:
+    """Whether `rule` should fire at `work`."""
+    return TESTS[rule](work, variant)
+
+
+def _healthy_compute(work: Work, variant: Variants) -> Verdict:
+    mfu = work.figure("flops") / work.step_s / work.figure("peak_flops_per_s")
+    return _least("MFU", mfu, gpu_compute_bound_healthy.MFU.value)
+
+
+def _healthy_bandwidth(work: Work, variant: Variants) -> Verdict:
+    reached = work.device_s["memory bandwidth"] / work.step_s * 0.9
+    return _least("share of the memory bandwidth", reached, gpu_bandwidth_bound_healthy.MBU.value)
+
+
+def _small_batch(work: Work, variant: Variants) -> Verdict:
+    larger = variant({"batch_size": 4})
+    if larger is None:
+        return Verdict(None, "the larger batch has no model")
+    cost = (larger.compute_s - larger.device_s["optimizer"]) / 4 / (work.compute_s - work.device_s["optimizer"])
+    return _most("time per sample of a 4x batch", cost, gpu_small_batch.COST.value)
+
+
+def _unfused(work: Work, variant: Variants) -> Verdict:
+    saved = (max(work.device_s["optimizer"], 0.0) - work.figure("fused_update_s")) / work.step_s
+    share = work.share("optimizer")
+    found = _least("optimizer", share, gpu_optimizer_unfused.SHARE.value)
+    return found if saved >= _swap.GAIN.value else Verdict(False, f"the fused optimizer saves {saved:.0%} of the step")
+
+
+def _plain_attention(work: Work, variant: Variants) -> Verdict:
+    return _least("traffic of the scores", work.figure("scores_s") / work.step_s, _swap.GAIN.value)
+
+
+def _elementwise(work: Work, variant: Variants) -> Verdict:
+    return _least("elementwise operations", work.share("memory bandwidth"), gpu_elementwise_membw.SHARE.value)
+
+
+def _dense_table(work: Work, variant: Variants) -> Verdict:
+    touched = work.figure("rows_touched_ratio")
+    if work.limit != "memory bandwidth":
+        return Verdict(False, f"{work.limit} is the limit, not the table")
+    return _most("rows used by a batch", touched, 0.10)
+
+
+def _logging(work: Work, variant: Variants) -> Verdict:
+    return _least("logging", work.share("logging"), _side_work.SHARE.value)
+
+
+def _checkpoints(work: Work, variant: Variants) -> Verdict:
+    return _least("checkpoints", work.share("checkpoints"), _side_work.SHARE.value)
+
+
+def _slow_storage(work: Work, variant: Variants) -> Verdict:
+    if work.figure("loading_cpu_ratio") >= _input.SLEEPS.value:
+        return Verdict(False, f"the loader computes {work.figure('loading_cpu_ratio'):.0%} of its time")
+    return _least("data_wait", work.share("data loading"), _input.WAIT.value)
+
+
+def _few_workers(work: Work, variant: Variants) -> Verdict:
+    wait = work.share("data loading")
+    if wait < _input.WAIT.value:
+        return _least("data_wait", wait, _input.WAIT.value)
+    return Verdict(True, f"data_wait {wait:.0%}; one worker alone gives {work.figure('one_worker_speedup'):.2f}x")
+
+
+def _fed(work: Work, variant: Variants) -> Verdict:
+    """vision-healthy: nothing should fire."""
+    copies = work.figure("copies_ratio")
+    if copies >= _input.WAIT.value:
+        return Verdict(False, f"copies to the GPU take {copies:.0%} of the step")
+    found = _most("data_wait", work.share("data loading"), _input.WAIT.value)
+    return Verdict(found.teaches, f"{found.why}; needs 12 CPU cores")
+
+
+def _states(work: Work, variant: Variants) -> Verdict:
+    used, states = work.memory_bytes / work.figure("limit_bytes"), work.figure("states_bytes") / work.memory_bytes
+    if states < mem_state_capped.PART.value:
+        return Verdict(False, f"states are only {states:.0%} of the used memory")
+    return _least("memory used", used, mem_state_capped.USED.value)
+
+
+def _activations(work: Work, variant: Variants) -> Verdict:
+    used, part = work.memory_bytes / work.figure("limit_bytes"), work.figure("activations_bytes") / work.memory_bytes
+    if part < mem_activation_capped.PART.value:
+        return Verdict(False, f"activations are only {part:.0%} of the used memory")
+    return _least("memory used", used, mem_activation_capped.USED.value)
+
+
+def _fragments(work: Work, variant: Variants) -> Verdict:
+    return Verdict(None, "fragments depend on the order of allocations: no model predicts them")
+
+
+def _recompiles(work: Work, variant: Variants) -> Verdict:
+    found = work.figure("lengths")
+    words = f"{found:.0f} lengths in 50 batches, torch compiles {RECOMPILE_LIMIT} at most"
+    return Verdict(found > RECOMPILE_LIMIT + 1, words)
+
+
+def _exposed(work: Work, variant: Variants) -> Verdict:
+    return _least("exposed communication", work.share("communication"), _comm.EXPOSED.value)
+
+
+def _straggler(work: Work, variant: Variants) -> Verdict:
+    late = 1 + work.waits_s.get("the slow process", 0.0) / max(1e-9, work.compute_s)
+    return Verdict(
+        late >= _comm.LATE.value, f"the slow process takes {late:.2f}x the time of a pass, the rule needs {_comm.LATE.value:.2f}x"
+    )
+
+
+def _buckets(work: Work, variant: Variants) -> Verdict:
+    now, large = work.figure("exchange_now_s"), work.figure("exchange_large_s")
+    lost = max(0.0, 1 - large / now) * work.share("communication")
+    return _least("lost to small buckets", lost, comm_small_buckets.GAIN.value)
+
+
+def _decode_bound(work: Work, variant: Variants) -> Verdict:
+    found = _dominate(work)
+    return found or _least("share of the memory bandwidth", work.figure("reached"), serve_decode_bandwidth_bound.REACHED.value)
+
+
+def _batch_small(work: Work, variant: Variants) -> Verdict:
+    found, larger = _dominate(work), variant({"concurrency": 4})
+    if found or larger is None:
+        return found or Verdict(None, "the larger load has no model")
+    gain = 4 * work.step_s / larger.step_s
+    return Verdict(
+        gain >= _serving.MORE_USERS.value, f"4x the users give {gain:.1f}x the tokens, the rule needs {_serving.MORE_USERS.value:g}x"
+    )
+
+
+def _dominate(work: Work) -> Verdict | None:
+    ratio = work.figure("weight_bytes") / max(1.0, work.figure("kv_bytes"))
+    least = serve_decode_bandwidth_bound.DOMINATE.value
+    return None if ratio >= least else Verdict(False, f"weights are {ratio:.1f}x the keys and values, the rule needs {least:g}x")
+
+
+def _preemption(work: Work, variant: Variants) -> Verdict:
+    needed = work.figure("needed_tokens") / work.figure("cache_tokens")
+    return Verdict(needed > 1, f"the requests need {needed:.1f}x the KV cache")
+
+
+def _seats(work: Work, variant: Variants) -> Verdict:
+    full = work.figure("kv_bytes") / max(1.0, work.figure("kv_bytes") / work.figure("running") * work.figure("wanted"))
+    return Verdict(work.figure("wanted") > work.figure("running"), f"{full:.0%} of the requests run, and the KV cache has room")
+
+
+def _over_capacity(work: Work, variant: Variants) -> Verdict:
+    rate, capacity = work.figure("request_rate"), work.figure("capacity")
+    return Verdict(rate > 1.2 * capacity, f"{rate:g} requests/s arrive, about {capacity:.3g} are answered")
+
+
+def _prefill(work: Work, variant: Variants) -> Verdict:
+    prefill, decode = work.figure("prefill_s"), work.figure("decode_s")
+    return _least("prefill", prefill / (prefill + decode), serve_prefill_bound.SHARE.value)
+
+
+def _long_context(work: Work, variant: Variants) -> Verdict:
+    ratio = work.figure("kv_bytes") / work.figure("weight_bytes")
+    least = serve_long_context_cliff.RATIO.value
+    return Verdict(ratio >= least, f"keys and values are {ratio:.1f}x the weights, the rule needs {least:g}x")
+
+
+def _prefix(work: Work, variant: Variants) -> Verdict:
+    cached = variant({"enable_prefix_caching": True})
+    if cached is None:
+        return Verdict(None, "the cached prefix has no model")
+    gain = cached.figure("capacity") / work.figure("capacity")
+    return Verdict(gain >= 1.05, f"a cached prefix gives {gain:.2f}x the requests, the rule needs 1.05x")
+
+
+def _served_well(work: Work, variant: Variants) -> Verdict:
+    """serve-chat: nothing should fire."""
+    busy, least = work.figure("busy"), serve_host_overhead_eager.BUSY.value
+    dominated = _dominate(work) is None
+    if dominated:
+        return Verdict(False, "weights dominate: more users would share a reading")
+    return _least("the GPU computes", busy, least)
+
+
+def _least(what: str, value: float, least: float) -> Verdict:
+    return Verdict(value >= least, f"{what} {value:.0%}, the rule needs {least:.0%}")
+
+
+def _most(what: str, value: float, most: float) -> Verdict:
+    return Verdict(value <= most, f"{what} {value:.0%}, at most {most:.0%}")
+
+
+TESTS: dict[str, Callable[[Work, Variants], Verdict]] = {
+    "comm.exposed": _exposed,
+    "comm.small_buckets": _buckets,
+    "comm.straggler": _straggler,
+    "gpu.attention_math": _plain_attention,
+    "gpu.bandwidth_bound_healthy": _healthy_bandwidth,
+    "gpu.compute_bound_healthy": _healthy_compute,
+    "gpu.dense_embedding_grad": _dense_table,
+    "gpu.elementwise_membw": _elementwise,
+    "gpu.optimizer_unfused": _unfused,
+    "gpu.small_batch": _small_batch,
+    "host.checkpoint_stall": _checkpoints,
+    "host.logging_io": _logging,
+    "host.recompile_graphbreak": _recompiles,
+    "input.slow_storage": _slow_storage,
+    "input.too_few_workers": _few_workers,
+    "mem.activation_capped": _activations,
+    "mem.fragmentation": _fragments,
+    "mem.state_capped": _states,
+    "serve.batch_too_small": _batch_small,
+    "serve.decode_bandwidth_bound": _decode_bound,
+    "serve.kv_full_preemption": _preemption,
+    "serve.long_context_cliff": _long_context,
+    "serve.over_capacity": _over_capacity,
+    "serve.prefill_bound": _prefill,
+    "serve.prefix_reuse_missed": _prefix,
+    "serve.seats_too_few": _seats,
+    "training healthy": _fed,
+    "serving healthy": _served_well,
+}
+"""By rule id. The two last are for scenarios in which no rule should fire."""

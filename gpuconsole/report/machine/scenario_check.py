@@ -1,0 +1,66 @@
+"""What each scenario should show on a card."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from gpuconsole.diagnosis.expected.card import Card
+from gpuconsole.diagnosis.expected.check import Check
+from gpuconsole.report import units
+from gpuconsole.report.cells import Segment
+from gpuconsole.report.parts import Column, Report, Table, text
+
+WHY = 42
+"""Cells of the last column: with the others, a row has less than 120 cells."""
+TEACHES = {True: ("yes", "good"), False: ("no", "alert"), None: ("not known", "dim")}
+COLUMNS = (Column("scenario"), Column("memory", ">"), Column("step", ">"), Column("limit"), Column("teaches"), Column("because"))
+
+
+def check_report(card: Card, checks: Sequence[Check]) -> Report:
+    """The table of `gpuconsole scenarios --check`, with the figures of the card above it and a summary below."""
+    rows = [row for one in checks for row in _rows(one)]
+    return [
+        text(f"{card.name}: {_figures(card)}", "title"),
+        text("By arithmetic, not measured. memory: the peak on one GPU, of what the run may use.", "dim"),
+        text("step: of a server one iteration. limit: the largest part of a step.", "dim"),
+        Table(COLUMNS, rows),
+        text(_summary(checks)),
+    ]
+
+
+def _figures(card: Card) -> str:
+    peaks = card.peaks
+    parts = [
+        f"{card.memory_bytes / 1e9:.0f} GB",
+        f"memory {units.si(peaks.memory_bytes_per_s, 'B/s').strip()}" if peaks.memory_bytes_per_s else "memory bandwidth not known",
+        f"bf16 {units.si(peaks.bf16_flops_per_s, 'FLOP/s').strip()}" if peaks.bf16_flops_per_s else "no bf16 peak known",
+        f"NVLink {units.si(peaks.nvlink_bytes_per_s, 'B/s').strip()}" if peaks.nvlink_bytes_per_s else "no NVLink",
+        f"at most {peaks.tdp_w:.0f} W" if peaks.tdp_w else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _rows(one: Check) -> list[list[Segment]]:
+    """One row, and further rows where the reason does not fit into its column."""
+    memory = units.NA if one.memory_bytes is None else f"{one.memory_bytes / 1e9:.1f}/{one.usable_bytes / 1e9:.1f} GB"
+    limit = "" if one.limit_ratio is None else f"{one.limit} {one.limit_ratio:.0%}"
+    first, *more = textwrap.wrap(one.why, WHY) or [""]
+    head: list[Segment] = [
+        (one.scenario, ""),
+        (memory, "" if one.fits else "alert"),
+        (units.latency(one.step_s).strip(), ""),
+        (limit, ""),
+        TEACHES[one.teaches],
+        (first, ""),
+    ]
+    return [head, *([*[("", "")] * (len(COLUMNS) - 1), (line, "")] for line in more)]
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    taught = sum(one.teaches is True for one in checks)
+    unknown = sum(one.teaches is None for one in checks)
+    out = [one.scenario for one in checks if not one.fits]
+    words = f"{taught} of {len(checks)} scenarios teach what they say here"
+    words += f", {unknown} cannot be predicted" if unknown else ""
+    return words + (f". Do not run: {', '.join(out)}." if out else ". All of them fit.")
