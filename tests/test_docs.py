@@ -107,11 +107,19 @@ def examples() -> list[str]:
 def test_every_command_line_on_the_pages_and_in_the_help_is_understood(line: str) -> None:
     args = parse(shlex.split(line)[1:])  # raises SystemExit if it is not
     name = getattr(args, "scenario", "my.toml")
+    if args.job:
+        return assert_a_command_line_of_a_job(args)
     if not name.endswith(".toml"):
         varied = [f"{word.partition('=')[0]}={value}" for word in getattr(args, "vary", []) for value in word.partition("=")[2].split(",")]
         assignments([*getattr(args, "knobs", []), *getattr(args, "tries", []), *varied], scenario(name))
     if args.command == "run" and (args.tries or args.apply_top or args.profile or args.fail_on_regression):
         assert args.headless or args.json
+
+
+def assert_a_command_line_of_a_job(args: argparse.Namespace) -> None:
+    """After `--` stands a command of the user's own, and no scenario before it."""
+    assert getattr(args, "scenario", None) is None
+    assert args.job[0] in ("python", "torchrun", "accelerate", "COMMAND")
 
 
 def test_there_are_examples() -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from .clock import ThreadTimes, now
-from .protocol import PHASES, MarkedStep
+from .protocol import PHASES, MarkedStep, Message, marked_steps
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +110,11 @@ class StepAccount:
         done, self._done = self._done, []
         self._walls.extend(step.times[-1] - step.start for step in done[-USUAL_OF:])
         return done
+
+    def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float]) -> Message:
+        """The message with the steps since the last call. `sending_s`: overhead that this account does not know."""
+        overhead_s, times = self.overhead_s + sending_s, self.times
+        return marked_steps(t, self.take(), times.cpu_s(), times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
 
     def finish(self) -> None:
         """Wait for times that are not known yet (CUDA only)."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .account import StepAccount
-from .protocol import Knobs
+from .clock import ThreadTimes
+from .protocol import Knobs, Message
 from .world import World
 
 if TYPE_CHECKING:
@@ -19,13 +20,37 @@ Signals = dict[str, Any]
 Probe = Callable[[], Signals]
 
 
+class Account(Protocol):
+    """What the agent asks of a step account."""
+
+    times: ThreadTimes
+    low_rate: bool
+
+    @property
+    def index(self) -> int:
+        """The step under way, counted from 0."""
+        ...
+
+    def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float], /) -> Message:
+        """The message with the steps since the last call."""
+        ...
+
+    def finish(self) -> None: ...
+
+    def restart(self) -> None:
+        """Begin a new timeline: what happened before belongs to no step."""
+        ...
+
+
 class Loop(Protocol):
     """What the agent asks of a loop: steps, knobs, probes and memory figures.
 
     All calls come from the training thread, between two steps.
     """
 
-    account: StepAccount
+    @property
+    def account(self) -> Account: ...
+
     knobs: Knobs
     """The knobs in force. Only `set_knobs` changes them."""
     arm: int
@@ -107,6 +132,9 @@ class Loop(Protocol):
 
 class PassLoop(Loop, Protocol):
     """A loop whose forward and backward passes can also run outside of a step: what probes and rehearsals need."""
+
+    @property
+    def account(self) -> StepAccount: ...
 
     last_batch: tuple[torch.Tensor, ...] | None
     """The batch of the last step, on the device."""

@@ -70,6 +70,70 @@ def marked_steps(
     }
 
 
+def segments(
+    t: float,
+    packed: str,
+    cpu_s: float,
+    runq_s: float,
+    overhead_s: float,
+    memory_bytes: float,
+    dropped: int,
+    rank: int,
+    counters: dict[str, float],
+) -> Message:
+    """Steps of a user's job since the last message, as raw segments (`hooks.recorder.pack`)."""
+    return {
+        "event": "segments",
+        "t": t,
+        "packed": packed,
+        "cpu_s": cpu_s,
+        "runq_s": runq_s,
+        "overhead_s": overhead_s,
+        "memory_bytes": memory_bytes,
+        "dropped": dropped,
+        "rank": rank,
+        "counters": counters,
+    }
+
+
+def job_process(
+    t: float, pid: int, parent: int, script: str, python: str, torch: str = "", rank: int = 0, world_size: int = 1, token: str = ""
+) -> Message:
+    """The first message of a process of a user's job."""
+    return {
+        "event": "jobprocess",
+        "t": t,
+        "pid": pid,
+        "parent": parent,
+        "script": script,
+        "python": python,
+        "torch": torch,
+        "rank": rank,
+        "world_size": world_size,
+        "token": token,
+    }
+
+
+def rank_joined(t: float, rank: int, host: str, pid: int, leads: bool) -> Message:
+    """The process has made its first optimizer step."""
+    return {"event": "rankjoined", "t": t, "rank": rank, "host": host, "pid": pid, "leads": leads}
+
+
+def job_known(t: float, rank: int, facts: Mapping[str, Any]) -> Message:
+    """What is known about the program; `facts` are the fields of `model.job.JobFacts`."""
+    return {"event": "jobknown", "t": t, "rank": rank, "facts": facts}
+
+
+def started(t: float, knobs: Knobs, facts: dict[str, float], notes: dict[str, str]) -> Message:
+    """The observed knobs, with facts about the workload."""
+    return {"event": "started", "t": t, "knobs": knobs, "facts": facts, "notes": notes}
+
+
+def agent_off(t: float, pid: int, rank: int, where: str, cause: str, detail: str) -> Message:
+    """The agent has switched itself off; the program continues."""
+    return {"event": "agentoff", "t": t, "pid": pid, "rank": rank, "where": where, "cause": cause, "detail": detail}
+
+
 def knobs_set(t: float, request: int, step: int, knobs: Knobs, error: str | None = None) -> Message:
     """The answer to SetKnobs: in force from `step` on, or refused with `error` and nothing changed."""
     return {"event": "knobsset", "t": t, "request": request, "step": step, "knobs": knobs, "error": error}

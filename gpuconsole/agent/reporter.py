@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .clock import now
 from .loop import Loop
-from .protocol import Channel, marked_steps
+from .protocol import Channel
 
 SEND_EVERY_S = 0.25
 """The period of a run that is new or has just received a command: findings wait for the messages. A message takes 0.3 to 0.5 ms of the
@@ -42,16 +42,8 @@ class Reporter:
         start = now()
         account = self._loop.account
         self._channel.send(
-            marked_steps(
-                start,
-                account.take(),
-                account.times.cpu_s(),
-                account.times.runq_s(),
-                account.overhead_s + self._sending_s,
-                self._loop.peak_memory_bytes(),
-                self._channel.dropped,
-                self._rank,
-                self._loop.counters(),
+            account.message(
+                start, self._sending_s, self._loop.peak_memory_bytes(), self._channel.dropped, self._rank, self._loop.counters()
             )
         )
         self.sent_t = now()

@@ -92,13 +92,22 @@ def parse(words: list[str]) -> argparse.Namespace:
 
     The parser has only the commands that `words` name, because importing all commands takes time. For help, it has all.
     """
+    words, job = split_job(words)
     if {"-h", "--help"} & set(words):
         return build_parser().parse_args(words)
     named = [name for name in COMMANDS if name.replace("_", "-") in words]
     try:
-        return build_parser(named, _Quiet).parse_args(words)
+        return build_parser(named, _Quiet).parse_args(words, argparse.Namespace(job=job))
     except NotUnderstood:
         _explain(words, named)
+
+
+def split_job(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words for this program, and the user's own command after `--`."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def _explain(words: list[str], named: list[str]) -> NoReturn:
@@ -107,7 +116,7 @@ def _explain(words: list[str], named: list[str]) -> NoReturn:
     parser = build_parser(named, _OneLine)
     last = _OneLine.made[-1]
     options = {option for made in _OneLine.made for option in made._option_string_actions}
-    for word in words[: words.index("--")] if "--" in words else words:
+    for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and not any(option.startswith(name) for option in options):
             last.error(f"there is no option {name!r}{nearest(name, options)}")

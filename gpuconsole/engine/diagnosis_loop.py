@@ -47,6 +47,8 @@ class DiagnosisLoop:
     ) -> None:
         """`worker` returns the worker of the current run."""
         self.tunable: Collection[str] = ()
+        self.may_probe_jobs = False
+        """Whether the user has allowed probes in the user's own job."""
         self._state, self._emit, self._worker, self._lock = state, emit, worker, lock
         self._hardware = HardwareWatch(OwnProcesses().has)
         self._record: RunRecord | None = None
@@ -115,6 +117,8 @@ class DiagnosisLoop:
     def _due(self, findings: list[Finding]) -> list[str]:
         """The probes to run, in order."""
         record = self._state.record
+        if record is not None and record.run.is_job and not self.may_probe_jobs:
+            return []
         first = () if record is None or record.run.serves or self.tunable else ALWAYS
         wanted = wanted_probes(about(findings, self.tunable))
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))

@@ -33,6 +33,7 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.processes.pool import SPARE_S, WorkerPool
 from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.processes.scratch import sweep_scratch
@@ -154,6 +155,13 @@ class Engine(StateReader, SessionApi):
         plan = self.control.plan(scenario, overrides)
         await self._tuning.finish()
         await self.control.start(plan)
+
+    async def start_job(self, command: JobCommand) -> JobChild:
+        """Start the user's own command as a run. Raises SessionError, and OSError where the command cannot be started."""
+        await self._tuning.finish()
+        worker = await self.control.start_job(command)
+        assert worker.job is not None
+        return worker.job
 
     async def stop(self) -> None:
         await self.end_run("stopped")

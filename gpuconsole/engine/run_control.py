@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, desc
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
-from gpuconsole.model.scenario import Scenario, ScenarioError
+from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario
+from gpuconsole.processes.job import JobCommand, job_death
 from gpuconsole.processes.pool import WorkerPool, ignore
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
@@ -170,6 +172,37 @@ class RunControl:
                 self._emit(worker.progress)
             worker.listener = self._emit
             worker.start(plan.scenario.workload.name, plan.knobs, plan.device, self._serving.options)
+
+    async def start_job(self, command: JobCommand) -> WorkerHandle:
+        """End the current run, and start the user's own command as the next. Raises OSError where the command cannot be started."""
+        async with self._lock.end(self._break_off):
+            await self._end("stopped")
+            device = self._devices.first()
+            self.overrides, self._scenario = {}, job_scenario(command.name)
+            self._kept.clear()
+            worker = WorkerHandle(self._emit, self._job_ended, job=command)
+            self._open({}, device, {})
+            try:
+                await worker.launch()
+            except OSError as error:
+                self._close("failed", f"{command.words[0]}: {error.strerror}")
+                raise
+            self.worker = worker
+            return worker
+
+    def _job_ended(self, worker: WorkerHandle, code: int) -> None:
+        """Close the run of the user's command. A command that the user interrupted was stopped."""
+        if worker is not self.worker or self._closing:
+            return
+        self.worker = None
+        assert worker.job is not None
+        why = worker.job.why_no_steps
+        if code in (-signal.SIGINT, -signal.SIGTERM):
+            self._close("stopped", why or None)
+        elif code:
+            self._close("failed", job_death(code))
+        else:
+            self._close("finished", why or None)
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
         """End the current run as `state`; a trial on it is broken off. A worker that hangs is killed."""

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+JOB = "job"
+"""The workload of a run of the user's own job."""
+FIXED = "fixed: "
+"""Prefix of the agent's notes about knobs that cannot change while the job runs; the note holds the reason."""
+
 
 class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     """The line of the user's program that made an object: where a patch would change something.

@@ -9,6 +9,7 @@ import msgspec
 from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.job import JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.server_facts import ServerFacts
@@ -140,7 +141,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
     this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
     model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
-    serving run can be trusted; None for a training run.
+    serving run can be trusted; None for a training run. `job`: what is known about the user's own program.
     """
 
     id: str
@@ -167,6 +168,12 @@ class Run(msgspec.Struct, omit_defaults=True):
     server: ServerFacts | None = None
     elsewhere: bool = False
     validity: Validity | None = None
+    job: JobFacts | None = None
+
+    @property
+    def is_job(self) -> bool:
+        """Whether the run is a training job of the user's own."""
+        return self.workload == JOB
 
     @property
     def serves(self) -> bool:
@@ -191,8 +198,10 @@ class Run(msgspec.Struct, omit_defaults=True):
         for name in changes:
             if self.elsewhere and _of_server(name):
                 return f"{name}: gpuconsole did not start this server; restart the server with the new value"
-            if self.serves and (reason := self.unavailable.get(f"knob.{name}")):
+            if (self.serves or self.is_job) and (reason := self.unavailable.get(f"knob.{name}")):
                 return f"{name}: {reason}"
+            if self.is_job and name not in self.knobs:
+                return f"{name}: not known in this program"
         return ""
 
     def effective(self, changes: Knobs) -> Knobs:
@@ -205,6 +214,8 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     def applies_live(self, changes: Knobs) -> bool:
         """Whether all `changes` take effect in the worker of this run, without another process (see `Knob.applies_live`)."""
+        if self.is_job:
+            return not self.why_not(changes)
         return all(CATALOGUE[name].applies_live(value, self.facts) for name, value in changes.items())
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
 from gpuconsole.model.machine.device import Device
 
@@ -154,3 +155,10 @@ def check_workload(workload: Workload, path: str) -> Workload:
             raise ScenarioError(f"{path}: knobs: {name!r} is not in the knob catalogue{nearest(name, CATALOGUE)}")
     grouped = tuple(knob.name for group in workload.groups for knob in GROUPS[group])
     return msgspec.structs.replace(workload, knobs=(*grouped, *(name for name in workload.knobs if name not in grouped)))
+
+
+def job_scenario(name: str) -> Scenario:
+    """What stands for a scenario in a run of the user's own job: the name of its script. Its knobs are known once the job trains."""
+    groups = ("loop", "loader", "parallel")
+    workload = Workload(JOB, "the user's own training job", "samples", tuple(knob.name for group in groups for knob in GROUPS[group]))
+    return Scenario(name, name, workload, "", {}, {}, {}, Teaches())

@@ -60,7 +60,7 @@ class Child:
     async def _spawn(self, module: list[str], *, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None) -> None:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
-            lambda: _Protocol(self._ended),
+            lambda: EndProtocol(self._ended),
             sys.executable,
             "-m",
             *module,
@@ -152,7 +152,7 @@ class Child:
         self._on_exit(self._process.returncode)
 
 
-class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+class EndProtocol(asyncio.subprocess.SubprocessStreamProtocol):
     """Sets `ended` when the process ends. `Process.wait` would wait for the end of its output too, and a grandchild may keep that open."""
 
     def __init__(self, ended: asyncio.Event) -> None:

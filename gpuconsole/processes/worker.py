@@ -10,6 +10,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Step
 from gpuconsole.processes.child import STOP_S, Child
+from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.processes.scratch import Scratch
 from gpuconsole.processes.torchrun import Launch, TorchrunChild
 from gpuconsole.wire.events import (
@@ -61,8 +62,10 @@ class WorkerHandle:
         on_exit: Callable[[WorkerHandle, int], None],
         launch: Launch | None = None,
         module: str = TRAINING,
+        job: JobCommand | None = None,
     ) -> None:
-        """`launch`: start several processes by torchrun in place of one. `module`: TRAINING or SERVING."""
+        """`launch`: start several processes by torchrun in place of one. `module`: TRAINING or SERVING. `job`: start this command of the
+        user's own in place of a worker."""
         self.listener = listener
         self._launch, self._module = launch, module
         self.failed: Failed | None = None
@@ -81,7 +84,10 @@ class WorkerHandle:
         self.joined: list[RankJoined] = []
         self.probed: list[str] = []
         self._child: Child
-        if launch is None:
+        self.job: JobChild | None = None
+        if job is not None:
+            self._child = self.job = JobChild(job, self._scratch.path, self._on_event, self._exited)
+        elif launch is None:
             self._child = Child(module, ["--scratch", str(self._scratch.path)], self._on_event, self._exited)
         else:
             self._child = TorchrunChild(launch, self._scratch.path, self._on_event, self._exited)

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.job import FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.process import Process
@@ -19,6 +20,7 @@ from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
     AnyEvent,
     Failed,
+    JobKnown,
     ProbeDone,
     Processes,
     Profiled,
@@ -96,6 +98,7 @@ class RunRecord:
         """Begin the record of the next run after a kept change: the same worker continues with new knobs."""
         self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
+        self.run.job, self.run.unavailable = before.run.job, dict(before.run.unavailable)
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -107,6 +110,8 @@ class RunRecord:
         match event:
             case Started():
                 self._started(event)
+            case JobKnown():
+                self.run.job = event.facts
             case RankJoined():
                 self.ranks.join(event)
             case Steps():
@@ -135,11 +140,17 @@ class RunRecord:
             self.live_version += 1
 
     def _started(self, event: Started) -> None:
-        """Store facts about the workload. Facts of the other side of a trial do not belong to this run."""
+        """Store facts about the workload. Facts of the other side of a trial do not belong to this run. A user's job first reports the knobs
+        that the agent observed."""
+        if self.run.is_job and (not self.run.knobs or not self.steady_t):
+            self.run.knobs = event.knobs
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
             self.run.unavailable |= {
-                f"knob.{name.removeprefix(NO_EFFECT)}": why for name, why in event.notes.items() if name.startswith(NO_EFFECT)
+                f"knob.{name.removeprefix(prefix)}": why
+                for name, why in event.notes.items()
+                for prefix in (NO_EFFECT, FIXED)
+                if name.startswith(prefix)
             }
         if self.run.state == "starting":
             self.start_s = event.t - self.opened_t

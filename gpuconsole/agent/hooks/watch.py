@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
+
+from .recorder import Recorder
+
+LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
+"""Paths with one of these parts are no code of the program itself."""
+OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Watch:
     """One per process. The hooks write, and the changes read.
 
-    `iterators`: DataLoader iterators, the newest last. `optimizers`: those that have stepped. `roots`: modules that the program called itself.
-    `wrap_forward`: runs around the call of a root module as `(call, module, args, kwargs)`; None: nothing does.
+    `iterators`: DataLoader iterators, the newest last. `optimizers`: those that were made or have stepped. `roots`: modules that the program
+    called itself. `wrap_forward`: runs around the call of a root module as `(call, module, args, kwargs)`; None: nothing does. `last_inputs`:
+    arguments of the last training pass, where `keep_inputs` asks for them.
     """
 
     def __init__(self) -> None:
         self.iterators: list[weakref.ref[Any]] = []
         self.optimizers: list[weakref.ref[Any]] = []
         self.roots: list[weakref.ref[Any]] = []
+        self.called: set[type] = set()
+        """Classes of the modules that the program has called itself."""
+        self.made: dict[tuple[str, str, int], tuple[weakref.ref[Any], str]] = {}
+        """Where loaders, optimizers and DDP modules were made: (kind, file, line) -> the newest object, and the function around the line."""
         self.wrap_forward: Callable[..., Any] | None = None
         self.last_inputs: tuple[Any, ...] | None = None
         self.keep_inputs = False
+        self.autocast = ""
+        """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
+        self.micro_batches = 1
+        """Backward passes of the last step."""
+
+    def alive(self, refs: list[weakref.ref[Any]]) -> list[Any]:
+        """The objects that still exist, in order."""
+        return [found for ref in refs if (found := ref()) is not None]
+
+    def note_made(self, kind: str, made: Any) -> None:
+        """Remember the line of the program that made an object. Called while the object's `__init__` runs."""
+        frame = program_frame(sys._getframe(1))
+        if frame is not None:
+            self.made[kind, frame.f_code.co_filename, frame.f_lineno] = weakref.ref(made), frame.f_code.co_name
+
+
+def is_program(file: str) -> bool:
+    """Whether a file belongs to the program itself, not to Python, to a library or to the agent."""
+    return not file.startswith(("<", OWN)) and not any(part in file for part in LIBRARIES)
+
+
+def program_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the program's own code."""
+    while frame is not None and not is_program(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+recorder = Recorder()
+watch = Watch()

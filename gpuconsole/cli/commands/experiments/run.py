@@ -38,6 +38,7 @@ EXAMPLES = """examples:
   gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
   gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
   gpuconsole run train-gpt --headless --save-baseline           run it three times, to measure the spread between runs
+  gpuconsole run --headless --snapshot out.json -- python train.py      your own training job, without a changed line
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline
 """
 
@@ -46,11 +47,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "run", help="run a scenario", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    parser.add_argument(
+        "scenario",
+        metavar="SCENARIO",
+        nargs="?",
+        help="a name (see `gpuconsole scenarios`) or the path of a .toml file; or: -- COMMAND ARGS...",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step (headless default: 60)")
     parser.add_argument("--headless", action="store_true", help="no screen: progress on stderr, the summary on stdout")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="a command after --: write the summary to FILE, not to stderr")
     parser.add_argument("--json", action="store_true", help="print the snapshot on stdout, and nothing else there (implies --headless)")
     parser.add_argument("--apply-top", action="store_true", help="try the top suggestion; keep it if it wins")
     parser.add_argument(
@@ -79,6 +86,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.job:
+        return run_job(args)
+    if args.scenario is None:
+        raise UsageError("run needs a SCENARIO, or a command of your own: gpuconsole run -- COMMAND ARGS...")
     chosen = scenario(args.scenario)
     knobs = assignments(args.knobs, chosen)
     tries = assignments(args.tries, chosen)
@@ -110,6 +121,21 @@ def run(args: argparse.Namespace) -> int:
     from gpuconsole.cli.console import open_console
 
     return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)
+
+
+def run_job(args: argparse.Namespace) -> int:
+    """Run the user's own command under the agent. Raises UsageError."""
+    if args.scenario is not None:
+        raise UsageError(f"run takes a scenario ({args.scenario}) or a command after --, not both")
+    if args.knobs:
+        raise UsageError("--set: the program sets its own knobs; give the new value to the command after --")
+    snapshot, recording = writable(args.snapshot, "--snapshot"), record_path(args)
+    summary = writable(args.summary, "--summary")
+    if not args.headless and (why := why_no_terminal()):
+        raise UsageError(f"{why}; add --headless")
+    from gpuconsole.cli.job import HeadlessJob
+
+    return HeadlessJob(args, snapshot, recording, summary).run()
 
 
 def _check_baselines() -> None:

@@ -1,0 +1,115 @@
+"""The connection of a process of the job to the console: a socket that the training thread serves between two steps.
+
+There is no thread: Python 3.12 and newer warn when a process with threads forks, and a program may count its threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ..protocol import Message, command_of, encode
+
+OUTBOX_BYTES = 4 * 1024 * 1024
+"""Above this size of the outbox, segments are dropped and counted."""
+LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
+CONNECT_S = 2.0
+REPLACEABLE = ("segments",)
+
+
+class ConsoleGone(Exception):
+    """The console has closed the connection, or has ended."""
+
+
+class Connection:
+    """JSON lines over the Unix socket `path`. Sending never blocks. Raises OSError where the console does not answer."""
+
+    def __init__(self, path: str) -> None:
+        self.dropped = 0
+        self.gone = False
+        self._outbox = bytearray()
+        self._pending = b""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(CONNECT_S)
+            self._socket.connect(path)
+            self._socket.setblocking(False)
+            self._identity = self._identify()
+        except OSError:
+            self._socket.close()
+            raise
+
+    def send(self, message: Message) -> None:
+        """Queue `message`, and send as much as the pipe has room for."""
+        line = encode(message) + b"\n"
+        if len(self._outbox) + len(line) > (OUTBOX_BYTES if message["event"] in REPLACEABLE else LAST_RESORT_BYTES):
+            self.dropped += 1
+            return
+        self._outbox += line
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits, as far as the pipe has room. Returns whether nothing waits any longer."""
+        if self._outbox and self._is_ours():
+            try:
+                while self._outbox:
+                    del self._outbox[: self._socket.send(self._outbox, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.gone = True
+        return not self._outbox
+
+    def receive(self, put: Callable[[Any], None]) -> None:
+        """Pass on the commands that have come. Sets `gone` where the console has closed the connection."""
+        if not self._is_ours():
+            return
+        try:
+            chunk = self._socket.recv(65536, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.gone = True
+            return
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            put(command_of(json.loads(line)))
+
+    def drain(self, timeout_s: float) -> None:
+        """Send all that waits within `timeout_s`. For the last messages of a process."""
+        if self._outbox and self._is_ours():
+            try:
+                self._socket.settimeout(timeout_s)
+                self._socket.sendall(self._outbox, socket.MSG_NOSIGNAL)
+            except OSError:
+                self.gone = True
+            self._outbox.clear()
+
+    def close(self) -> None:
+        if self._is_ours():
+            self._socket.close()
+        elif not self.gone or self._socket.fileno() >= 0:
+            self._socket.detach()
+        self.gone = True
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor is still our socket. A program may close all descriptors, and another file may have the number then."""
+        if self.gone:
+            return False
+        try:
+            if self._identify() == self._identity:
+                return True
+        except OSError:
+            pass
+        self.gone = True
+        self._socket.detach()
+        return False
+
+    def _identify(self) -> tuple[int, int]:
+        found = os.fstat(self._socket.fileno())
+        return found.st_dev, found.st_ino

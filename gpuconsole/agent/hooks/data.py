@@ -1,0 +1,201 @@
+"""Where batches come from: DataLoader iterators, and functions of the program that return batches where there is no DataLoader."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+from . import passes
+from .calls import spanned
+from .guard import entry, switch
+from .recorder import DATA, LOADER, LOADERS
+from .watch import is_program, recorder, watch
+
+TRACE_AT = 2
+"""The step after which the source of batches is looked for."""
+TRACE_STEPS = 2
+MOST_ITEMS, DEPTH = 64, 3
+"""Size and depth of the containers in which tensors are looked for."""
+MONITORING_TOOL = 4
+"""A number for sys.monitoring that no known tool uses (0 to 2 and 5 have a purpose)."""
+
+
+# --- DataLoader ---------------------------------------------------------------------------------------------
+
+
+class LoaderNumbers:
+    """A small number for each DataLoader. `restarts`: epochs begun; `restart_s`: time from the end of an epoch to the next first batch."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.main: weakref.ref[Any] | None = None
+        """The loader of the last training batch."""
+
+    def code(self, loader: Any) -> int:
+        key = id(loader)
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = LOADER + len(self.numbers) % LOADERS
+        return number
+
+
+loaders = LoaderNumbers()
+
+
+def on_dataloader(module: Any) -> None:
+    """`_BaseDataLoaderIter.__next__`. The class is private: tests pin it for each torch version."""
+    base = module._BaseDataLoaderIter
+    plain, plain_init = base.__next__, base.__init__
+    loader_init = module.DataLoader.__init__
+
+    def __init__(self: Any, loader: Any) -> None:
+        plain_init(self, loader)
+        note_iterator(self, loader)
+
+    def __next__(self: Any) -> Any:
+        serves = self.__dict__.get("_gpuconsole_serves")
+        entered = recorder.on and begin_batch(self)
+        try:
+            return plain(self) if serves is None else serves()
+        finally:
+            if entered:
+                end_batch()
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        loader_init(self, *args, **kwargs)
+        note_loader(self)
+
+    made.__doc__, made.__wrapped__ = loader_init.__doc__, loader_init  # type: ignore[attr-defined]
+    base.__init__, base.__next__ = __init__, __next__
+    base._gpuconsole_plain_next = plain
+    module.DataLoader.__init__ = made
+
+
+@entry("data.loader_made")
+def note_loader(loader: Any) -> None:
+    watch.note_made("loader", loader)
+
+
+@entry("data.iterator_made")
+def note_iterator(iterator: Any, loader: Any) -> None:
+    iterator.__dict__["_gpuconsole_loader"] = loader
+    watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
+    watch.iterators.append(weakref.ref(iterator))
+
+
+@entry("data.begin")
+def begin_batch(iterator: Any) -> bool:
+    if not recorder.watches() or recorder.stack[-1] >= LOADER:
+        return False
+    recorder.enter(loaders.code(iterator.__dict__.get("_gpuconsole_loader")))
+    return True
+
+
+@entry("data.end")
+def end_batch() -> None:
+    if recorder.on:
+        recorder.leave()
+
+
+# --- functions that return batches --------------------------------------------------------------------------
+
+
+class SourceSearch:
+    """For two steps: which function of the program returned the tensors that the model is then given. Costs some ms of these steps."""
+
+    def __init__(self) -> None:
+        self.found: list[CodeType] = []
+        self._returned: list[tuple[CodeType, list[Any]]] = []
+        """Kept alive, so that no other tensor gets the same address."""
+        self._until = recorder.index + TRACE_STEPS
+        passes.state.tracing_batches = self.passed
+        switch.undo.append(self.stop)
+        sys.setprofile(self.event)
+
+    def event(self, frame: FrameType, event: str, arg: Any) -> None:
+        try:
+            if event == "return" and arg is not None and is_program(frame.f_code.co_filename):
+                tensors = tensors_in(arg)
+                if tensors:
+                    self._returned.append((frame.f_code, tensors))
+        except Exception as problem:
+            switch.off("data.search", problem)
+
+    def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        for code, tensors in reversed(self._returned):  # the outermost function that passed them on
+            if given & {id(tensor) for tensor in tensors}:
+                if code not in self.found and code.co_name not in ("<module>", "<lambda>"):
+                    self.found.append(code)
+                break
+
+    def over(self) -> bool:
+        """Whether the search has ended. Call it after each step."""
+        if recorder.index < self._until:
+            return False
+        self.stop()
+        for code in self.found:
+            watch_function(code)
+        return True
+
+    def stop(self) -> None:
+        if sys.getprofile() == self.event:
+            sys.setprofile(None)
+        passes.state.tracing_batches = None
+        self._returned = []
+
+
+def may_search() -> bool:
+    """Whether a search is needed and would disturb nobody: no batch has come from a DataLoader, and no other profiler is on."""
+    return not loaders.numbers and sys.getprofile() is None
+
+
+def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
+    if hasattr(value, "data_ptr"):
+        return [value]
+    if depth and isinstance(value, (tuple, list)) and len(value) < MOST_ITEMS:
+        return [tensor for one in value for tensor in tensors_in(one, depth - 1)]
+    if depth and isinstance(value, dict) and len(value) < MOST_ITEMS:
+        return [tensor for one in value.values() for tensor in tensors_in(one, depth - 1)]
+    return []
+
+
+def watch_function(code: CodeType) -> None:
+    """Make calls of the function a DATA segment from now on: by sys.monitoring, before Python 3.12 by a wrapper in the function's place."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        for function in gc.get_referrers(code):
+            if getattr(function, "__code__", None) is code:
+                wrapper = spanned(DATA, function)
+                for holder in gc.get_referrers(function):
+                    if isinstance(holder, dict) and holder.get(code.co_name) is function:
+                        holder[code.co_name] = wrapper
+        return
+    events = monitoring.events
+    if monitoring.get_tool(MONITORING_TOOL) is None:
+        monitoring.use_tool_id(MONITORING_TOOL, "gpuconsole")
+        monitoring.register_callback(MONITORING_TOOL, events.PY_START, lambda code, offset: begin_source())
+        monitoring.register_callback(MONITORING_TOOL, events.PY_RETURN, lambda code, offset, value: end_source())
+    if monitoring.get_tool(MONITORING_TOOL) == "gpuconsole":
+        monitoring.set_local_events(MONITORING_TOOL, code, events.PY_START | events.PY_RETURN)
+
+
+@entry("data.begin_source")
+def begin_source() -> None:
+    if recorder.watches():
+        recorder.enter(DATA)
+
+
+@entry("data.end_source")
+def end_source() -> None:
+    if recorder.watches() and recorder.stack[-1] == DATA:
+        recorder.leave()
+
+
+HOOKS = {"torch.utils.data.dataloader": on_dataloader}

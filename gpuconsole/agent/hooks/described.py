@@ -1,0 +1,135 @@
+"""What the agent says of the program: observed knobs, facts about the model, versions, and where objects were made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+from ..protocol import Knobs
+from .watch import watch
+
+FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
+
+
+def script() -> str:
+    """The file that Python runs, without its folder; `-c` or the module's name where there is no file."""
+    main = sys.argv[0] if getattr(sys, "argv", None) else ""
+    return os.path.basename(main) or "python"
+
+
+def observed_knobs() -> Knobs:
+    """The settings of the program, under the names of the knob catalogue; only those that were seen."""
+    knobs: Knobs = {}
+    knobs.update(_loader_knobs())
+    import torch
+
+    optimizers = watch.alive(watch.optimizers)
+    if optimizers:
+        name = _optimizer_name(optimizers[-1])
+        if name:
+            knobs["optim"] = name
+    knobs["precision"] = _precision(torch)
+    knobs["gradient_accumulation_steps"] = watch.micro_batches
+    world_size = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    knobs["nproc"] = world_size
+    if world_size > 1:
+        knobs["sharding"] = "ddp"
+    return knobs
+
+
+def _loader_knobs() -> Knobs:
+    from .data import loaders
+
+    found = [iterator.__dict__.get("_gpuconsole_loader") for iterator in watch.alive(watch.iterators)]
+    loader = loaders.main() if loaders.main is not None else None
+    loader = loader if loader is not None else next((one for one in found if one is not None), None)
+    if loader is None:
+        return {}
+    knobs: Knobs = {"num_workers": loader.num_workers, "pin_memory": bool(loader.pin_memory)}
+    if loader.num_workers:
+        knobs["prefetch_factor"] = loader.prefetch_factor or 2
+        knobs["persistent_workers"] = bool(loader.persistent_workers)
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if isinstance(size, int):
+        knobs["batch_size"] = size
+    return knobs
+
+
+def _optimizer_name(optimizer: Any) -> str:
+    name, group = type(optimizer).__name__, optimizer.param_groups[0]
+    if name in ("Adam", "AdamW"):
+        return "adamw_fused" if group.get("fused") else "adamw_foreach" if group.get("foreach") else "adamw"
+    return "sgd" if name == "SGD" else ""
+
+
+def _precision(torch: Any) -> str:
+    if watch.autocast:
+        return watch.autocast
+    root = next(iter(watch.alive(watch.roots)), None)
+    parameter = next(root.parameters(), None) if root is not None else None
+    dtype = str(parameter.dtype) if parameter is not None else ""
+    if dtype in ("torch.bfloat16", "torch.float16"):
+        return "bf16" if dtype == "torch.bfloat16" else "fp16"
+    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
+
+
+def fixed_knobs(knobs: Knobs) -> dict[str, str]:
+    """Why knobs cannot change while the program runs, under `fixed: NAME`."""
+    from .changes import why_fixed
+
+    return {f"fixed: {name}": reason for name in knobs if (reason := why_fixed(name))}
+
+
+def facts() -> dict[str, float]:
+    """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads and processes."""
+    import torch
+
+    found = {"threads": float(torch.get_num_threads()), "world_size": float(os.environ.get("WORLD_SIZE", "1") or 1)}
+    optimizers = watch.alive(watch.optimizers)
+    trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    everything, linear = dict(trained), 0
+    for root in watch.alive(watch.roots):
+        everything.update({id(parameter): parameter for parameter in root.parameters()})
+        linear += sum(module.weight.numel() for module in root.modules() if type(module) is torch.nn.Linear)
+    if everything:
+        found["parameters"] = float(sum(parameter.numel() for parameter in everything.values()))
+        found["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
+        found["linear_parameters"] = float(linear)
+    return found
+
+
+def device() -> str:
+    """Where the parameters are: `cpu` or `cuda:N`."""
+    for optimizer in watch.alive(watch.optimizers):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                return str(parameter.device)
+    return ""
+
+
+def job_facts() -> dict[str, Any]:
+    """The fields of `model.job.JobFacts`."""
+    versions = {}
+    for name in FRAMEWORKS:
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", ""))
+    return {
+        "script": script(),
+        "python": platform.python_version(),
+        "torch": str(sys.modules["torch"].__version__),
+        "device": device(),
+        "frameworks": versions,
+        "sites": sites(),
+    }
+
+
+def sites() -> list[dict[str, Any]]:
+    """The lines of the program that made the loaders and optimizers that still exist."""
+    found = []
+    for (kind, file, line), (made, function) in watch.made.items():
+        if made() is not None:
+            found.append({"kind": kind, "file": file, "line": line, "function": function})
+    return found

@@ -1,0 +1,75 @@
+"""The guard of the entry points: where code of ours fails inside the user's program, the agent switches itself off and the program continues."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FAULT = os.environ.get("GPUCONSOLE_AGENT_FAULT", "")
+"""For tests: the entry point of this name raises."""
+ENTRY_POINTS: list[str] = []
+"""Names of all entry points that are loaded."""
+
+
+class Switch:
+    """Whether the agent is on. `on_off` receives the entry point, the exception's line and its traceback, once."""
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.on_off: Callable[[str, str, str], None] | None = None
+        self.undo: list[Callable[[], None]] = []
+        """What switches the single parts off: the recorder, the profile function."""
+
+    def off(self, where: str, problem: BaseException | None) -> None:
+        """Switch the agent off in this process. Never raises."""
+        if self.failed:
+            return
+        self.failed = True
+        for undo in self.undo:
+            try:
+                undo()
+            except Exception:  # the next part is switched off all the same
+                continue
+        if self.on_off is None:
+            return
+        try:
+            line = f"{type(problem).__name__}: {problem}".splitlines()[0] if problem is not None else ""
+            detail = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__)[-6:]) if problem is not None else ""
+            self.on_off(where, line, detail)
+        except Exception:  # the connection is gone too: there is nobody to report to
+            return
+
+
+switch = Switch()
+
+
+class ForcedFault(RuntimeError):
+    """Raised by the entry point that GPUCONSOLE_AGENT_FAULT names."""
+
+
+def entry(where: str) -> Callable[[F], F]:
+    """Make a function an entry point: it returns None after a failure, and the agent is off then. KeyboardInterrupt and SystemExit pass."""
+    ENTRY_POINTS.append(where)
+
+    def decorate(function: F) -> F:
+        if where == FAULT:
+
+            def function(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # takes the place of the function
+                raise ForcedFault(where)
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as problem:
+                switch.off(where, problem)
+                return None
+
+        return guarded  # type: ignore[return-value]
+
+    return decorate

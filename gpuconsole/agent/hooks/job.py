@@ -1,0 +1,341 @@
+"""The agent in one process of a user's job: it joins the run at the first optimizer step, sends segments, and serves commands between steps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..clock import ThreadTimes, now
+from ..counters import ProcessCounters, compile_counters
+from ..inbox import Inbox
+from ..loop import Probe
+from ..protocol import (
+    COUNTS,
+    Command,
+    Knobs,
+    Message,
+    Pause,
+    SetKnobs,
+    agent_off,
+    job_known,
+    job_process,
+    knobs_set,
+    rank_joined,
+    segments,
+    started,
+)
+from ..service import Service
+from . import data, described
+from .changes import CHANGES, Refused, why_fixed
+from .connection import Connection
+from .guard import entry, switch
+from .recorder import pack
+from .watch import recorder, watch
+
+SOCKET = "socket"
+POLL_EVERY_S = 0.02
+"""Between two looks for commands. A look takes 2 µs."""
+DESCRIBE_AT = 3
+"""Steps after which the program is described for the first time."""
+DESCRIBE_EVERY_S = 2.0
+LAST_MESSAGES_S = 1.0
+
+
+class SegmentAccount:
+    """The step account of a user's job: raw segments, whose meaning the console finds."""
+
+    def __init__(self, times: ThreadTimes) -> None:
+        self.times = times
+        self.low_rate = False
+        self._mark_s = _cost_of_a_mark()
+        self._marks = 0
+
+    @property
+    def index(self) -> int:
+        return recorder.index
+
+    def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float]) -> Message:
+        steps = recorder.take()
+        self._marks += sum(len(step[2]) for step in steps)
+        overhead_s = self._marks * self._mark_s + recorder.own_s + sending_s
+        return segments(t, pack(steps), self.times.cpu_s(), self.times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
+
+    def finish(self) -> None:
+        """Nothing is pending on a CPU."""
+
+    def restart(self) -> None:
+        """The agent's own work has segments of its own."""
+
+
+def _cost_of_a_mark() -> float:
+    """Seconds of one mark with the call around it: the mean of 200."""
+    from .recorder import GAP, Recorder
+
+    other = Recorder()
+    start = now()
+    for _ in range(100):
+        other.enter(GAP)
+        other.leave()
+    return 2 * (now() - start) / 200  # a hook's own call takes about as long as the mark
+
+
+class JobLoop:
+    """The user's loop, as the service sees it."""
+
+    kind = COUNTS
+    optimizer = None
+    exchanges = False
+
+    def __init__(self) -> None:
+        import torch
+
+        self.account = SegmentAccount(ThreadTimes())
+        self.knobs: Knobs = {}
+        self.scratch = Path()
+        self.device = torch.device(described.device() or "cpu")
+        self._counters = ProcessCounters()
+
+    @property
+    def arm(self) -> int:
+        return recorder.arm
+
+    @arm.setter
+    def arm(self, arm: int) -> None:
+        recorder.arm = arm
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        return {}
+
+    def step(self) -> None:
+        raise RuntimeError("the program makes its steps itself")
+
+    def set_knobs(self, changes: Knobs, arm: int) -> None:
+        """Begin `changes`; see `pending`. Raises Refused where one is not possible; those before it are taken back."""
+        before = {name: self.knobs[name] for name in changes if name in self.knobs}
+        done: list[str] = []
+        try:
+            for name, value in changes.items():
+                change = CHANGES.get(name)
+                reason = why_fixed(name)
+                if change is None or reason:
+                    raise Refused(f"{name}: {reason}")
+                change.set(watch, value)
+                done.append(name)
+        except Exception:
+            for name in done:
+                if name in before:
+                    CHANGES[name].set(watch, before[name])
+            raise
+        self.knobs = {**self.knobs, **changes}
+        self.arm = arm
+
+    def pending(self, changes: Knobs) -> bool:
+        """Whether a change that `set_knobs` began is still under way. Raises Refused where it failed."""
+        return any(CHANGES[name].pending(watch) for name in changes)
+
+    def try_out(self) -> None:
+        """The next step of the program shows whether the change works."""
+
+    def recover(self) -> None: ...
+
+    def set_arm(self, arm: int) -> None:
+        self.arm = arm
+
+    def settle(self) -> None: ...
+
+    def counters(self) -> dict[str, float]:
+        found = {"work.steps": float(recorder.index), **self._counters.read()}
+        if "torch._dynamo.utils" in sys.modules:
+            found.update(compile_counters())
+        return found
+
+    def peak_memory_bytes(self) -> float:
+        """CUDA: the peak of torch's allocator. CPU: the peak of the resident memory of this process."""
+        if self.device.type == "cuda":
+            import torch
+
+            return float(torch.cuda.max_memory_allocated(self.device))
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+    def forget_peak_memory(self) -> None: ...
+
+    def restart_peak_memory(self) -> None: ...
+
+    @contextmanager
+    def beside_the_peak(self) -> Iterator[None]:
+        yield
+
+    def release_cached_memory(self) -> None:
+        """The cache belongs to the program."""
+
+    def close(self) -> None:
+        self._counters.close()
+
+
+class JobService(Service):
+    """Serves the console between two steps of a user's loop. A change may need several steps; its answer comes then."""
+
+    loop: JobLoop
+    _changing: SetKnobs | None = None
+    _waiting: list[SetKnobs]
+
+    def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any) -> None:
+        super().__init__(loop, inbox, channel, announce=announce)
+        self.loop = loop
+        self._waiting = []
+
+    def between_steps(self) -> bool:
+        if self._changing is not None:
+            self._go_on_changing(self._changing)
+        for command in [command for command in self._waiting if command.at_step <= recorder.index]:
+            self._waiting.remove(command)
+            self._set_knobs(command)
+        return super().between_steps()
+
+    def _set_knobs(self, command: SetKnobs) -> None:
+        if command.at_step > recorder.index:
+            self._waiting.append(command)
+            return
+        if self._changing is not None:
+            self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, "another change is under way"))
+            return
+        try:
+            self.loop.set_knobs(command.changes, command.arm)
+        except Refused as refused:
+            self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, str(refused)))
+            return
+        self._changing = command
+        self._go_on_changing(command)
+
+    def _go_on_changing(self, command: SetKnobs) -> None:
+        error = None
+        try:
+            if self.loop.pending(command.changes):
+                return
+        except Refused as refused:
+            error = str(refused)
+        self._changing = None
+        self.loop.knobs = described.observed_knobs()
+        self._announce()
+        self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, error))
+
+    def _wait_for_resume(self, command: Command) -> None:
+        """A user's job is never paused."""
+        if isinstance(command, Pause):
+            self._channel.send({"event": "note", "t": now(), "text": "the job is not paused: it belongs to the user"})
+
+
+class Agent:
+    """The agent of this process. `join` is called by the first optimizer step."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._connection: Connection | None = None
+        self._service: JobService | None = None
+        self._inbox = Inbox()
+        self._search: data.SourceSearch | None = None
+        self._polled = self._described = 0.0
+        self._known: tuple[Any, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return int(os.environ.get("RANK", "0") or 0)
+
+    def connect(self) -> None:
+        """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
+        self._connection = Connection(os.path.join(self._folder, SOCKET))
+        torch = sys.modules.get("torch")
+        self._connection.send(
+            job_process(
+                now(),
+                os.getpid(),
+                os.getppid(),
+                described.script(),
+                platform.python_version(),
+                str(getattr(torch, "__version__", "")),
+                self.rank,
+                int(os.environ.get("WORLD_SIZE", "1") or 1),
+                os.environ.get("GPUCONSOLE_TOKEN", ""),
+            )
+        )
+
+    def report_off(self, where: str, cause: str, detail: str) -> None:
+        """Report that the agent is off, and close the connection."""
+        if self._connection is None:
+            self.connect()
+        assert self._connection is not None
+        self._connection.send(agent_off(now(), os.getpid(), self.rank, where, cause, detail))
+        self._connection.drain(LAST_MESSAGES_S)
+        self._connection.close()
+
+    @entry("job.step_ended")
+    def step_ended(self) -> None:
+        """The agent's work after each step of the program."""
+        t = now()
+        if self._service is None:
+            self._join()
+        service, connection = self._service, self._connection
+        assert service is not None and connection is not None
+        if self._search is not None and self._search.over():
+            self._search = None
+        elif recorder.index == data.TRACE_AT and self._search is None and data.may_search():
+            self._search = data.SourceSearch()
+        if recorder.index >= DESCRIBE_AT and t - self._described >= DESCRIBE_EVERY_S:
+            self._described = t
+            service.loop.knobs = described.observed_knobs()
+            self._announce()
+        if t - self._polled >= POLL_EVERY_S:
+            self._polled = t
+            connection.receive(self._inbox.put)
+        if not service.between_steps():
+            switch.off("", None)
+        elif connection.gone:
+            switch.off("connection", None)
+        recorder.own_s += now() - t
+
+    @entry("job.ended")
+    def ended(self) -> None:
+        """The process ends: send what is left."""
+        if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
+            self._service.end()
+            self._connection.drain(LAST_MESSAGES_S)
+
+    def forked(self) -> None:
+        """In a forked child: the connection and the account are those of the parent."""
+        recorder.reset()
+        recorder.at_end = self.step_ended
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._service = self._search = None
+        self._inbox = Inbox()
+        self._known = ()
+        from .optimizer import steppers
+
+        steppers.reset()
+        data.loaders.reset()
+
+    def _join(self) -> None:
+        if self._connection is None:
+            self.connect()
+        assert self._connection is not None
+        self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0))
+        self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce)
+
+    def _announce(self) -> None:
+        """Send what is known, if it has changed."""
+        assert self._connection is not None and self._service is not None
+        knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
+        if (knobs, facts, about) == self._known:
+            return
+        self._known = (knobs, facts, about)
+        self._connection.send(job_known(now(), self.rank, about))
+        self._connection.send(started(now(), knobs, facts, described.fixed_knobs(knobs)))

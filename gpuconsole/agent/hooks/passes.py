@@ -1,0 +1,195 @@
+"""Forward and backward passes; the number of samples and tokens, and the loss.
+
+A forward pass is the call of a root module: the hook sits in the class of the module. Global module hooks cost 2 µs for each module of a model, and
+torch.compile warns about them; hooks on an instance end up in the program's checkpoints.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from . import tracing
+from .guard import entry
+from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD
+from .watch import recorder, watch
+
+MARK = "_gpuconsole_watched"
+DEPTH = 4
+"""Levels of modules below a root whose calls are watched: some frameworks call the children of a root, never the root."""
+
+
+class State:
+    """What the passes need of torch, and of the step under way."""
+
+    def __init__(self) -> None:
+        self.grad_enabled: Any = lambda: True
+        self.sized = False
+        """Whether samples of the present micro-batch have been counted."""
+        self.inner = False
+        """Whether an optimizer has stepped within the backward pass under way."""
+        self.tracing_batches: Any = None
+        """A function that receives the arguments of each pass, where the source of batches is looked for."""
+
+
+state = State()
+
+
+# --- forward ------------------------------------------------------------------------------------------------
+
+
+def find_roots() -> None:
+    """Watch the classes of all modules that are no part of another module, by one look at all objects (60 ms)."""
+    import torch
+
+    base = torch.nn.Module
+    everything = gc.get_objects()
+    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, base)}
+    modules = [found for found in everything if type(found) in kinds]
+    del everything
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    level = [module for module in modules if id(module) not in inner and next(module.parameters(), None) is not None]
+    for _ in range(DEPTH):
+        for module in level:
+            watch_class(type(module))
+        if recorder.index < 2 or any(type(module) in watch.called for module in level):
+            break
+        level = [
+            child
+            for module in level
+            for child in module._modules.values()
+            if child is not None and next(child.parameters(), None) is not None
+        ]
+
+
+def watch_class(cls: Any) -> None:
+    """Make calls of instances of `cls` a segment where the program itself makes them."""
+    import torch
+
+    if cls is torch.nn.Module or MARK in cls.__dict__:
+        return
+    own = cls.__dict__.get("__call__")
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = own.__get__(self) if own is not None else super(cls, self).__call__
+        if tracing.is_compiling() or not recorder.on or recorder.stack[-1] not in MAY_HOLD_FORWARD or not begin_pass(self, args, kwargs):
+            return call(*args, **kwargs)
+        wrap = watch.wrap_forward
+        try:
+            return call(*args, **kwargs) if wrap is None else wrap(call, self, args, kwargs)
+        finally:
+            end_pass()
+
+    if own is not None:
+        __call__.__doc__ = own.__doc__
+    cls.__call__ = __call__
+    setattr(cls, MARK, True)
+
+
+@entry("passes.begin")
+def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if not recorder.watches():
+        return False
+    if type(module) not in watch.called:
+        watch.called.add(type(module))
+        watch.roots.append(weakref.ref(module))
+    recorder.passes += 1
+    if state.tracing_batches is not None:
+        state.tracing_batches(args, kwargs)
+    grad = state.grad_enabled()
+    recorder.enter(FORWARD if grad else NO_GRAD)
+    if grad:
+        if not state.sized:
+            state.sized = True
+            count_samples(args, kwargs)
+            if recorder.index < 4:
+                watch.autocast = autocast_precision(module)
+        if watch.keep_inputs:
+            watch.last_inputs = (weakref.ref(module), args, kwargs)
+    return True
+
+
+@entry("passes.end")
+def end_pass() -> None:
+    if recorder.on:
+        recorder.leave()
+
+
+def autocast_precision(module: Any) -> str:
+    import torch
+
+    parameter = next(module.parameters(), None)
+    kind = parameter.device.type if parameter is not None else "cpu"
+    if not torch.is_autocast_enabled(kind):
+        return ""
+    return "bf16" if torch.get_autocast_dtype(kind) is torch.bfloat16 else "fp16"
+
+
+def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens."""
+    for value in (*args, *kwargs.values()):
+        for _ in range(2):
+            if not hasattr(value, "shape") and hasattr(value, "values"):
+                value = next(iter(value.values()), None)
+            elif isinstance(value, (tuple, list)):
+                value = value[0] if value else None
+        shape = getattr(value, "shape", None)
+        if shape:
+            recorder.samples += shape[0]
+            if len(shape) == 2 and not value.dtype.is_floating_point:
+                recorder.tokens += shape[0] * shape[1]
+            return
+
+
+# --- backward -----------------------------------------------------------------------------------------------
+
+
+def on_autograd(module: Any) -> None:
+    """torch.autograd.backward: `Tensor.backward` calls it too."""
+    plain = module.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracing.is_compiling() or not begin_backward():
+            return plain(tensors, *args, **kwargs)
+        try:
+            return plain(tensors, *args, **kwargs)
+        finally:
+            end_backward(tensors)
+
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(backward, name, getattr(plain, name))
+    backward.__wrapped__ = plain  # type: ignore[attr-defined]
+    module.backward = backward
+
+
+@entry("passes.begin_backward")
+def begin_backward() -> bool:
+    if not recorder.watches() or BACKWARD in recorder.stack:
+        return False
+    recorder.enter(BACKWARD)
+    return True
+
+
+@entry("passes.end_backward")
+def end_backward(tensors: Any) -> None:
+    if not recorder.on:
+        return
+    recorder.leave()
+    recorder.backwards += 1
+    state.sized = False
+    loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+    if getattr(loss, "ndim", 1) == 0 and loss.device.type == "cpu":
+        value = loss.item()
+        recorder.loss = value if recorder.loss is None else recorder.loss + value
+    if state.inner:
+        from .optimizer import end_in_backward
+
+        end_in_backward()
+
+
+def on_torch(module: Any) -> None:
+    state.grad_enabled = module.is_grad_enabled
+
+
+HOOKS = {"torch.autograd": on_autograd}

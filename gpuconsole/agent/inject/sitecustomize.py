@@ -1,0 +1,89 @@
+"""The start of the agent in a Python process of a user's job. The folder of this file is first on PYTHONPATH; the console made it for one job.
+
+This file imports nothing that Python has not loaded by now: most Python processes of a job never train. The rest of the agent is loaded when the
+program imports torch. The module gives way to the `sitecustomize` that it hides.
+"""
+
+import os
+import sys
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def _note(what: str) -> None:
+    """Append a line to the file `seen`: the console reports from it what the job's Python processes are, also where nothing else works."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    line = f"{os.getpid()}\t{what}\t{version}\t{' '.join(sys.orig_argv[1:3])}\n"
+    target = os.open(os.path.join(_FOLDER, "seen"), os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(target, line.encode("utf-8", "replace"))
+    finally:
+        os.close(target)
+
+
+def _try_note(what: str) -> None:
+    try:
+        _note(what)
+    except OSError:  # the console has ended
+        return
+
+
+class _Finder:
+    """Loads the agent when the program imports torch. Notes an import of jax, which the agent cannot watch."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name == "torch":
+            return _load_agent(self)
+        if name == "jax":
+            _try_note("jax")
+        return None
+
+
+def _load_agent(finder: _Finder) -> object:
+    """Load the agent as the package `_gpuconsole_agent`, without a trace in `sys.path`. Returns the spec of torch with the agent's hooks; None
+    where the agent cannot start, and the program runs unwatched."""
+    try:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        import importlib.util
+
+        name = "_gpuconsole_agent"
+        folder = os.path.join(_FOLDER, name)
+        spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+        assert spec is not None and spec.loader is not None
+        package = importlib.util.module_from_spec(spec)
+        sys.modules[name] = package
+        spec.loader.exec_module(package)
+        return importlib.import_module(name + ".hooks.install").begin(_FOLDER).find_spec("torch")
+    except Exception as problem:  # the program comes first, whatever is wrong with the agent
+        _try_note(f"failed: {problem!r}")
+        return None
+
+
+def _start() -> None:
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _FOLDER]
+    try:
+        if os.environ.get("GPUCONSOLE_AGENT") == _FOLDER:
+            _note("python")
+            sys.meta_path.insert(0, _Finder())
+    except Exception:  # the console has ended and its folder is gone: the program runs as without us
+        pass
+
+
+def _give_way() -> None:
+    """Run the `sitecustomize` that this file hides, under its own name. Raises what that module raises; Python reports it as usual."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find("sitecustomize", None) if find is not None else None
+        if spec is not None and spec.loader is not None:
+            import importlib.util
+
+            module = importlib.util.module_from_spec(spec)
+            sys.modules["sitecustomize"] = module
+            spec.loader.exec_module(module)
+            return
+    raise ImportError("there is no sitecustomize", name="sitecustomize")  # as without us: `site` ignores this error
+
+
+_start()
+_give_way()

@@ -1,0 +1,292 @@
+"""The user's own command: it starts with the agent injected, its output passes through, and nothing here ever kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import msgspec
+
+from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.session.job.segments import SegmentFold
+from gpuconsole.wire.events import (
+    AgentOff,
+    AnyEvent,
+    Command,
+    JobKnown,
+    JobProcess,
+    KnobsSet,
+    Note,
+    ProbeDone,
+    Profiled,
+    RankJoined,
+    Segments,
+    Started,
+    Stop,
+    decode_event,
+    encode,
+)
+
+AGENT = "_gpuconsole_agent"
+"""The name of the agent's copy as a package."""
+JOIN_S = 10.0
+OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E or -S, a frozen program, or a program without Python"
+
+
+class JobCommand(msgspec.Struct, frozen=True):
+    """The user's command. `stdin`, `stdout`, `stderr`: file descriptors for the job; None: those of this process."""
+
+    words: tuple[str, ...]
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The script of the command, without its folder; else the program."""
+        return next((os.path.basename(word) for word in self.words if word.endswith(".py")), os.path.basename(self.words[0]))
+
+
+class JobFolder:
+    """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket and the file `seen`. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "job"
+        self.path.mkdir(mode=0o700)
+        self.socket = self.path / "socket"
+        self._seen = self.path / "seen"
+        self._seen.touch(mode=0o600)
+        with as_file(files("gpuconsole")) as package:
+            agent = package / "agent"
+            shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
+            shutil.copy(agent / "inject" / "sitecustomize.py", self.path / "sitecustomize.py")
+
+    def environment(self, token: str) -> dict[str, str]:
+        """The variables of the job, beside those of this process."""
+        former = os.environ.get("PYTHONPATH", "")
+        return {
+            "PYTHONPATH": f"{self.path}{os.pathsep}{former}" if former else str(self.path),
+            "GPUCONSOLE_AGENT": str(self.path),
+            "GPUCONSOLE_TOKEN": token,
+        }
+
+    def seen(self) -> list[list[str]]:
+        """For each note of a Python process: pid, what was seen, Python's version, the first words of its command line."""
+        with contextlib.suppress(OSError):
+            return [line.split("\t") for line in self._seen.read_text(encoding="utf-8", errors="replace").splitlines()]
+        return []
+
+
+class JobChild(Child):
+    """The user's command and its processes. Each process that trains is a rank; commands go to every rank, and the leader's answer counts.
+
+    `stop` and `kill` only take leave: every agent switches itself off, and the job continues. `returncode` is the job's exit code, or minus
+    the signal.
+    """
+
+    def __init__(self, command: JobCommand, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
+        super().__init__("", [], on_event, on_exit)
+        self._command = command
+        self._folder = JobFolder(scratch)
+        self._token = secrets.token_hex(16)
+        self._server: asyncio.Server | None = None
+        self._ranks: dict[int, asyncio.StreamWriter] = {}
+        self._answers: dict[int, dict[int, KnobsSet | ProbeDone | Profiled]] = {}
+        self._torch = self._stepped = self._left = False
+        self._terminal: int | None = None
+        self.why_no_steps = ""
+        """Why the job made no step, in one line, once it has ended; empty where it made steps."""
+        self.processes: list[JobProcess] = []
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start the command. Raises OSError, for example where the program does not exist."""
+        before = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self._folder.socket, limit=LINE_LIMIT)
+        finally:
+            os.umask(before)
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: EndProtocol(self._ended),
+            *self._command.words,
+            stdin=self._command.stdin,
+            stdout=self._command.stdout,
+            stderr=self._command.stderr,
+            process_group=0,
+            env={**os.environ, **self._folder.environment(self._token)},
+        )
+        self._process = asyncio.subprocess.Process(transport, protocol, loop)
+        self._give_terminal()
+        self._tasks = [asyncio.create_task(self._wait_for_end())]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the processes of the job; nothing happens when the job has ended."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def send(self, command: Command) -> None:
+        for writer in self._ranks.values():
+            if not writer.is_closing():
+                writer.write(encode(command) + b"\n")
+
+    async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
+        """Take leave of the job."""
+        self.detach()
+
+    def kill(self) -> None:
+        self.detach()
+
+    def hang_up(self) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Switch off the agents. The job continues without the console."""
+        if not self._left:
+            self._left = True
+            self.send(Stop())
+            for writer in self._ranks.values():
+                writer.close()
+
+    def _without_steps(self) -> str:
+        if self._stepped:
+            return ""
+        if self._torch:
+            return "the job has imported torch, and has made no optimizer step"
+        seen = self._folder.seen()
+        if not seen:
+            return OUT_OF_SIGHT
+        failed = next((words[1] for words in seen if len(words) > 1 and words[1].startswith("failed")), "")
+        if failed:
+            return f"the agent could not start: {failed.removeprefix('failed: ')}"
+        if any(len(words) > 1 and words[1] == "jax" for words in seen):
+            return "the job uses JAX, which the agent cannot watch; it watches PyTorch"
+        return "the job's Python has not imported torch"
+
+    # --- the job's processes --------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one process of the job, from its first message to its end."""
+        joined = await self._first_message(reader)
+        if joined is None or self._left:
+            writer.close()
+            return
+        self._torch = True
+        self.processes.append(joined)
+        fold = SegmentFold()
+        rank: int | None = None
+
+        def on_event(event: AnyEvent) -> None:
+            nonlocal rank
+            if isinstance(event, RankJoined):
+                rank = event.rank
+                self._ranks[rank] = writer
+                if joined.world_size == 1:
+                    return
+            elif isinstance(event, JobKnown):
+                fold.on_device = event.facts.device.startswith("cuda")
+            self._on_rank_event(event, fold, rank or 0)
+
+        await self._read_events(reader, on_event)
+        if rank is not None and self._ranks.get(rank) is writer:
+            del self._ranks[rank]
+            self._settle_answers()
+        writer.close()
+
+    async def _first_message(self, reader: asyncio.StreamReader) -> JobProcess | None:
+        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError):
+            async with asyncio.timeout(JOIN_S):
+                event = decode_event(await reader.readline())
+            if isinstance(event, JobProcess) and hmac.compare_digest(event.token.encode(), self._token.encode()):
+                return msgspec.structs.replace(event, token="")
+        return None
+
+    def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int) -> None:
+        match event:
+            case Segments():
+                self._stepped = True
+                with contextlib.suppress(ValueError):
+                    self._on_event(fold.add(event))
+            case KnobsSet() | ProbeDone() | Profiled():
+                self._answers.setdefault(event.request, {})[rank] = event
+                self._settle_answers()
+            case AgentOff():
+                self._on_event(event)
+                if event.where and event.where != "connection":
+                    who = f"process {event.pid}" + (f" (rank {event.rank})" if event.rank else "")
+                    self._on_event(
+                        Note(
+                            event.t,
+                            f"the agent in {who} has switched itself off at {event.where}: {event.cause}; the job continues",
+                            "warning",
+                        )
+                    )
+            case Started() | JobKnown() if rank:
+                return  # the leader's stands for the run
+            case _:
+                self._on_event(event)
+
+    def _settle_answers(self) -> None:
+        """Pass on the answers that every rank has given: the first refusal, else the first answer."""
+        for request, answers in list(self._answers.items()):
+            if len(answers) >= len(self._ranks):
+                del self._answers[request]
+                self._on_event(next((answer for answer in answers.values() if answer.error), next(iter(answers.values()))))
+
+    # --- end ------------------------------------------------------------------------------------------------
+
+    async def _wait_for_end(self) -> None:
+        await self._ended.wait()
+        self._take_terminal()
+        assert self._server is not None and self._process is not None
+        self._server.close()
+        await asyncio.sleep(0)  # the last messages of the processes are in the sockets by now
+        for _ in range(20):
+            if not self._ranks:
+                break
+            await asyncio.sleep(0.05)
+        self.why_no_steps = self._without_steps()
+        self.exited.set()
+        assert self._process.returncode is not None
+        self._on_exit(self._process.returncode)
+
+    # --- the terminal ---------------------------------------------------------------------------------------
+
+    def _give_terminal(self) -> None:
+        """Make the job the foreground group of the terminal, as a shell does: Ctrl-C goes to the job."""
+        assert self._process is not None
+        if self._command.stdin is not None or not sys.stdin or not sys.stdin.isatty():
+            return
+        with contextlib.suppress(OSError):
+            terminal = sys.stdin.fileno()
+            if os.tcgetpgrp(terminal) == os.getpgrp():
+                os.tcsetpgrp(terminal, self._process.pid)
+                self._terminal = terminal
+                os.killpg(self._process.pid, signal.SIGCONT)  # it may have read from the terminal a moment too early
+
+    def _take_terminal(self) -> None:
+        if self._terminal is None:
+            return
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(self._terminal, os.getpgrp())
+        signal.signal(signal.SIGTTOU, before)
+        self._terminal = None
+
+
+def job_death(code: int) -> str:
+    """How the job ended that did not end well, in one line. `code`: the exit code, or minus the signal."""
+    return f"the job was ended by {signal.Signals(-code).name}" if code < 0 else f"the job ended with exit code {code}"

@@ -1,0 +1,1 @@
+"""A user's own job: what its raw segments mean."""

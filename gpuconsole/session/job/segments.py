@@ -1,0 +1,213 @@
+"""From the raw segments of a user's job to steps with phases: a pure fold.
+
+The agent records what the training thread did; the meaning of a stretch follows from what stands before and after it. The codes are those of
+`agent.hooks.recorder`; a test compares both lists.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import binascii
+import math
+import struct
+from collections import defaultdict
+from typing import NamedTuple
+
+from gpuconsole.model.run import PHASES, SETTLING, Step
+from gpuconsole.wire.events import Segments, Steps
+
+DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED = range(12)
+LOADER = 16
+HEAD = struct.Struct("<IdIIdBBHI")
+
+P_DATA, P_H2D, P_FORWARD, P_BACKWARD, P_OPTIMIZER, P_COMM, P_LOGGING, P_CHECKPOINT, P_EVAL, P_OTHER = range(len(PHASES))
+FIXED = {
+    DATA: P_DATA,
+    FORWARD: P_FORWARD,
+    NO_GRAD: P_FORWARD,
+    BACKWARD: P_BACKWARD,
+    OPTIMIZER: P_OPTIMIZER,
+    ZERO: P_OPTIMIZER,
+    SAVE: P_CHECKPOINT,
+    LOG: P_LOGGING,
+    COMM: P_COMM,
+}
+"""The phase of a segment that needs no neighbours."""
+MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED}
+"""Segments by which a gap is named."""
+
+
+class RawStep(NamedTuple):
+    """One step as it was sent. `codes` and `ends` have one entry for each segment; times are seconds on CLOCK_MONOTONIC."""
+
+    index: int  # type: ignore[assignment]  # hides the method tuple.index
+    start: float
+    codes: list[int]
+    ends: list[float]
+    samples: int
+    tokens: int
+    loss: float | None
+    arm: int
+    kind: int
+
+
+def unpack(packed: str) -> list[RawStep]:
+    """The steps of a message. Raises ValueError where the text is damaged."""
+    try:
+        data, at, steps = base64.b64decode(packed, validate=True), 0, []
+        while at < len(data):
+            index, start, samples, tokens, loss, arm, kind, _, n = HEAD.unpack_from(data, at)
+            at += HEAD.size
+            codes, ends = list(data[at : at + n]), array.array("d", data[at + n : at + 9 * n]).tolist()
+            if len(ends) != n or not n:
+                raise ValueError("a step without its segments")
+            at += 9 * n
+            steps.append(RawStep(index, start, codes, ends, samples, tokens, None if math.isnan(loss) else loss, arm, kind))
+    except (binascii.Error, struct.error) as error:
+        raise ValueError(str(error)) from None
+    return steps
+
+
+class SegmentFold:
+    """Makes steps of the segments of one process, in order. `on_device`: the model is on a GPU."""
+
+    def __init__(self) -> None:
+        self.on_device = False
+        self._loaders: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
+        self._waiting: int | None = None
+        self._touched = self._graded = self._has_data = False
+        self._last: int | None = None
+        """The last mark of the step before."""
+
+    def add(self, event: Segments) -> Steps:
+        """The same message with steps. Raises ValueError where it is damaged."""
+        steps = [self.step(raw) for raw in unpack(event.packed)]
+        return Steps(
+            event.t, steps, event.cpu_s, event.runq_s, event.overhead_s, event.memory_bytes, event.dropped, event.rank, event.counters
+        )
+
+    def step(self, raw: RawStep) -> Step:
+        """One step with its phases. The agent's own time belongs to no phase and is not in the wall time."""
+        phases = [0.0] * len(PHASES)
+        codes = self._unwrapped(raw.codes)
+        self._learn(codes)
+        evaluated = self._evaluated(codes)
+        saving = _before_saves(codes)
+        before, after = self._neighbours(codes)
+        begun, own = raw.start, 0.0
+        for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
+            seconds, begun = end - begun, end
+            if code == OWN:
+                own += seconds
+            elif code == GAP and i in saving:
+                phases[P_CHECKPOINT] += seconds
+            elif i in evaluated and code not in (SAVE, LOG):
+                phases[P_EVAL] += seconds
+            else:
+                phases[self._phase(code, before[i], after[i])] += seconds
+        wall = raw.ends[-1] - raw.start - own
+        kind = SETTLING if raw.index == 0 else raw.kind  # the account of the first step began in its middle
+        return Step(raw.index, raw.ends[-1], wall, raw.samples, raw.tokens, tuple(phases), None, raw.loss, raw.arm, kind)
+
+    def _phase(self, code: int, before: int | None, after: int | None) -> int:
+        if code >= LOADER:
+            return P_DATA
+        if code == COMPILED:
+            return P_OPTIMIZER if before == BACKWARD else P_FORWARD
+        if code != GAP:
+            return FIXED[code]
+        if after == BACKWARD:
+            return P_FORWARD  # the loss; or a model that is called in a way that is not seen
+        if after == OPTIMIZER and before == BACKWARD:
+            return P_OPTIMIZER  # clipping, unscaling
+        if before == OPTIMIZER and after == ZERO:
+            return P_OPTIMIZER
+        if before == FORWARD and after in (ZERO, FORWARD):
+            return P_FORWARD
+        if not self._has_data and after in (FORWARD, NO_GRAD, COMPILED):
+            return P_DATA  # no loader, and no function that makes batches: the lines before the pass
+        if before == ZERO and after == BACKWARD:
+            return P_FORWARD
+        if before == DATA and after in (FORWARD, NO_GRAD, COMPILED) and self.on_device:
+            return P_H2D
+        return P_OTHER
+
+    def _unwrapped(self, codes: list[int]) -> list[int]:
+        """Of an optimizer step that holds its own passes (a closure), only what follows a backward pass is the optimizer's; the rest is a gap."""
+        codes, before = list(codes), None
+        for i, code in enumerate(codes):
+            following = codes[i + 1] if i + 1 < len(codes) else None
+            holds = following in (FORWARD, NO_GRAD, DATA) or (following is not None and following >= LOADER)
+            if code == OPTIMIZER and (before not in (BACKWARD, OPTIMIZER, GAP, None) or (holds and before != BACKWARD)):
+                codes[i] = GAP
+            before = code
+        return codes
+
+    def _learn(self, codes: list[int]) -> None:
+        """Count for each loader whether its batches meet passes with gradients."""
+        for code in codes:
+            if code >= LOADER:
+                self._has_data = True
+                if self._touched and self._waiting is not None:
+                    self._loaders[self._waiting][not self._graded] += 1
+                if self._touched:
+                    self._touched = self._graded = False
+                self._waiting = code
+            elif code == DATA:
+                self._has_data = True
+            elif code == NO_GRAD:
+                self._touched = True
+            elif code in (FORWARD, BACKWARD):
+                self._touched = self._graded = True
+
+    def _evaluated(self, codes: list[int]) -> set[int]:
+        """Segments of evaluation: batches that met only passes without gradients, and all between such passes; and evaluation loaders."""
+        evaluated, batch, touched, graded = set(), list[int](), False, False
+        tests = {loader for loader, (train, test) in self._loaders.items() if test > train}
+        for i, code in enumerate(codes):
+            data = code == DATA or code >= LOADER
+            if data or (touched and (code in (OPTIMIZER, ZERO) or (code == NO_GRAD and not batch))):
+                if touched and not graded:
+                    evaluated.update(batch)
+                batch, touched, graded = [], False, False
+            batch.append(i)
+            if code == NO_GRAD:
+                touched = True
+            elif code in (FORWARD, BACKWARD):
+                graded = True
+            if code in tests:
+                evaluated.add(i)
+        if touched and not graded:
+            evaluated.update(batch)
+        return evaluated
+
+    def _neighbours(self, codes: list[int]) -> tuple[list[int | None], list[int | None]]:
+        """For each segment the last mark before it, and the next mark after it. Loaders count as DATA."""
+        marks = [DATA if code >= LOADER else code if code in MARKS else None for code in codes]
+        before: list[int | None] = []
+        last = self._last
+        for mark in marks:
+            before.append(last)
+            last = mark if mark is not None else last
+        self._last = last
+        after: list[int | None] = [None] * len(marks)
+        following: int | None = None
+        for i in range(len(marks) - 1, -1, -1):
+            after[i] = following
+            following = marks[i] if marks[i] is not None else following
+        return before, after
+
+
+def _before_saves(codes: list[int]) -> set[int]:
+    """Gaps that lead up to a save, or lie between two saves: what is saved is gathered there."""
+    found, ahead = set(), False
+    for i in range(len(codes) - 1, -1, -1):
+        if codes[i] == SAVE:
+            ahead = True
+        elif codes[i] in MARKS or codes[i] >= LOADER:
+            ahead = False
+        elif codes[i] == GAP and ahead:
+            found.add(i)
+    return found

@@ -1,0 +1,1 @@
+"""Training scripts as users write them; the tests run them under `gpuconsole run --`."""

@@ -1,0 +1,117 @@
+"""`gpuconsole run -- COMMAND`: the real command line, on scripts as users write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("a job")
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Ran(NamedTuple):
+    """A finished command. `run`: the last run of the snapshot."""
+
+    code: int
+    out: str
+    err: str
+    run: dict[str, Any]
+
+
+def watched(folder: Path, *command: str, environment: dict[str, str] | None = None, options: tuple[str, ...] = ()) -> Ran:
+    """Run `command` under the console, without a screen."""
+    snapshot = folder / "snapshot.json"
+    words = [
+        sys.executable,
+        "-m",
+        "gpuconsole",
+        "run",
+        "--headless",
+        "--device",
+        "cpu",
+        "--snapshot",
+        str(snapshot),
+        *options,
+        "--",
+        *command,
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, **(environment or {})}, cwd=folder, check=False, timeout=120
+    )
+    runs = json.loads(snapshot.read_text())["runs"] if snapshot.exists() else [{}]
+    return Ran(done.returncode, done.stdout, done.stderr, runs[-1])
+
+
+def plain(folder: Path, *command: str, environment: dict[str, str] | None = None) -> Ran:
+    """Run `command` without the console."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(environment or {})}, cwd=folder, check=False, timeout=120
+    )
+    return Ran(done.returncode, done.stdout, done.stderr, {})
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
+    """The plain loop without and with the console, with a `sitecustomize` of the user's own."""
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "own").mkdir()
+    (folder / "own" / "sitecustomize.py").write_text("WHOSE = 'the user'\n")
+    command = (sys.executable, str(PROGRAMS / "plain.py"), "7")
+    environment = {"PYTHONPATH": f"{folder / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    return plain(folder, *command, environment=environment), watched(folder, *command, environment=environment)
+
+
+def test_the_output_and_the_exit_code_are_the_programs(both: tuple[Ran, Ran]) -> None:
+    alone, ran = both
+    assert ran.out == alone.out
+    assert "child the user" in ran.out
+    assert ran.code == alone.code == 3
+    assert ran.err.startswith(alone.err)
+    assert "exit code 3" in ran.err.removeprefix(alone.err)
+
+
+def test_the_steps_phases_and_samples_are_known(both: tuple[Ran, Ran]) -> None:
+    run = both[1].run
+    assert run["workload"] == "job" and run["scenario"] == "plain.py" and run["state"] == "failed"
+    phases = run["summary"]["phases_ratio"]
+    assert sum(phases.values()) == pytest.approx(1, abs=1e-6)
+    assert phases["data_wait"] > 0.6
+    assert min(phases[name] for name in ("forward", "backward", "optimizer")) > 0.01
+    assert run["summary"]["samples_per_s"]["mean"] > 100
+
+
+def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> None:
+    run = both[1].run
+    assert run["knobs"] == {
+        "num_workers": 0,
+        "pin_memory": False,
+        "batch_size": 8,
+        "optim": "adamw",
+        "precision": "fp32",
+        "gradient_accumulation_steps": 1,
+        "nproc": 1,
+    }
+    assert run["facts"]["parameters"] == 32 * 256 + 256 + 2560 + 10
+    sites = {site["kind"]: site for site in run["job"]["sites"]}
+    text = (PROGRAMS / "plain.py").read_text().splitlines()
+    assert "DataLoader(Samples()" in text[sites["loader"]["line"] - 1]
+    assert "torch.optim.AdamW" in text[sites["optimizer"]["line"] - 1]
+
+
+def test_a_program_without_torch_is_named(tmp_path: Path) -> None:
+    ran = watched(tmp_path, sys.executable, "-c", "print('hello')")
+    assert (ran.code, ran.out) == (0, "hello\n")
+    assert "has not imported torch" in ran.err
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    ran = watched(tmp_path, "no-such-program")
+    assert ran.code == 127
+    assert "no-such-program: No such file or directory" in ran.err
