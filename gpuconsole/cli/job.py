@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from gpuconsole.wire.events import AnyEvent, Note
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go to the job."""
-CANNOT_START = {FileNotFoundError: 127, PermissionError: 126}
+NOT_FOUND, CANNOT_START = 127, 126
 """Exit codes of a command that does not start, as in a shell."""
 
 
@@ -45,9 +46,9 @@ class HeadlessJob:
             await open_engine(engine, self._recording)
             try:
                 job = await engine.start_job(JobCommand(tuple(self._args.job)))
-            except OSError as error:
-                print(f"gpuconsole: {self._args.job[0]}: {error.strerror}", file=sys.stderr)
-                return CANNOT_START.get(type(error), 126)
+            except SessionError as error:
+                print(f"gpuconsole: {error}", file=sys.stderr)
+                return NOT_FOUND if shutil.which(self._args.job[0], mode=os.F_OK) is None else CANNOT_START
             self._pass_signals_on(job)
             await job.exited.wait()
             self._report(engine)

@@ -41,7 +41,7 @@ from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.signals import send_signal
 from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import WorkerHandle
-from gpuconsole.session.api import Busy, SessionApi, View
+from gpuconsole.session.api import Busy, SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note
@@ -157,10 +157,12 @@ class Engine(StateReader, SessionApi):
         await self.control.start(plan)
 
     async def start_job(self, command: JobCommand) -> JobChild:
-        """Start the user's own command as a run. Raises SessionError, and OSError where the command cannot be started."""
+        """Start the user's own command as a run. Raises SessionError, also where the command cannot be started."""
         await self._tuning.finish()
-        worker = await self.control.start_job(command)
-        assert worker.job is not None
+        await self.control.start(self.control.plan_job(command))
+        worker = self.control.worker
+        if worker is None or worker.job is None:
+            raise SessionError((self.state.record and self.state.record.run.error) or f"{command.words[0]} has ended already")
         return worker.job
 
     async def stop(self) -> None:

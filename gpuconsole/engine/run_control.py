@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -24,10 +23,10 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario
-from gpuconsole.processes.job import JobCommand, job_death
+from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.pool import WorkerPool, ignore
 from gpuconsole.processes.serving import ServingChoice
-from gpuconsole.processes.worker import WorkerGone, WorkerHandle, death
+from gpuconsole.processes.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.report.experiments.trial import forecast_line, refusal
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
@@ -103,12 +102,13 @@ class RunLock:
 
 
 class RunPlan(NamedTuple):
-    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all knobs."""
+    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all knobs. `command`: the user's own job."""
 
     scenario: Scenario
     overrides: Knobs
     knobs: Knobs
     device: Device
+    command: JobCommand | None = None
 
 
 class RunControl:
@@ -156,6 +156,10 @@ class RunControl:
         self._serving.check_torch(chosen, knobs)
         return RunPlan(chosen, overrides, knobs, device)
 
+    def plan_job(self, command: JobCommand) -> RunPlan:
+        """A run of the user's own command. Its knobs are known once it trains. Raises SessionError."""
+        return RunPlan(job_scenario(command.name), {}, {}, self._devices.first(), command)
+
     async def start(self, plan: RunPlan) -> None:
         """End the current run and start another."""
         async with self._lock.end(self._break_off):
@@ -164,45 +168,17 @@ class RunControl:
             self._kept.clear()
             self._open(plan.knobs, plan.device, {})
             try:
-                self.worker = worker = await self._pool.take(plan.scenario, plan.knobs, self._devices)
+                if plan.command is None:
+                    self.worker = worker = await self._pool.take(plan.scenario, plan.knobs, self._devices)
+                else:
+                    self.worker = worker = await self._pool.start_job(plan.command)
             except OSError as error:
-                self._close("failed", f"the worker could not be started: {error.strerror}")
+                self._close("failed", f"{plan.command.words[0] if plan.command else 'the worker'} could not be started: {error.strerror}")
                 return
             if worker.progress is not None:
                 self._emit(worker.progress)
             worker.listener = self._emit
             worker.start(plan.scenario.workload.name, plan.knobs, plan.device, self._serving.options)
-
-    async def start_job(self, command: JobCommand) -> WorkerHandle:
-        """End the current run, and start the user's own command as the next. Raises OSError where the command cannot be started."""
-        async with self._lock.end(self._break_off):
-            await self._end("stopped")
-            device = self._devices.first()
-            self.overrides, self._scenario = {}, job_scenario(command.name)
-            self._kept.clear()
-            worker = WorkerHandle(self._emit, self._job_ended, job=command)
-            self._open({}, device, {})
-            try:
-                await worker.launch()
-            except OSError as error:
-                self._close("failed", f"{command.words[0]}: {error.strerror}")
-                raise
-            self.worker = worker
-            return worker
-
-    def _job_ended(self, worker: WorkerHandle, code: int) -> None:
-        """Close the run of the user's command. A command that the user interrupted was stopped."""
-        if worker is not self.worker or self._closing:
-            return
-        self.worker = None
-        assert worker.job is not None
-        why = worker.job.why_no_steps
-        if code in (-signal.SIGINT, -signal.SIGTERM):
-            self._close("stopped", why or None)
-        elif code:
-            self._close("failed", job_death(code))
-        else:
-            self._close("finished", why or None)
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
         """End the current run as `state`; a trial on it is broken off. A worker that hangs is killed."""
@@ -229,10 +205,7 @@ class RunControl:
         if worker is not self.worker or self._closing:
             return
         self.worker = None
-        if worker.failed is not None or code != 0:
-            self._close("failed", worker.cause() if worker.failed else death(code, worker))
-        else:
-            self._close("finished")
+        self._close(*ending(code, worker))
 
     def _break_off(self) -> None:
         """Make the action that holds the lock give it back soon, also when the worker hangs."""

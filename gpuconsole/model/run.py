@@ -9,7 +9,7 @@ import msgspec
 from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.job import JOB, JobFacts
+from gpuconsole.model.job.facts import JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.server_facts import ServerFacts

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpuconsole.model.job import JOB
+from gpuconsole.model.job.facts import JOB
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, nearest
 from gpuconsole.model.machine.device import Device
 

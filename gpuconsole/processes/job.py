@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuconsole.model.run import RunState
 from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.session.job.segments import SegmentFold
 from gpuconsole.wire.events import (
@@ -161,6 +162,14 @@ class JobChild(Child):
             for writer in self._ranks.values():
                 writer.close()
 
+    def ending(self, code: int) -> tuple[RunState, str | None]:
+        """The state of the run after the end of the job with `code`, and the error in one line. A job that the user ended was stopped."""
+        if code in (-signal.SIGINT, -signal.SIGTERM):
+            return "stopped", self.why_no_steps or None
+        if code:
+            return "failed", f"the job was ended by {signal.Signals(-code).name}" if code < 0 else f"the job ended with exit code {code}"
+        return "finished", self.why_no_steps or None
+
     def _without_steps(self) -> str:
         if self._stepped:
             return ""
@@ -285,8 +294,3 @@ class JobChild(Child):
             os.tcsetpgrp(self._terminal, os.getpgrp())
         signal.signal(signal.SIGTTOU, before)
         self._terminal = None
-
-
-def job_death(code: int) -> str:
-    """How the job ended that did not end well, in one line. `code`: the exit code, or minus the signal."""
-    return f"the job was ended by {signal.Signals(-code).name}" if code < 0 else f"the job ended with exit code {code}"

@@ -10,6 +10,7 @@ import msgspec
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.scenario import Scenario
+from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import SERVING, TRAINING, WorkerHandle
 from gpuconsole.wire.events import AnyEvent
@@ -88,6 +89,12 @@ class WorkerPool:
             return await self._launch(launch)
         worker, self.spare = self.spare, None
         return worker or await self._launch()
+
+    async def start_job(self, command: JobCommand) -> WorkerHandle:
+        """Start the user's own command. Raises OSError."""
+        worker = WorkerHandle(ignore, self._ended, job=command)
+        await worker.launch()
+        return worker
 
     async def _launch(self, launch: Launch | None = None, module: str = TRAINING) -> WorkerHandle:
         worker = WorkerHandle(ignore, self._ended, launch, module)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import Step
+from gpuconsole.model.run import RunState, Step
 from gpuconsole.processes.child import STOP_S, Child
 from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.processes.scratch import Scratch
@@ -119,8 +119,9 @@ class WorkerHandle:
         return self._child.hanging if isinstance(self._child, TorchrunChild) else ""
 
     def start(self, workload: str, knobs: Knobs, device: Device, options: dict[str, str] | None = None) -> None:
-        """Start a workload. `options` are for serving workloads, see `Start`."""
-        self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else "", options=options or {}))
+        """Start a workload. `options` are for serving workloads, see `Start`. A user's job starts itself."""
+        if self.job is None:
+            self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else "", options=options or {}))
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Apply live changes. The answer holds the first step with them, or the error. Raises WorkerGone."""
@@ -234,6 +235,15 @@ class WorkerHandle:
         self._refuse_all(WorkerGone(self.cause()))
         self._scratch.close()
         self._on_exit(self, code)
+
+
+def ending(code: int, worker: WorkerHandle) -> tuple[RunState, str | None]:
+    """The state of the run of a worker, or of a user's job, that has ended on its own; and the error, in one line."""
+    if worker.job is not None:
+        return worker.job.ending(code)
+    if worker.failed is not None or code != 0:
+        return "failed", worker.cause() if worker.failed else death(code, worker)
+    return "finished", None
 
 
 def death(code: int, worker: WorkerHandle) -> str:

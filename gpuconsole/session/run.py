@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job import FIXED
+from gpuconsole.model.job.facts import FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.process import Process

@@ -14,7 +14,7 @@ from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.experiments.certificate import Tuning
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.job import JobFacts
+from gpuconsole.model.job.facts import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.model.machine.device import Device, Link

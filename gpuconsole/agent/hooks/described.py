@@ -110,7 +110,7 @@ def device() -> str:
 
 
 def job_facts() -> dict[str, Any]:
-    """The fields of `model.job.JobFacts`."""
+    """The fields of `model.job.facts.JobFacts`."""
     versions = {}
     for name in FRAMEWORKS:
         module = sys.modules.get(name)

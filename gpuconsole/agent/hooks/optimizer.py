@@ -47,6 +47,7 @@ def on_optimizer(module: Any) -> None:
     module.register_optimizer_step_pre_hook(before_step)
     module.register_optimizer_step_post_hook(after_step)
     module.Optimizer.zero_grad = spanned(ZERO, module.Optimizer.zero_grad)
+    passes.state.end_in_backward = end_in_backward
     plain = module.Optimizer.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

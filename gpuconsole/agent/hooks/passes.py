@@ -29,6 +29,8 @@ class State:
         """Whether samples of the present micro-batch have been counted."""
         self.inner = False
         """Whether an optimizer has stepped within the backward pass under way."""
+        self.end_in_backward: Any = None
+        """Called at the end of such a backward pass."""
         self.tracing_batches: Any = None
         """A function that receives the arguments of each pass, where the source of batches is looked for."""
 
@@ -182,10 +184,8 @@ def end_backward(tensors: Any) -> None:
     if getattr(loss, "ndim", 1) == 0 and loss.device.type == "cpu":
         value = loss.item()
         recorder.loss = value if recorder.loss is None else recorder.loss + value
-    if state.inner:
-        from .optimizer import end_in_backward
-
-        end_in_backward()
+    if state.inner and state.end_in_backward is not None:
+        state.end_in_backward()
 
 
 def on_torch(module: Any) -> None:

@@ -7,6 +7,10 @@ program imports torch. The module gives way to the `sitecustomize` that it hides
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -31,7 +35,7 @@ def _try_note(what: str) -> None:
 class _Finder:
     """Loads the agent when the program imports torch. Notes an import of jax, which the agent cannot watch."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name == "torch":
             return _load_agent(self)
         if name == "jax":
@@ -39,7 +43,7 @@ class _Finder:
         return None
 
 
-def _load_agent(finder: _Finder) -> object:
+def _load_agent(finder: "Any") -> "Any":
     """Load the agent as the package `_gpuconsole_agent`, without a trace in `sys.path`. Returns the spec of torch with the agent's hooks; None
     where the agent cannot start, and the program runs unwatched."""
     try:
