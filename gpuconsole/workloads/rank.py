@@ -28,6 +28,7 @@ from gpuconsole.agent.service import explain
 from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
+from gpuconsole.workloads.importing import without_collections
 from gpuconsole.workloads.network import choose_interface
 from gpuconsole.workloads.torchrun import LAUNCHER
 from gpuconsole.workloads.worker import build, failed, put_into, train, warm_up
@@ -153,7 +154,9 @@ def main() -> None:
     if early is not None:
         warm_up(early)
         early.send(Progress(now(), "waiting", f"for the others of {os.environ.get('WORLD_SIZE', '?')} processes"))
-    import torch
+    with without_collections():
+        import torch
+        import torch._dynamo  # the first optimizer would import it
 
     try:
         world = ProcessWorld("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", leading=console is not None)

@@ -13,6 +13,7 @@ import os
 import sys
 
 from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.importing import without_collections
 
 LAUNCHER = "GPUCONSOLE_LAUNCHER"
 CONNECT = "GPUCONSOLE_CONNECT"
@@ -23,7 +24,8 @@ def main() -> None:
     die_with_parent()
     os.environ[LAUNCHER] = str(os.getpid())
     if CONNECT in os.environ:
-        from torch.distributed.run import main as run
+        with without_collections():
+            from torch.distributed.run import main as run
 
         run()
     else:
@@ -35,10 +37,11 @@ def _take_part() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own choice, without its warning
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a lost connection is reported below, without a C++ stack
     logging.disable(logging.ERROR)
-    from torch.distributed import DistNetworkError
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
-    from torch.distributed.run import main as run
+    with without_collections():
+        from torch.distributed import DistNetworkError
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+        from torch.distributed.run import main as run
 
     try:
         run()

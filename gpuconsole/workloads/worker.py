@@ -28,6 +28,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
+from gpuconsole.workloads.importing import without_collections
 
 if TYPE_CHECKING:
     from gpuconsole.workloads.facts import Described
@@ -152,10 +153,11 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
 def warm_up(channel: Channel) -> None:
     """Import what every workload needs: torch, and torch._dynamo, which the first optimizer would import."""
     channel.send(Progress(now(), "importing", "torch"))
-    import torch
-    import torch.optim
+    with without_collections():
+        import torch
+        import torch.optim
 
-    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+        torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     channel.send(Progress(now(), "ready", torch.__version__ + (f" cuda {torch.version.cuda}" if torch.version.cuda else "")))
 
 

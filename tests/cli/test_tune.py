@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 @pytest.mark.timeout(240)
 def test_a_win_is_kept_and_the_certificate_holds(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
-    done = cli("tune", "chatty-logging", "--device", "cpu", "--budget", "40", "--certificate", str(target), "--json")
+    done = cli("tune", "chatty-logging", "--device", "cpu", "--budget", "24", "--certificate", str(target), "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(target.read_text())
     assert made == json.loads(done.stdout)

@@ -195,6 +195,8 @@ class FakeServer:
                 await asyncio.sleep(3600)
             if sent > tokens // 2 and behaviour == "ends-early":
                 return response
+            if sent > tokens // 2 and behaviour == "reports-an-error":
+                await response.write(b'data: {"error": {"message": "out of memory", "type": "server_error", "code": 500}}\n\n')
             if behaviour == "broken":
                 await response.write(b'data: {"choices": [{"text": \n\n')
                 continue

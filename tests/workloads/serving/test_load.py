@@ -164,6 +164,7 @@ def test_a_request_has_its_tokens_and_times(behaviour: str, chat: bool) -> None:
         ("busy", "HTTP 429: too many requests"),
         ("error", r"HTTP 500: Internal\x1b[31m Server Error"),
         ("broken", "not JSON of the OpenAI API"),
+        ("reports-an-error", "the server reports an error: out of memory"),
         ("endless", "tokens and no end, asked for 6"),
         ("ends-early", "the answer broke off before its end"),
         ("breaks-off", "the connection broke off"),

@@ -12,6 +12,7 @@ import signal
 import sys
 
 from gpuconsole.wire.channel import die_with_parent
+from gpuconsole.workloads.importing import without_collections
 from gpuconsole.workloads.serving import event_loop
 
 
@@ -32,9 +33,10 @@ def main() -> None:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    from aiohttp import web
+    with without_collections():
+        from aiohttp import web
 
-    from gpuconsole.workloads.serving.engine.build import build
+        from gpuconsole.workloads.serving.engine.build import build
 
     server = build(args.knobs, args.device, args.seed, lambda text: print(f"progress {text}", flush=True))
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)

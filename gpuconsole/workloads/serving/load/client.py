@@ -249,7 +249,7 @@ def _parse(payload: bytes) -> _Chunk:
     except msgspec.DecodeError:
         raise RequestFailed(f"not JSON of the OpenAI API: {visible(payload[:60].decode(errors='replace'))}") from None
     if chunk.error is not None:
-        raise RequestFailed(f"the server says: {visible(str(chunk.error))[:120]}")
+        raise RequestFailed(f"the server reports an error: {in_one_line(payload.decode(errors='replace'))}")
     return chunk
 
 
