@@ -25,7 +25,6 @@ FAULTS = (
     "http:// to a TLS port",
     "DNS failure",
     "wrong model",
-    "slow start, refused",
     "one character per token",
 )
 
