@@ -1,0 +1,1 @@
+"""The checks, by area. Every file here is read; see `benchmarks/gpu_day/check.py`."""

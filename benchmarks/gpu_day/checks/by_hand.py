@@ -1,0 +1,33 @@
+"""Checks that need a person, another machine or a right that a container lacks. They are on the page, so that nobody forgets them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.gpu_day.check import Day, NotHereError, add
+
+LIST = {
+    "mig": ("Slices as devices: GPM and memory of a slice, the process list with MIG on", "needs a GPU in MIG mode: nvidia-smi -mig 1"),
+    "driver_reload": ("A running console survives rmmod nvidia and modprobe nvidia", "needs root on a machine of one's own"),
+    "xid": ("An XID reaches the screen", "needs a kernel with an illegal address (XID 31), which disturbs other programs on the GPU"),
+    "vllm_two_gpus": ("vLLM with tensor_parallel_size 2 starts", "needs two GPUs, vLLM and a model"),
+    "clocks": ("Clocks that a setting holds down have a reason", "needs the right to set clocks: nvidia-smi -lgc"),
+    "clocks_power": (
+        "The throttle reasons under a load that the power limit holds down",
+        "needs a load above the limit of the card: read gpm's power first",
+    ),
+    "aftermath": (
+        "A job is as fast after a probe as before",
+        "takes 15 minutes: python -m benchmarks.aftermath --device gpu:0 --probes op_mix",
+    ),
+    "overhead": ("Steps of 6 ms, bare and measured, paired", "benchmarks.overhead measures on a CPU only so far"),
+    "published": ("Tokens/s beside HF Trainer and a bare loop of the same model", "benchmarks.training measures on a CPU only so far"),
+}
+
+
+def by_hand(reason: str, day: Day) -> None:
+    raise NotHereError(reason)
+
+
+for _name, (_title, _reason) in LIST.items():
+    add(f"by_hand.{_name}", _title, 1, 0.5, partial(by_hand, _reason))

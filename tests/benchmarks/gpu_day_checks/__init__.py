@@ -1,0 +1,1 @@
+"""Checks that need no GPU: for the tests of the runner."""
