@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,11 @@ def environment(simulated: bool, cards: Sequence[str], folder: Path) -> Iterator
 
 
 def machine(simulated: bool, env: dict[str, str]) -> dict[str, Any]:
-    """Hardware, driver and versions. A driver that hangs costs a minute and no more."""
-    found = {name: value for name, value in fingerprint().items() if name not in ("commit", "load_before")}
+    """Hardware, driver and versions. A driver that hangs costs a minute and no more. Raises StateError where a package is missing."""
+    try:
+        found = {name: value for name, value in fingerprint().items() if name not in ("commit", "load_before")}
+    except PackageNotFoundError as error:
+        raise StateError(f"{error.name} is not installed in {sys.executable}: see benchmarks/gpu_day/session.sh") from None
     command = [sys.executable, "-m", "gpuconsole", "devices", "--json"]
     try:
         seen = json.loads(subprocess.run(command, env=env, capture_output=True, timeout=DEVICES_S, check=False).stdout)

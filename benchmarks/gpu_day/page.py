@@ -7,9 +7,7 @@ from typing import Any
 
 from benchmarks.gpu_day.check import FAILED, NOT_RUN, PASSED, Check, Figure, Result
 
-SIMULATED = (
-    "**Simulated device: no figure on this page was measured on a GPU.** The page shows that the checks run. A failure may be a gap of the simulated device."
-)
+SIMULATED = "**Simulated device: no figure on this page was measured on a GPU.** The page shows that the checks run. A failure may be a gap of the simulated device."
 WITHOUT = Result(NOT_RUN, "not reached")
 
 
