@@ -51,7 +51,7 @@ found["waited_s"] = time.perf_counter() - start
 
 side = torch.cuda.Stream()
 torch.cuda._sleep(int(0.1 * 1.98e9))
-pinned, pageable = torch.zeros(10_000_000, pin_memory=True), torch.zeros(10_000_000)
+pinned, pageable = torch.zeros(2_500_000, pin_memory=True), torch.zeros(2_500_000)
 start = time.perf_counter()
 with torch.cuda.stream(side):
     moved = pinned.to(GPU, non_blocking=True)

@@ -23,6 +23,9 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 #include <unistd.h>
 
@@ -345,7 +348,8 @@ static Device_& device(int index) {
 
 static StreamId stream_of(int index) { return current_stream[index]; }
 
-static void launch(int index, StreamId stream, double seconds) {
+/* `ready`: when the work can begin, if that is not now. */
+static void launch(int index, StreamId stream, double seconds, double ready = INFINITY) {
   Device_& d = device(index);
   std::unique_lock<std::recursive_mutex> hold(lock);
   Timeline& t = d.streams[stream];
@@ -358,7 +362,7 @@ static void launch(int index, StreamId stream, double seconds) {
     sleep_until(first);
     hold.lock();
   }
-  t.tail = std::max(now(), t.tail) + seconds;
+  t.tail = std::max(std::isinf(ready) ? now() : ready, t.tail) + seconds;
   t.ends.push_back(t.tail);
   d.kernels++, d.busy_s += seconds;
   d.cache.slot->busy_s += seconds;
@@ -456,10 +460,22 @@ static DataPtr hold_bytes(int index, size_t n, Storage values) {
   return DataPtr(data, held, &drop, Device(DeviceType::CUDA, index));
 }
 
+/* Without values, a small tensor still keeps what is copied to it: DistributedDataParallel sends the order of its buckets from card to card. */
+constexpr size_t KEPT_BYTES = 1 << 16;
+
+static bool keeps_copies(const at::Tensor& t) {
+  const DataPtr& data = t.storage().data_ptr();
+  return !t.is_cuda() || (data.get_deleter() == &drop && data.get_context() && ((Held*)data.get_context())->values);
+}
+
 struct CardAllocator final : public Allocator {
   DataPtr allocate(size_t n) override {
     if (!n) return DataPtr(nullptr, Device(DeviceType::CUDA, present_device));
     Storage values;
+    if (!with_values && n <= KEPT_BYTES) {
+      values = Storage(Storage::use_byte_size_t(), n, GetCPUAllocator(), false);
+      memset(values.mutable_data(), 0, n);
+    }
     if (with_values && n < cards[device(present_device).cache.card].memory) values = Storage(Storage::use_byte_size_t(), n, GetCPUAllocator(), false);
     return hold_bytes(present_device, n, std::move(values));
   }
@@ -617,7 +633,11 @@ struct Call {
     if (!t.defined()) return t;
     for (Pair& pair : pairs)
       if (pair.stand_in.unsafeGetTensorImpl() == t.unsafeGetTensorImpl()) return pair.original;
-    at::Tensor made = at::detail::make_tensor<TensorImpl>(on_device(t.storage()), DispatchKeySet(DispatchKey::CUDA), t.dtype());
+    at::Tensor made;
+    for (Pair& pair : pairs) /* in inference mode a view of an ordinary tensor is an ordinary tensor */
+      if (!made.defined() && pair.stand_in.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl())
+        made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, on_device(t.storage()), pair.original.key_set(), t.dtype());
+    if (!made.defined()) made = at::detail::make_tensor<TensorImpl>(on_device(t.storage()), DispatchKeySet(DispatchKey::CUDA), t.dtype());
     made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
     return made;
   }
@@ -872,6 +892,8 @@ static at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_bl
   Call call;
   at::Tensor to = call.stand_in(self), from = call.stand_in(source);
   if (with_values) to.copy_(from);
+  else if (keeps_copies(self) && keeps_copies(source) && self.is_contiguous() && source.is_contiguous() && self.scalar_type() == source.scalar_type() && self.numel() == source.numel())
+    memcpy(self.mutable_data_ptr(), source.const_data_ptr(), self.nbytes());
   else if (!self.is_cuda()) self.zero_();
   double bytes = bytes_of(self);
   const at::Tensor& on_gpu = self.is_cuda() ? self : source;
@@ -1056,6 +1078,173 @@ static auto at_load = [] {
   return 0;
 }();
 
+/* --- collectives between processes: what NCCL does, on the clocks of the cards ------------------------------------------------ */
+
+/* Gloo on the host carries the values and the moment at which the last card is ready. The host of each process waits until all processes have
+ * issued the operation; NCCL's host does not. The operation then runs on a stream of its own, at the rate of the link between the cards. */
+using c10d::ReduceOp;
+using Group = intrusive_ptr<c10d::ProcessGroup>;
+using Operation = intrusive_ptr<ReduceOp>;
+using Work = intrusive_ptr<c10d::Work>;
+constexpr StreamId COLLECTIVES = 999999;
+constexpr double COLLECTIVE_S = 1e-5;
+
+struct SimWork final : public c10d::Work {
+  int index;
+  double end;
+  std::vector<Tensor> tensors;
+  intrusive_ptr<ivalue::Future> future;
+  SimWork(int index, double end, std::vector<Tensor> tensors) : index(index), end(end), tensors(std::move(tensors)) {
+    Guard guard;
+    Device card(DeviceType::CUDA, index);
+    Stream before = guard.exchangeStream(Stream(Stream::UNSAFE, card, COLLECTIVES));
+    future = make_intrusive<ivalue::Future>(ListType::create(TensorType::get()), std::vector<Device>{card});
+    future->markCompleted(IValue(this->tensors));
+    guard.exchangeStream(before);
+  }
+  bool isCompleted() override { return now() >= end; }
+  bool isSuccess() const override { return true; }
+  std::vector<Tensor> result() override { return tensors; }
+  void synchronize() override {
+    std::lock_guard<std::recursive_mutex> hold(lock);
+    double& tail = device(index).streams[stream_of(index)].tail;
+    tail = std::max(tail, end);
+  }
+  bool wait(std::chrono::milliseconds) override { synchronize(); return true; }
+  intrusive_ptr<ivalue::Future> getFuture() override { return future; }
+};
+
+using OnHost = std::function<void(c10d::Backend&, Call&)>;
+
+/* `moved`: the bytes that cross a card's link in one direction. */
+static Work collective(const Group& group, std::vector<Tensor> tensors, double moved, const OnHost& values) {
+  int index = tensors.front().device().index();
+  auto host = group->getBackend(DeviceType::CPU);
+  double ready = std::max({now(), tail_of(index, stream_of(index)), tail_of(index, COLLECTIVES)});
+  std::vector<Tensor> start{at::full({1}, ready, at::dtype(at::kDouble))};
+  c10d::AllreduceOptions latest;
+  latest.reduceOp = ReduceOp::MAX;
+  host->allreduce(start, latest)->wait();
+  Call call;
+  if (with_values) values(*host, call);
+  launch(index, COLLECTIVES, slowdown * (COLLECTIVE_S + moved / cards[device(index).cache.card].peer), start[0].const_data_ptr<double>()[0]);
+  return make_intrusive<SimWork>(index, tail_of(index, COLLECTIVES), std::move(tensors));
+}
+
+static double share(const Group& group) { return (group->getSize() - 1.0) / group->getSize(); }
+
+static double bytes_of(at::TensorList tensors) {
+  double bytes = 0;
+  for (const Tensor& t : tensors) bytes += bytes_of(t);
+  return bytes;
+}
+
+/* Gloo has no mean. */
+static ReduceOp on_host(const Operation& op) { return *op == ReduceOp::AVG ? ReduceOp(ReduceOp::SUM) : *op; }
+static void finish_mean(const Operation& op, const Group& group, const Tensor& t) { if (*op == ReduceOp::AVG) t.div_(group->getSize()); }
+
+static Work reduce_all(at::TensorList tensors, const Group& group, const Operation& op) {
+  return collective(group, tensors.vec(), 2 * share(group) * bytes_of(tensors), [&](c10d::Backend& host, Call& call) {
+    for (const Tensor& t : tensors) {
+      std::vector<Tensor> one{call.stand_in(t)};
+      c10d::AllreduceOptions options;
+      options.reduceOp = on_host(op);
+      host.allreduce(one, options)->wait();
+      finish_mean(op, group, one[0]);
+    }
+  });
+}
+static std::tuple<std::vector<Tensor>, Work> allreduce(at::TensorList tensors, const Group& group, const Operation& op, const std::optional<Tensor>&, bool, int64_t) {
+  return {tensors.vec(), reduce_all(tensors, group, op)};
+}
+static Work allreduce_coalesced(at::TensorList tensors, const Group& group, const Operation& op, bool, int64_t) { return reduce_all(tensors, group, op); }
+
+static std::tuple<std::vector<Tensor>, Work> broadcast(at::TensorList tensors, const Group& group, int64_t root, int64_t root_tensor, bool, int64_t) {
+  return {tensors.vec(), collective(group, tensors.vec(), bytes_of(tensors), [&](c10d::Backend& host, Call& call) {
+    for (const Tensor& t : tensors) {
+      std::vector<Tensor> one{call.stand_in(t)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root, options.rootTensor = root_tensor;
+      host.broadcast(one, options)->wait();
+    }
+  })};
+}
+
+static Work gather_all(const std::vector<Tensor>& outs, const std::vector<Tensor>& ins, const Group& group) {
+  return collective(group, outs, share(group) * bytes_of(outs), [&](c10d::Backend& host, Call& call) {
+    for (size_t i = 0; i < outs.size(); i++) {
+      std::vector<std::vector<Tensor>> parts{call.stand_in(outs[i]).view({-1}).chunk(group->getSize())};
+      std::vector<Tensor> own{call.stand_in(ins[i]).reshape({-1})};
+      host.allgather(parts, own)->wait();
+    }
+  });
+}
+static std::tuple<Tensor, Work> allgather_base(Tensor& out, Tensor& in, const Group& group, bool, int64_t) { return {out, gather_all({out}, {in}, group)}; }
+static Work allgather_coalesced(at::TensorList outs, at::TensorList ins, const Group& group, bool) { return gather_all(outs.vec(), ins.vec(), group); }
+static std::tuple<std::vector<std::vector<Tensor>>, Work> allgather(const std::vector<std::vector<Tensor>>& outs, at::TensorList ins, const Group& group, bool, int64_t) {
+  return {outs, collective(group, outs[0], share(group) * bytes_of(outs[0]), [&](c10d::Backend& host, Call& call) {
+    std::vector<std::vector<Tensor>> parts(1);
+    for (const Tensor& t : outs[0]) parts[0].push_back(call.stand_in(t));
+    std::vector<Tensor> own{call.stand_in(ins[0])};
+    host.allgather(parts, own)->wait();
+  })};
+}
+
+static Work scatter_sums(const std::vector<Tensor>& outs, const std::vector<Tensor>& ins, const Group& group, const Operation& op) {
+  return collective(group, outs, share(group) * bytes_of(ins), [&](c10d::Backend& host, Call& call) {
+    for (size_t i = 0; i < outs.size(); i++) {
+      std::vector<Tensor> sums{call.stand_in(ins[i]).clone().view({-1})};
+      c10d::AllreduceOptions options;
+      options.reduceOp = on_host(op);
+      host.allreduce(sums, options)->wait();
+      finish_mean(op, group, sums[0]);
+      Tensor out = call.stand_in(outs[i]);
+      out.copy_(sums[0].chunk(group->getSize())[group->getRank()].view_as(out));
+    }
+  });
+}
+static std::tuple<Tensor, Work> reduce_scatter_base(Tensor& out, Tensor& in, const Group& group, const Operation& op, bool, int64_t) {
+  return {out, scatter_sums({out}, {in}, group, op)};
+}
+static Work reduce_scatter_coalesced(at::TensorList outs, at::TensorList ins, const Group& group, const Operation& op, bool, int64_t) {
+  return scatter_sums(outs.vec(), ins.vec(), group, op);
+}
+
+static Work barrier(Tensor tensor, const Group& group, const std::vector<int64_t>&, bool, int64_t) {
+  Work work = collective(group, {tensor}, 0, [](c10d::Backend&, Call&) {});
+  work->synchronize();
+  wait_until(end_of(tensor.device().index()), "barrier");
+  return work;
+}
+
+/* The dispatcher warns about operators that get another kernel; here this is intended. */
+struct Quiet final : public WarningHandler { void process(const Warning&) override {} };
+static Quiet quiet;
+static WarningHandler* usual_warnings = [] {
+  WarningHandler* before = WarningUtils::get_warning_handler();
+  WarningUtils::set_warning_handler(&quiet);
+  return before;
+}();
+TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
+  m.impl("allreduce_", TORCH_FN(allreduce));
+  m.impl("allreduce_coalesced_", TORCH_FN(allreduce_coalesced));
+  m.impl("broadcast_", TORCH_FN(broadcast));
+  m.impl("allgather_", TORCH_FN(allgather));
+  m.impl("_allgather_base_", TORCH_FN(allgather_base));
+  m.impl("allgather_into_tensor_coalesced_", TORCH_FN(allgather_coalesced));
+  m.impl("_reduce_scatter_base_", TORCH_FN(reduce_scatter_base));
+  m.impl("reduce_scatter_tensor_coalesced_", TORCH_FN(reduce_scatter_coalesced));
+  m.impl("barrier", TORCH_FN(barrier));
+}
+/* DistributedDataParallel's own statistics, which nobody reads here. */
+struct NoTimer final : public c10d::Timer {
+  explicit NoTimer(Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+namespace c10d { C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, NoTimer) }
+
+static auto warn_again = [] { WarningUtils::set_warning_handler(usual_warnings); return 0; }();
+
 /* --- for runtime.py --------------------------------------------------------------------------------------------------------- */
 
 extern "C" {
@@ -1069,7 +1258,18 @@ int sim_visible(int* found) {
   return all.size();
 }
 void sim_initialise() { initialise(); }
+int sim_has_values() { return with_values; }
 int sim_device() { return present_device; }
+/* What torch compiles for CUDA only: FSDP2 frees and allocates storages in this way. */
+void sim_resize_storage(void* of, size_t bytes) {
+  StorageImpl* storage = (StorageImpl*)of;
+  int before = std::exchange(present_device, (int)storage->device().index());
+  DataPtr data = card_allocator.allocate(bytes);
+  present_device = before;
+  if (with_values && data && storage->data()) memcpy(data.mutable_get(), storage->data(), std::min(bytes, storage->nbytes()));
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(bytes);
+}
 void sim_set_device(int index) { if (index >= 0) present_device = index; }
 void sim_memory(int index, double* out) {
   Device_& d = device(index);

@@ -34,6 +34,7 @@ def load() -> None:
     library = ctypes.CDLL(os.environ["SIMULATED_CUDA"], ctypes.RTLD_GLOBAL)
     for name in ("sim_launch", "sim_set_fraction"):
         getattr(library, name).argtypes = [ctypes.c_int, ctypes.c_double]
+    library.sim_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.sim_configure(os.environ["SIMULATED_CUDA_MACHINE"].encode())
 
 
@@ -235,6 +236,24 @@ def install(torch: Any) -> None:
         bytes_of = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         return bytes_of.clone().untyped_storage()
 
+    def without_nccl(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Gloo carries the collectives of the cards (see device.cpp)."""
+        backend = backend or "cpu:gloo,cuda:gloo"
+        init_process_group(backend.replace("nccl", "gloo"), *args, **kwargs | {"device_id": None})
+
+    if torch.distributed.is_available():
+        init_process_group, torch.distributed.init_process_group = torch.distributed.init_process_group, without_nccl
+        torch.distributed.is_nccl_available = lambda: True
+        if not library.sim_has_values():
+            torch.distributed._verify_params_across_processes = lambda *_: None  # it would compare shapes that a card has exchanged
+
+    def resize(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return resize_storage(storage, size)
+        library.sim_resize_storage(storage._cdata, size)
+        return storage
+
+    resize_storage, torch.UntypedStorage.resize_ = torch.UntypedStorage.resize_, resize
     clone_storage, torch.storage._StorageBase.clone = torch.storage._StorageBase.clone, clone
     start, torch.profiler.profile.start = torch.profiler.profile.start, refuse_profile
     cuda.default_generators = ()
