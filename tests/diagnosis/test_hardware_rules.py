@@ -274,6 +274,12 @@ def test_a_gpu_that_waits_for_the_host_while_requests_run(eager: bool) -> None:
     assert [one.changes for one in finding.suggestions] == ([{"enforce_eager": False}] if eager else [])
 
 
+def test_the_embedded_server_waits_for_the_host_and_has_no_setting_against_that() -> None:
+    finding = of("serve.host_overhead_eager", server({"server": "embedded", "enforce_eager": False}, hw__busy_ratio=0.3))
+    assert finding.state == "fires" and finding.suggestions == ()
+    assert "the GPU works only 30% of the time. The embedded server launches every kernel alone" in finding.summary
+
+
 @pytest.mark.parametrize(
     ("knobs", "changes"),
     [
@@ -281,7 +287,7 @@ def test_a_gpu_that_waits_for_the_host_while_requests_run(eager: bool) -> None:
         ({}, {"server.frontend_cpu_ratio": 0.95}),
         ({}, {"mbu_ratio": 0.7}),
         ({}, {"client.request_rate": 4.0, "server.requests_running": 2.0}),
-        ({"server": "embedded"}, {}),
+        ({"server": "embedded"}, {"mbu_ratio": 0.7}),
     ],
 )
 def test_a_gpu_that_is_idle_for_other_reasons(knobs: Knobs, changes: dict[str, float]) -> None:

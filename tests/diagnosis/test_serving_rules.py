@@ -206,11 +206,13 @@ def test_rules_about_training_and_about_serving_keep_apart() -> None:
     }
 
 
-def test_int8_of_the_embedded_server_is_for_cpus() -> None:
+@pytest.mark.parametrize(("dtype", "left"), [("float32", "25%"), ("bfloat16", "50%")])
+def test_int8_of_the_embedded_server_keeps_a_quarter_of_fp32_and_half_of_bf16(dtype: str, left: str) -> None:
     reading = {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013}
-    on_gpu = Case({**KNOBS, "concurrency": 1}, case(reading | {"is_gpu": 1.0}).signals, serves=True)
+    on_gpu = Case({**KNOBS, "concurrency": 1, "dtype": dtype}, case(reading | {"is_gpu": 1.0}).signals, serves=True)
     found = check("serve.decode_bandwidth_bound", on_gpu)
-    assert found.state == "fires" and not found.suggestions
+    assert found.state == "fires" and found.suggestions[0].changes == {"quantization": "int8"}
+    assert found.suggestions[0].why.startswith(f"quantization none -> int8: {left} of the bytes per weight")
 
 
 def test_a_server_behind_a_starved_client_is_not_called_healthy() -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from gpuconsole.cli.commands.machine import doctor
 from tests.conftest import Cli, Machine
 
 
@@ -69,6 +74,19 @@ def test_doctor_without_a_gpu(cli: Cli, machine: Machine) -> None:
     _, environment = machine("init_error 18")
     told = cli("doctor", env=environment).stdout
     assert "different versions: reboot, or reload the driver; the host CPU is the device" in told
+    assert "/dev/shm" in told
+
+
+def test_doctor_reports_a_shared_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = {"total": 64 * 2**20}
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(**sizes))
+    assert doctor.shared_memory_text(tmp_path).startswith(
+        "64.0 MiB: DataLoader workers with large batches die with a bus error (docker run --shm"
+    )
+    sizes["total"] = 8 * 2**30
+    assert doctor.shared_memory_text(tmp_path) == "8.00 GiB"
+    monkeypatch.undo()
+    assert doctor.shared_memory_text(tmp_path / "none").startswith("No such file or directory; ")
 
 
 def test_doctor_says_what_is_set_or_worn(cli: Cli, machine: Machine) -> None:

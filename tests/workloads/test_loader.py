@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from gpuconsole.workloads.training import vision
-from gpuconsole.workloads.training.input import records
+from gpuconsole.workloads.training.input import records, shared_memory
 from gpuconsole.workloads.training.input.loader import LoaderStream
 from gpuconsole.workloads.training.input.records import RECORD, RECORDS, prepare_records
 from tests.workloads.running import knobs_of
@@ -83,3 +84,27 @@ def test_a_disk_that_cannot_be_read_directly_is_told_in_one_line(cache: Path, mo
     knobs = knobs_of("vision-healthy", storage_reads=3)
     with pytest.raises(ValueError, match="O_DIRECT"):
         vision.create(knobs, CPU, 0).check(knobs)
+
+
+def test_batches_that_do_not_fit_into_shared_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /dev/shm is full, a DataLoader worker dies with a bus error and no message. Docker's default is 64 MB."""
+    monkeypatch.setattr(shared_memory, "total_bytes", lambda: 64 * 2**20)
+    knobs = knobs_of("vision-healthy", batch_size=64, image_size=224, width=8, num_workers=0)
+    task = vision.create(knobs, CPU, 0)
+    task.open_stream(knobs).close()  # without workers nothing travels
+    task.check({**knobs, "num_workers": 1, "prefetch_factor": 1, "batch_size": 32})
+    too_many = {**knobs, "num_workers": 12}
+    said = (
+        r"/dev/shm has 64 MB, and 12 DataLoader workers keep 25 batches in it, 919 MB: give the container more \(docker run --shm-size=8g"
+    )
+    for refused in (task.check, task.open_stream):
+        with pytest.raises(ValueError, match=said) as caught:
+            refused(too_many)
+        assert "\n" not in str(caught.value)
+    monkeypatch.setattr(shared_memory, "total_bytes", lambda: None)
+    task.check(too_many)  # a system without /dev/shm
+
+
+def test_the_size_of_shared_memory_is_that_of_the_system() -> None:
+    found = shared_memory.total_bytes()
+    assert found is None or found == shutil.disk_usage("/dev/shm").total

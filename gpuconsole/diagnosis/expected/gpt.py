@@ -72,6 +72,7 @@ def gpt_work(knobs: Knobs, card: Card) -> Work | None:
             "scores_s": scores / card.bytes_per_s,
             "fused_update_s": (UPDATE_BYTES["adamw_fused"] * kept.parameters / 4) / card.bytes_per_s,
             "trained": inputs.trained,
+            "compiled": float(mode == "compiled"),
         },
     )
     return replace(work, waits_s=_waits(inputs, knobs, card, work))

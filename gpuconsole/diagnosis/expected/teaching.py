@@ -47,6 +47,8 @@ def verdict(rule: str, work: Work, variant: Variants) -> Verdict:
 
 
 def _healthy_compute(work: Work, variant: Variants) -> Verdict:
+    if work.figures.get("compiled"):
+        return Verdict(None, "the rule needs probe P2, which does not run on a compiled model")
     mfu = work.figure("flops") / work.step_s / work.figure("peak_flops_per_s")
     return _least("MFU", mfu, gpu_compute_bound_healthy.MFU.value)
 

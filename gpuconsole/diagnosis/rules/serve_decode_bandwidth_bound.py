@@ -6,11 +6,12 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Evidence, Finding, Interval
+from gpuconsole.model.serving import served_precision
 
 REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory bandwidth is the practical limit (tensward; survey I08)")
 DOMINATE = Threshold("dominate", 8.0, "ratio", "if weights are 8 times the keys and values, the bytes per weight decide")
-BITS = {"int8": 1 / 4, "fp8": 1 / 2}
-"""Weight bytes with quantization over those without: int8 of float32 in the embedded server, fp8 of bfloat16 in vLLM."""
+LEFT = {"fp32": 1 / 4, "bf16": 1 / 2, "fp16": 1 / 2}
+"""Weight bytes in 8 bits over those in the precision of the model."""
 MOST_READING = 0.9
 """Largest share of a token's time that is reading. Sampling, HTTP and gaps between kernels take the rest."""
 
@@ -49,7 +50,9 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
         if _serving.several_users(case):
             evidence += (case.evidence("probe.concurrency_gain", _serving.MORE_USERS.value),)
         kind = "int8" if case.setting("server") == "embedded" else "fp8"
-        left = (weights * BITS[kind] + kv) / (weights + kv)
+        on_cpu = case.setting("server") == "embedded" and not case.get("is_gpu", 0.0) and case.knobs.get("dtype") == "auto"
+        per_weight = LEFT["fp32" if on_cpu else served_precision(case.knobs)]
+        left = (weights * per_weight + kv) / (weights + kv)
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
         return self.fires(
             f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {reached:.0%} of the memory bandwidth. "
@@ -62,10 +65,8 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
                     case,
                     {"quantization": kind},
                     Interval(gain, most),
-                    f"{BITS[kind]:.0%} of the bytes per weight; the trial also compares perplexity",
+                    f"{per_weight:.0%} of the bytes per weight; the trial also compares perplexity",
                 )
-                if kind == "fp8" or not case.get("is_gpu", 0.0)  # the embedded server has int8 for CPUs only
-                else None
             ],
             level=reached / REACHED.value,
         )

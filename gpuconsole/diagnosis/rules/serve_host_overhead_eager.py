@@ -15,6 +15,9 @@ ROOF = Threshold(
 RUNNING = Threshold("running", 1.0, "requests", "with less than one running request on average the GPU has no work")
 RUNNING_OPEN = 4.0
 """The same in an open loop, where requests arrive in bursts."""
+EAGER = ". Every kernel is launched alone"
+EMBEDDED = ". The embedded server launches every kernel alone and has no CUDA graphs: larger layers (d_model) or vLLM keep the GPU busy"
+GRAPHS = ". Check async scheduling, the optimisation level (-O), and other work of the engine process"
 
 
 class ServeHostOverheadEager(Rule):
@@ -26,14 +29,12 @@ class ServeHostOverheadEager(Rule):
     knobs = ("enforce_eager",)
     text = """A decoding iteration consists of hundreds of small kernels. Launched one by one (enforce_eager), they take the host longer than the GPU. The GPU is
 then idle in between: it runs a kernel for less than 75 % of the time although requests are running, and is far from its memory bandwidth. CUDA
-graphs launch all kernels at once. If graphs are already on, scheduling or sampling on the host is the likely cause. A GPU without requests, or
+graphs launch all kernels at once. The embedded server has no CUDA graphs, so its small models are bound by the host. If graphs are already on, scheduling or sampling on the host is the likely cause. A GPU without requests, or
 behind an API server process that is short of CPU, is a different case."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
             return self.not_on_gpu()
-        if case.knobs.get("server") != "vllm":
-            return self.clear(0.0, summary="this server has no CUDA graphs")
         running, roof = case.value("server.requests_running"), max(case.value("mbu_ratio"), case.get("mfu_ratio", 0.0))
         least = RUNNING_OPEN if _serving.open_loop(case) else RUNNING.value
         evidence = [case.evidence("server.requests_running", least), case.evidence("mbu_ratio", ROOF.value)]
@@ -44,17 +45,14 @@ behind an API server process that is short of CPU, is a different case."""
         level = (1 - busy) / (1 - BUSY.value)
         if busy >= BUSY.value:
             return self.clear(min(0.99, level), tuple(evidence))
-        eager = bool(case.knobs.get("enforce_eager", False))  # a server that was not started here does not report it
+        embedded = case.knobs.get("server") == "embedded"
+        eager = bool(case.knobs.get("enforce_eager", False)) and not embedded  # a server that was not started here does not report it
         share = min(_gpu.MOST, 1 - busy)
         return self.fires(
             f"with {running:.0f} requests running, the GPU works only {busy:.0%} of the time"
-            + (
-                ". Every kernel is launched alone"
-                if eager
-                else ". Check async scheduling, the optimisation level (-O), and other work of the engine process"
-            ),
+            + (EMBEDDED if embedded else EAGER if eager else GRAPHS),
             recoverable=share,
-            confidence="high" if eager else "low",
+            confidence="high" if eager or embedded else "low",
             evidence=tuple(evidence),
             suggestions=[
                 suggest(

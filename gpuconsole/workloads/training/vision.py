@@ -14,7 +14,11 @@ from gpuconsole.workloads.arithmetic import Kind
 from gpuconsole.workloads.training.input.images import CLASSES, EPOCH, Exercise, Photographs, prepare_images
 from gpuconsole.workloads.training.input.loader import LoaderStream
 from gpuconsole.workloads.training.input.records import prepare_records
+from gpuconsole.workloads.training.input.shared_memory import check_room
 from gpuconsole.workloads.training.task import Batch, count_training_flops
+
+PIXEL_BYTES = 4
+"""Images are fp32 on the way to the device."""
 
 
 class Residual(nn.Module):
@@ -56,10 +60,13 @@ class VisionTask:
         self.model: nn.Module = ResNet(int(knobs["width"])).to(device)
 
     def check(self, knobs: Knobs) -> None:
+        self._check_room(knobs)
         if int(knobs["storage_reads"]):
             prepare_records()
 
     def open_stream(self, knobs: Knobs) -> LoaderStream:
+        """Raises ValueError, one line, if the batches of the workers do not fit into shared memory."""
+        self._check_room(knobs)
         return LoaderStream(self.photographs(knobs), knobs, self._seed, in_one_piece)
 
     def photographs(self, knobs: Knobs) -> Photographs:
@@ -88,6 +95,9 @@ class VisionTask:
         side = int(knobs["image_size"])
         images = torch.zeros(1, 3, side, side, device="meta")
         return count_training_flops(self.model, lambda twin: twin(images).sum())
+
+    def _check_room(self, knobs: Knobs) -> None:
+        check_room(knobs, 3 * int(knobs["image_size"]) ** 2 * PIXEL_BYTES)
 
     def _photographs(self, knobs: Knobs, seed: int, exercise: Exercise) -> Photographs:
         epoch = max(int(knobs["max_train_samples"]) or EPOCH, int(knobs["batch_size"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuconsole.workloads.serving.engine import weights
+from gpuconsole.workloads.serving.engine import build, int8, weights
 from gpuconsole.workloads.serving.load.quality import fixed_text
 from gpuconsole.workloads.training.gpt import GPT
 
@@ -41,3 +41,53 @@ def test_int8_weights_answer_nearly_alike() -> None:
     model = GPT(128, 2, 256).eval()
     before = perplexity(model)
     assert perplexity(weights.in_int8(model)) == pytest.approx(before, rel=0.02)
+
+
+def test_int8_weights_of_a_gpu_answer_nearly_alike() -> None:
+    torch.manual_seed(0)
+    model = GPT(128, 2, 256).eval()
+    before = perplexity(model)
+    int8.quantize(model)
+    int8.warm_up(model, torch.float32)
+    assert {one.weight.dtype for one in model.modules() if isinstance(one, int8.Int8Linear)} == {torch.int8}
+    assert perplexity(model) == pytest.approx(before, rel=0.005)
+    assert not any(isinstance(one, torch.nn.Linear) for one in model.modules())
+    assert model.to(torch.bfloat16).blocks[0].up.weight.dtype == torch.int8, "a change of precision leaves them"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_int8_product_of_one_row_is_that_of_many(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(256, 64).to(dtype)
+    layer = int8.Int8Linear(linear)
+    x = torch.randn(3, 5, 256).to(dtype)
+    many = layer(x)
+    assert many.shape == (3, 5, 64)
+    one = layer(x[1:2, 2:3])
+    error = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(one[0, 0], many[1, 2], atol=error, rtol=error)
+    largest = (linear.weight - layer.weight.to(dtype) * layer.scale[:, None]).abs().amax(1).float() / layer.scale.float()
+    assert largest.max() < (2.0 if dtype == torch.bfloat16 else 0.51), "a weight is wrong by half a step of its row"
+
+
+def test_a_gpu_without_triton_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.utils._triton
+
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: False)
+    layer = int8.Int8Linear(torch.nn.Linear(8, 8))
+    layer.weight = torch.empty_like(layer.weight, device="meta")
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.is_meta), raising=False)
+    with pytest.raises(ValueError, match=r"needs torch\.compile, and this torch has no Triton"):
+        int8.warm_up(layer, torch.float32)
+
+
+def test_a_model_is_made_in_its_own_precision() -> None:
+    made: list[torch.dtype] = []
+    hook = torch.nn.modules.module.register_module_parameter_registration_hook(lambda module, name, value: made.append(value.dtype))
+    try:
+        knobs = {"d_model": 64, "n_layer": 1, "weights": "random"}
+        model = build.make_model(knobs, 128, torch.device("cpu"), torch.bfloat16, lambda text: None)
+    finally:
+        hook.remove()
+    assert set(made) == {torch.bfloat16}, "no weight ever was fp32"
+    assert next(model.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32

@@ -19,6 +19,7 @@ from gpuconsole.machine.environment import fingerprint
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
+from gpuconsole.report import units
 from gpuconsole.report.machine.calibration import age
 from gpuconsole.session.state import SessionState
 
@@ -34,6 +35,9 @@ KERNEL_FILES = {
     "memory pressure": (Path("/proc/pressure/memory"), "waiting for memory reads n/a"),
     "schedstat": (Path("/proc/self/schedstat"), "the training thread's wait for a core reads n/a"),
 }
+SHARED_MEMORY = Path("/dev/shm")
+ENOUGH_SHARED_BYTES = 2 * 2**30
+"""Twelve workers with two batches of 64 images each need 1 GB. Docker's default is 64 MB."""
 
 Row = tuple[str, str]
 
@@ -169,7 +173,20 @@ def topology_rows(state: SessionState) -> list[Row]:
 
 
 def kernel_rows() -> list[Row]:
-    return [(name, _readable(path, without)) for name, (path, without) in KERNEL_FILES.items()]
+    rows = [(name, _readable(path, without)) for name, (path, without) in KERNEL_FILES.items()]
+    return [*rows, (str(SHARED_MEMORY), shared_memory_text(SHARED_MEMORY))]
+
+
+def shared_memory_text(folder: Path) -> str:
+    """The size of shared memory, and whether it is enough for the batches of DataLoader workers."""
+    try:
+        total = shutil.disk_usage(folder).total
+    except OSError as error:
+        return f"{error.strerror}; DataLoader workers cannot pass batches"
+    text = units.quantity(total, "bytes")
+    if total >= ENOUGH_SHARED_BYTES:
+        return text
+    return f"{text}: DataLoader workers with large batches die with a bus error (docker run --shm-size=8g, or --ipc=host)"
 
 
 def _readable(path: Path, without: str) -> str:

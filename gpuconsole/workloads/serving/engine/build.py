@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -13,6 +14,7 @@ from gpuconsole.model.knobs.serving import BLOCK_TOKENS
 from gpuconsole.workloads.arithmetic import set_threads
 from gpuconsole.workloads.serving.engine.core import Core
 from gpuconsole.workloads.serving.engine.decoder import Decoder
+from gpuconsole.workloads.serving.engine.int8 import quantize, warm_up
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack
 from gpuconsole.workloads.serving.engine.prefixes import PrefixCache
 from gpuconsole.workloads.serving.engine.reference_rates import reference_rates
@@ -30,19 +32,14 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     set_threads(int(knobs["omp_num_threads"]))
     device, max_model_len, seats = torch.device(device_name), int(knobs["max_model_len"]), int(knobs["max_num_seqs"])
     dtype = DTYPES.get(str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32)
-    with device:  # create a large model directly on its device
-        model = make_model(knobs, max_model_len, progress)
+    model = make_model(knobs, max_model_len, device, dtype, progress)
     matrices = sum(p.numel() for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters())
     parameters, layers = (sum(p.numel() for p in part.parameters()) for part in (model, model.blocks))
     byte_size = dtype.itemsize
     if knobs["quantization"] == "int8":
-        if device.type == "cuda" or dtype != torch.float32:
-            raise ValueError("the embedded server supports quantization int8 only on CPUs with dtype float32")
-        model, byte_size = in_int8(model), 1
+        model, byte_size = quantized(model, device, dtype, progress), 1
     elif can_pack(device, dtype):
-        model = model.to(dtype)
         pack(model)
-    model = model.to(device=device, dtype=dtype) if byte_size == dtype.itemsize else model
     if device.type == "cuda":
         torch.cuda.empty_cache()  # free the weights before quantization
     _check_room(seats * max_model_len * Decoder.bytes_per_token(model, dtype), device)
@@ -93,12 +90,35 @@ def _check_room(cache_bytes: int, device: torch.device) -> None:
         )
 
 
-def make_model(knobs: Knobs, max_model_len: int, progress: Callable[[str], None]) -> GPT:
-    """The model with max_model_len positions. Raises ValueError if the trained model has fewer positions."""
+def make_model(knobs: Knobs, max_model_len: int, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]) -> GPT:
+    """The model with max_model_len positions, on its device and in its precision. Raises ValueError if the trained model has fewer positions."""
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     if knobs["weights"] != "trained":
-        return GPT(width, depth, max_model_len)
+        with device, of_dtype(dtype):  # a large model never exists on the host, nor in fp32
+            return GPT(width, depth, max_model_len)
     if max_model_len > POSITIONS:
         raise ValueError(f"max_model_len {max_model_len}: the trained model has {POSITIONS} positions")
-    with torch.device("cpu"):  # the device on which batches are drawn
-        return trained_model(width, depth, progress)
+    return trained_model(width, depth, progress).to(device=device, dtype=dtype)
+
+
+@contextmanager
+def of_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Floating-point tensors that this block creates have this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def quantized(model: GPT, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]) -> GPT:
+    """The model with int8 weights. Raises ValueError where this device cannot compute with them."""
+    if device.type == "cuda":
+        progress("quantizing to int8 and compiling")
+        quantize(model)
+        warm_up(model, dtype)
+        return model
+    if dtype != torch.float32:
+        raise ValueError("on a CPU the embedded server supports quantization int8 only with dtype float32")
+    return in_int8(model)

@@ -70,7 +70,10 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
     """Measure a new loader with `knobs`, after emptying its queue."""
     workers = int(knobs["num_workers"])
     with waits_for_messages() as waits:
-        stream = loop.task.open_stream(knobs)
+        try:
+            stream = loop.task.open_stream(knobs)
+        except ValueError as error:
+            raise ProbeError(str(error)) from None
         assert isinstance(stream, LoaderStream)
         try:
             batch = stream.next()
