@@ -11,8 +11,8 @@ from gpuconsole.model.machine.device import Peaks
 
 MATMUL_SHARE = 0.75
 """Share of the dense peak that large matrix products reach: 80 to 87 % at best (ml-engineering: A100 87 %, H100 80 %), less within a model."""
-CONV_SHARE = 0.35
-"""Share of the dense peak that 3x3 convolutions of a small ResNet reach in 16 bits."""
+CONV_SHARES = ((64, 0.35), (256, 0.6))
+"""Share of the dense peak that 3x3 convolutions reach in 16 bits, by channels of the first stage: few channels leave tensor cores idle."""
 MEMORY_SHARE = 0.9
 """Share of the datasheet's memory bandwidth that a plain copy reaches (85 to 92 %)."""
 LINK_SHARE = 0.8

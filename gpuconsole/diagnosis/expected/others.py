@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.expected.card import (
     ALLREDUCE_S,
     BLUR_S,
-    CONV_SHARE,
+    CONV_SHARES,
     DECODE_S,
     LAUNCH_S,
     MATMUL_SHARE,
@@ -42,22 +42,22 @@ def vision_work(knobs: Knobs, card: Card) -> Work | None:
     computing = batch * (DECODE_S + BLUR_S * int(knobs["transform_cost"]))
     each = max(loading / workers, computing / min(workers, EPOCH_CORES)) if workers else loading
     device: dict[Limit, float] = {
-        "arithmetic": 3 * flops * batch / (peak * CONV_SHARE),
+        "arithmetic": 3 * flops * batch / (peak * conv_share(width)),
         "memory bandwidth": 4 * values * element * batch / card.bytes_per_s,
     }
     compute = max(sum(device.values()), LAUNCH_S * 150)
     waits: dict[Limit, float] = {"data loading": max(0.0, each - compute) if workers else loading}
     copies = image_bytes / card.host_bytes_per_s
     if not knobs.get("h2d_stream"):
-        waits["memory bandwidth"] = copies
-        device["memory bandwidth"] += copies
-        del waits["memory bandwidth"]
+        waits["host to device"] = copies
     return Work(
         memory_bytes=values * element * batch * 1.5 + 3 * image_bytes + 16 * 60 * width**2,
         device_s=device,
         launch_s=LAUNCH_S * 150,
         waits_s=waits,
         figures={
+            "flops": 3 * flops * batch,
+            "peak_flops_per_s": peak,
             "copies_ratio": 0.0 if knobs.get("h2d_stream") else copies / compute,
             "one_worker_speedup": (loading + compute) / max(loading, compute),
             "loading_cpu_ratio": computing / loading,
@@ -65,6 +65,12 @@ def vision_work(knobs: Knobs, card: Card) -> Work | None:
             "limit_bytes": limit_bytes(knobs, card),
         },
     )
+
+
+def conv_share(channels: int) -> float:
+    """Share of the peak that convolutions with so many channels reach: linear between the two known points."""
+    (few, low), (many, high) = CONV_SHARES
+    return low + (high - low) * min(1.0, max(0.0, (channels - few) / (many - few)))
 
 
 def chain_work(knobs: Knobs, card: Card) -> Work:

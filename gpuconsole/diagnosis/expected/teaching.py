@@ -49,6 +49,8 @@ def verdict(rule: str, work: Work, variant: Variants) -> Verdict:
 def _healthy_compute(work: Work, variant: Variants) -> Verdict:
     if work.figures.get("compiled"):
         return Verdict(None, "the rule needs probe P2, which does not run on a compiled model")
+    if "copies_ratio" in work.figures and not (fed := _fed(work, variant)).teaches:
+        return fed
     mfu = work.figure("flops") / work.step_s / work.figure("peak_flops_per_s")
     return _least("MFU", mfu, gpu_compute_bound_healthy.MFU.value)
 
@@ -110,12 +112,12 @@ def _few_workers(work: Work, variant: Variants) -> Verdict:
 
 
 def _fed(work: Work, variant: Variants) -> Verdict:
-    """vision-healthy: nothing should fire."""
+    """The loader and the copies do not hold back the step."""
     copies = work.figure("copies_ratio")
     if copies >= _input.WAIT.value:
         return Verdict(False, f"copies to the GPU take {copies:.0%} of the step")
     found = _most("data_wait", work.share("data loading"), _input.WAIT.value)
-    return Verdict(found.teaches, f"{found.why}; needs 12 CPU cores")
+    return Verdict(found.teaches, f"{found.why}, if the workers have cores")
 
 
 def _states(work: Work, variant: Variants) -> Verdict:

@@ -11,6 +11,7 @@ Limit = Literal[
     "optimizer",
     "kernel launches",
     "data loading",
+    "host to device",
     "logging",
     "checkpoints",
     "communication",
