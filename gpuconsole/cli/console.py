@@ -42,12 +42,17 @@ def open_console(
     duration: float | None = None,
     snapshot: Path | None = None,
     recording: Path | None = None,
+    output: Path | None = None,
 ) -> int:
-    """Open the screen on a live engine; returns the exit code once the user quits."""
+    """Open the screen on a live engine; returns the exit code once the user quits. With a command of the user's own after `--`: the exit code of
+    the command, or minus the signal that ended the command; 0 where it continues. `output` gets all output of the command."""
     serve_address(args)  # bad usage is reported before the screen is painted
     show_first_picture()
     engine = live_engine(args)
     session_file = SessionFile(engine, snapshot)
+
+    async def start_job(columns: int, rows: int) -> None:
+        await engine.start_job_on_terminal(tuple(args.job), columns, rows, output)
 
     async def session() -> int:
         """Run the screen. The engine starts its child processes while the screen's modules are imported."""
@@ -57,7 +62,7 @@ def open_console(
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         console = app.ConsoleApp(
             engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=session_file.save,
-            eco=eco(args), opening=opening,
+            eco=eco(args), opening=opening, start_job=start_job if args.job else None,
         )  # fmt: skip
         return int(await app.show(console))
 
@@ -69,7 +74,17 @@ def open_console(
     finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
+        if engine.job is not None and engine.job.exit_code is None:
+            report(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
+    if engine.job is not None:
+        return engine.job.exit_code or 0
     return code or (1 if session_file.error else 0)
+
+
+def report(line: str) -> None:
+    """Print a line for the user after the screen has closed."""
+    with contextlib.suppress(OSError):  # the terminal has been closed
+        print(f"gpuconsole: {visible(line)}", file=sys.stderr)
 
 
 class SessionFile:
@@ -95,11 +110,10 @@ class SessionFile:
 
     def report(self) -> None:
         """Print the path of the saved session, or the reason why the session could not be saved."""
-        with contextlib.suppress(OSError):  # the terminal has been closed
-            if self.error:
-                print(f"gpuconsole: the session could not be saved: {visible(self.error)}", file=sys.stderr)
-            elif self._saved is not None:
-                print(f"gpuconsole: session saved to {visible(str(self._saved))}", file=sys.stderr)
+        if self.error:
+            report(f"the session could not be saved: {self.error}")
+        elif self._saved is not None:
+            report(f"session saved to {self._saved}")
 
 
 async def open_checked(engine: Engine) -> None:

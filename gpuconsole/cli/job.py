@@ -1,97 +1,54 @@
-"""`gpuconsole run --headless -- COMMAND`: the user's own job runs as ever, and the summary follows on stderr or in a file."""
+"""`gpuconsole run -- COMMAND`: the user's own job, on the screen or with --headless. The exit code is that of the job."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import resource
-import shutil
 import signal
 import sys
-from pathlib import Path
 
-from gpuconsole.cli.options.engine import live_engine, open_engine
+from gpuconsole.cli.options.console import record_path
+from gpuconsole.cli.options.files import writable
+from gpuconsole.cli.options.job import NotRunnable, check_options, check_program
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.engine.engine import Engine
-from gpuconsole.processes.job import JobChild, JobCommand
-from gpuconsole.report.session import session_text
-from gpuconsole.session.api import SessionError
-from gpuconsole.wire.events import AnyEvent, Note
-
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that go to the job."""
-NOT_FOUND, CANNOT_START = 127, 126
-"""Exit codes of a command that does not start, as in a shell."""
+from gpuconsole.tui import skeleton
+from gpuconsole.tui.driver.terminal import why_no_terminal
 
 
-class HeadlessJob:
-    """One job from its start to the summary. `run` returns the exit code of the job."""
+def run_job(args: argparse.Namespace) -> int:
+    """Run the command after `--`; returns its exit code. If a signal ends the job, the same signal ends this process. Raises UsageError."""
+    check_options(args)
+    snapshot, recording = writable(args.snapshot, "--snapshot"), record_path(args)
+    summary, output = writable(args.summary, "--summary"), writable(args.output, "--output")
+    if not args.headless:
+        if args.apply_top or args.tries:
+            raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
+        if why := why_no_terminal():
+            raise UsageError(f"{why}; add --headless")
+    try:
+        check_program(args.job)
+    except NotRunnable as problem:
+        print(f"gpuconsole: {problem}", file=sys.stderr)
+        return problem.code
+    if args.headless:
+        from gpuconsole.cli.headless_job import HeadlessJob
 
-    def __init__(self, args: argparse.Namespace, snapshot: Path | None, recording: Path | None, summary: Path | None) -> None:
-        self._args, self._snapshot, self._recording, self._summary = args, snapshot, recording, summary
-        self._notes: list[str] = []
+        code = HeadlessJob(args, snapshot, recording, summary).run()
+    else:
+        from gpuconsole.cli.console import open_console
 
-    def run(self) -> int:
-        """The job's exit code. A job that a signal ended ends this process by the same signal."""
-        code = asyncio.run(self._main())
-        if code < 0:
-            end_by(-code)
-        return code
-
-    async def _main(self) -> int:
-        engine = live_engine(self._args)
-        engine.listeners.append(self._on_event)
-        try:
-            await open_engine(engine, self._recording)
-            try:
-                job = await engine.start_job(JobCommand(tuple(self._args.job)))
-            except SessionError as error:
-                print(f"gpuconsole: {error}", file=sys.stderr)
-                return NOT_FOUND if shutil.which(self._args.job[0], mode=os.F_OK) is None else CANNOT_START
-            self._pass_signals_on(job)
-            await job.exited.wait()
-            self._report(engine)
-            assert job.returncode is not None
-            return job.returncode
-        except SessionError as error:
-            raise UsageError(str(error)) from None
-        finally:
-            await engine.close()
-
-    def _pass_signals_on(self, job: JobChild) -> None:
-        loop = asyncio.get_running_loop()
-        for number in PASSED_ON:
-            loop.add_signal_handler(number, job.signal, number)
-
-    def _on_event(self, event: AnyEvent) -> None:
-        if isinstance(event, Note) and event.level != "info":
-            self._notes.append(event.text)
-
-    def _report(self, engine: Engine) -> None:
-        """Write the summary and the snapshot. A file that cannot be written does not change the exit code of the job."""
-        snapshot = engine.snapshot()
-        lines = [session_text(snapshot)]
-        lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
-        lines += [f"gpuconsole: {note}" for note in self._notes]
-        text = "\n".join(lines) + "\n"
-        if self._summary is None:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        else:
-            try:
-                self._summary.write_text(text, encoding="utf-8")
-            except OSError as error:
-                print(f"gpuconsole: {self._summary}: {error.strerror}", file=sys.stderr)
-        if self._snapshot is not None:
-            try:
-                engine.export(self._snapshot)
-            except SessionError as error:
-                print(f"gpuconsole: {error}", file=sys.stderr)
+        code = open_console(args, snapshot=snapshot, recording=recording, output=output)
+    if code < 0:
+        skeleton.restore()
+        end_by(-code)
+    return code
 
 
 def end_by(number: int) -> None:
     """End this process by the signal that ended the job, so that the caller sees the same. Leaves no second core file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)

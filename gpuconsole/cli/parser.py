@@ -27,6 +27,7 @@ def find_commands() -> dict[str, str]:
     return found
 
 
+TAKE_JOBS = ("run", "sweep", "tune")
 COMMANDS: dict[str, str] = find_commands()
 """The module of every command, by file name. On the command line, write `-` for `_`."""
 
@@ -103,10 +104,10 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def split_job(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words for this program, and the user's own command after `--`."""
-    if "--" not in words:
+    """The words for this program, and the user's own command after `--`. Only the commands TAKE_JOBS take one."""
+    at = words.index("--") if "--" in words else len(words)
+    if not set(TAKE_JOBS) & set(words[:at]):
         return words, []
-    at = words.index("--")
     return words[:at], words[at + 1 :]
 
 

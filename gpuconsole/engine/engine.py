@@ -16,6 +16,7 @@ from gpuconsole.engine import catalog
 from gpuconsole.engine.background import BackgroundTasks
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
+from gpuconsole.engine.job import ScreenJob, log_path
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
@@ -39,6 +40,7 @@ from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.processes.scratch import sweep_scratch
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.signals import send_signal
+from gpuconsole.processes.terminal.pty import JobTerminal
 from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.session.api import Busy, SessionApi, SessionError, View
@@ -73,6 +75,7 @@ class Engine(StateReader, SessionApi):
         super().__init__()
         self.state = SessionState(interval_s)
         self.listeners: list[Callable[[AnyEvent], None]] = []
+        self.job: ScreenJob | None = None
         self.profile_dir: Path | None = None
         self._price_per_hour, self._wanted_device = price_per_hour, device
         self._lock = RunLock()
@@ -110,6 +113,8 @@ class Engine(StateReader, SessionApi):
         self._closing = True
         self._background.cancel()
         self._tuning.close()
+        if self.job is not None:
+            await self.job.close()
         ending = asyncio.create_task(self.control.close())
         await self._sampler.close()
         await ending
@@ -152,6 +157,8 @@ class Engine(StateReader, SessionApi):
     # --- runs and changes -----------------------------------------------------------------------------------
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
+        if self.job is not None and not self.job.ended:
+            raise SessionError(f"{self.job.about} runs: end the job first")
         plan = self.control.plan(scenario, overrides)
         await self._tuning.finish()
         await self.control.start(plan)
@@ -164,6 +171,21 @@ class Engine(StateReader, SessionApi):
         if worker is None or worker.job is None:
             raise SessionError((self.state.record and self.state.record.run.error) or f"{command.words[0]} has ended already")
         return worker.job
+
+    async def start_job_on_terminal(self, words: tuple[str, ...], columns: int, rows: int, output: Path | None) -> None:
+        """Start the user's own command on a terminal of its own; all its output goes to the file `output`, if there is one. Raises SessionError."""
+        try:
+            terminal = JobTerminal(columns, rows, output, log_path())
+            await terminal.hold()
+        except OSError as error:
+            raise SessionError(f"no terminal for the job: {error.strerror}") from None
+        try:
+            child = await self.start_job(JobCommand(words, tuple(terminal.leader), terminal.slave, terminal.slave, terminal.slave))
+        except SessionError:
+            await terminal.close(ended=True)
+            raise
+        terminal.job_started()
+        self.job = ScreenJob(child.command.name, child, terminal)
 
     async def stop(self) -> None:
         await self.end_run("stopped")

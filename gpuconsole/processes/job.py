@@ -44,9 +44,14 @@ OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E
 
 
 class JobCommand(msgspec.Struct, frozen=True):
-    """The user's command. `stdin`, `stdout`, `stderr`: file descriptors for the job; None: those of this process."""
+    """The user's command. `stdin`, `stdout`, `stderr`: file descriptors for the job; None: those of this process.
+
+    `leader`: the words of a program that takes the terminal on stdin as its own and then becomes the command (`JobTerminal.leader`). The job
+    leads a session of its own then.
+    """
 
     words: tuple[str, ...]
+    leader: tuple[str, ...] = ()
     stdin: int | None = None
     stdout: int | None = None
     stderr: int | None = None
@@ -96,7 +101,7 @@ class JobChild(Child):
 
     def __init__(self, command: JobCommand, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
         super().__init__("", [], on_event, on_exit)
-        self._command = command
+        self.command = command
         self._folder = JobFolder(scratch)
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
@@ -122,11 +127,13 @@ class JobChild(Child):
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: EndProtocol(self._ended),
-            *self._command.words,
-            stdin=self._command.stdin,
-            stdout=self._command.stdout,
-            stderr=self._command.stderr,
-            process_group=0,
+            *self.command.leader,
+            *self.command.words,
+            stdin=self.command.stdin,
+            stdout=self.command.stdout,
+            stderr=self.command.stderr,
+            process_group=None if self.command.leader else 0,
+            start_new_session=bool(self.command.leader),
             env={**os.environ, **self._folder.environment(self._token)},
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
@@ -277,7 +284,7 @@ class JobChild(Child):
     def _give_terminal(self) -> None:
         """Make the job the foreground group of the terminal, as a shell does: Ctrl-C goes to the job."""
         assert self._process is not None
-        if self._command.stdin is not None or not sys.stdin or not sys.stdin.isatty():
+        if self.command.stdin is not None or not sys.stdin or not sys.stdin.isatty():
             return
         with contextlib.suppress(OSError):
             terminal = sys.stdin.fileno()

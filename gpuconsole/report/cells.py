@@ -114,7 +114,7 @@ def fill(rows: list[Row], width: int, height: int) -> list[Row]:
 def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
     """`text` in at most `limit` lines of at most `width` cells. If text is cut off, the last line ends in an ellipsis."""
     lines: list[str] = []
-    words = [part for word in clean(" ".join(text.split())).split(" ") for part in _pieces(word, width)]
+    words = [part for word in clean(" ".join(text.split())).split(" ") for part in pieces(word, width)]
     current = ""
     for word in words:
         joined = f"{current} {word}" if current else word
@@ -130,17 +130,19 @@ def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
     return lines
 
 
-def _pieces(word: str, width: int) -> list[str]:
-    """A word in parts of at most `width` cells: a long path is not cut."""
-    pieces, used = [""], 0
-    for char in word:
+def pieces(text: str, width: int) -> list[str]:
+    """`text` in parts of at most `width` cells: a long path is not cut."""
+    if len(text) <= width and text.isascii():
+        return [text]
+    parts, used = [""], 0
+    for char in text:
         size = _char_width(char)
         if used + size > width and used:
-            pieces.append("")
+            parts.append("")
             used = 0
-        pieces[-1] += char
+        parts[-1] += char
         used += size
-    return pieces
+    return parts
 
 
 def beside(*panels: list[Row]) -> list[Row]:

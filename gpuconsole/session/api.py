@@ -92,8 +92,64 @@ class View(msgspec.Struct, frozen=True):
         return self.runs[-1] if self.runs else None
 
 
+class Output(Protocol):
+    """The output of a job as lines of text, the oldest first."""
+
+    version: int
+    """Grows when there is more output."""
+
+    def text(self) -> list[str]: ...
+
+
+class JobApi(Protocol):
+    """What a screen can do with the user's own job, which runs on a terminal of its own."""
+
+    @property
+    def lines(self) -> Output:
+        """The last lines of the output."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, or the console has left it."""
+        ...
+
+    @property
+    def about(self) -> str:
+        """The job in one line, for a question: its name and its pid."""
+        ...
+
+    @property
+    def kept_in(self) -> Path:
+        """The file that gets the output after the console has left the job."""
+        ...
+
+    def interrupt(self) -> str:
+        """Send SIGINT to the job; the second call sends SIGTERM, the third SIGKILL. Returns what was done, for the user."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the job. Nothing happens when the job has ended."""
+        ...
+
+    def type(self, text: str) -> None:
+        """Send `text` to the job's stdin."""
+        ...
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size of the job's terminal."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the job: its processes continue without the console."""
+        ...
+
+
 class SessionApi(Protocol):
     """What a screen or a command can do with a session. All methods are called on one event loop."""
+
+    job: JobApi | None = None
+    """The user's own job, if the session has started one on a terminal."""
 
     async def open(self) -> None:
         """Begin the session; returns once the devices are known, or after some seconds. Raises SessionError."""

@@ -33,6 +33,8 @@ SCREENS = {
     "processes": "processes.ProcessesScreen",
     "models": "models.ModelsScreen",
     "topology": "topology.TopologyScreen",
+    "output": "output.OutputScreen",
+    "leave_job": "leave.LeaveScreen",
 }
 """Modules and classes in `screens/`. Each is imported when it is first opened: the main screen appears sooner."""
 
@@ -68,7 +70,32 @@ class Actions:
         app.push_screen(screen(self._api, self))
 
     async def quit(self) -> None:
-        await self._app.leave(0)
+        """Quit. While the user's own job runs, ask first; on the question itself, leave the job."""
+        if self._job_runs and getattr(self._app.screen, "NAME", "") != "leave_job":
+            self.open("leave_job")
+        else:
+            await self._app.leave(0)
+
+    async def interrupt(self) -> None:
+        """Ctrl-C: for the user's own job while it runs, otherwise quit."""
+        if self._job_runs and self._api.job is not None:
+            self.report(self._api.job.interrupt())
+        else:
+            await self._app.leave(0)
+
+    def leave(self) -> None:
+        """Quit without a question."""
+        self._app.run_worker(self._app.leave(0), exit_on_error=False)
+
+    def end_job(self) -> None:
+        """Interrupt the user's own job, and quit when it has ended."""
+        if self._api.job is not None:
+            self._app.quits_after_job = True
+            self.report(self._api.job.interrupt())
+
+    @property
+    def _job_runs(self) -> bool:
+        return self._api.job is not None and not self._api.job.ended
 
     def palette(self) -> None:
         self._app.action_command_palette()
@@ -123,7 +150,10 @@ class Actions:
             self.stop_run()
 
     def stop_run(self) -> None:
-        self.request(self._api.stop())
+        if self._job_runs:
+            self.open("leave_job")
+        else:
+            self.request(self._api.stop())
 
     def baseline(self) -> None:
         self.request(self._api.keep_baseline(), lambda line: line)

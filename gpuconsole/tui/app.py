@@ -14,6 +14,7 @@ from pathlib import Path
 
 from textual import events
 from textual.app import App, SystemCommand
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.timer import Timer
 
@@ -29,6 +30,7 @@ from gpuconsole.tui.driver.terminal import terminal
 from gpuconsole.tui.keyboard import Keyboard
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.screens.output import CHROME_ROWS
 from gpuconsole.tui.widgets.zone import Zone
 
 REFRESH_HZ = 2.0
@@ -39,6 +41,8 @@ REFRESH_HZ, so that a key need not wait for frames."""
 ECO_S = 2.0
 FIRST_DATA_S = 0.05
 CLOSE_S = 3.0
+JOB_TERM_S = 4.0
+"""Seconds that a job of the user's own gets to end after SIGTERM, before the console leaves it."""
 HANG_UP_S = 8.0
 """After a hang-up the terminal may be gone and any call may block. The process then ends after this time in any case."""
 
@@ -71,8 +75,10 @@ class ConsoleApp(App[int]):
         on_hangup: Callable[[], None] | None = None,
         eco: bool = False,
         opening: Awaitable[None] | None = None,
+        start_job: Callable[[int, int], Awaitable[None]] | None = None,
     ) -> None:
-        """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the scenario picker opens.
+        """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the scenario picker opens. `start_job`: start the
+        user's own job in place of a scenario, on a terminal of so many columns and rows.
 
         `eco`: one update in `ECO_S` seconds; keys are answered at once in any case. `opening`: somebody has called `api.open` already.
         `record`: the file of a recording that begins at once. `on_hangup` is called when the terminal is gone.
@@ -88,7 +94,9 @@ class ConsoleApp(App[int]):
         self.closed = False
         self.opened = asyncio.Event()
         self._period = ECO_S if eco else 1.0 / refresh_hz
-        self._scenario = scenario
+        self._scenario, self._start_job = scenario, start_job
+        self.quits_after_job = False
+        """Whether the console quits as soon as the user's own job has ended."""
         self._knobs = knobs or {}
         self._duration = duration
         self._running_since: float | None = None
@@ -115,7 +123,7 @@ class ConsoleApp(App[int]):
         self._timer = self.set_interval(self._period, self._on_timer)
         self._first_data = self.set_interval(FIRST_DATA_S, self._await_data)
         view = self.api.view()
-        if self._scenario is None and not view.runs and not view.recording:
+        if self._scenario is None and self._start_job is None and not view.runs and not view.recording:
             self.actions.open("scenarios")  # before the api is open: keys typed during the start are for the picker
         self.run_worker(self._begin(), exit_on_error=True)
 
@@ -137,7 +145,13 @@ class ConsoleApp(App[int]):
             self.actions.record(self._record)
         if self._scenario is not None:
             await self.actions.finish(self.api.start(self._scenario, self._knobs))
+        elif self._start_job is not None:
+            await self.actions.finish(self._start_job(*_job_size(self.size)))
         self.tick()
+
+    def on_resize(self, event: events.Resize) -> None:
+        if self.api.job is not None:
+            self.api.job.resize(*_job_size(event.size))
 
     def _await_data(self) -> None:
         """Show the first numbers as soon as they arrive."""
@@ -162,6 +176,9 @@ class ConsoleApp(App[int]):
             return
         if self._duration is not None:
             self._watch_duration(self._duration)
+        if self.quits_after_job and (self.api.job is None or self.api.job.ended):
+            self.actions.leave()
+            return
         view, screen = self.api.view(), self.screen
         self._since_shown, self._used_before = 0.0, self._used_s()
         self._rest_s = 0.0 if facts.active(view) else min((state.period_s for state in view.sources.values()), default=0.0)
@@ -194,7 +211,8 @@ class ConsoleApp(App[int]):
         self.exit(code)
 
     def _hang_up(self, number: int) -> None:
-        """The terminal is gone, or the process was asked to end: save what was measured, then leave."""
+        """The terminal is gone, or the process was asked to end: save what was measured, then leave. A job of the user's own continues when the
+        terminal is gone; it gets SIGTERM too."""
         if self._watchdog is not None:
             return
         self._watchdog = threading.Timer(HANG_UP_S, _give_up, (128 + number,))
@@ -202,7 +220,16 @@ class ConsoleApp(App[int]):
         self._watchdog.start()
         if self._on_hangup is not None:
             self._on_hangup()
-        self.run_worker(self.leave(128 + number), exit_on_error=False)
+        self.run_worker(self._leave_with_job(number), exit_on_error=False)
+
+    async def _leave_with_job(self, number: int) -> None:
+        job = self.api.job
+        if job is not None and number == signal.SIGTERM:
+            job.signal(number)
+            until = time.monotonic() + JOB_TERM_S
+            while not job.ended and time.monotonic() < until:
+                await asyncio.sleep(0.05)
+        await self.leave(128 + number)
 
     def stop_watchdog(self) -> None:
         if self._watchdog is not None:
@@ -245,6 +272,11 @@ class ConsoleApp(App[int]):
         for action in [*keys.everywhere(), *keys.on(MainScreen.NAME)]:
             if action.label:
                 yield SystemCommand(action.title, action.help, partial(self.actions.do, action.id))
+
+
+def _job_size(screen: Size) -> tuple[int, int]:
+    """Columns and rows of the job's terminal: its output fills the screen."""
+    return screen.width, max(1, screen.height - CHROME_ROWS)
 
 
 def _give_up(code: int) -> None:

@@ -46,6 +46,16 @@ def _has_links(view: View) -> bool:
     return sum(device.is_gpu and not device.is_mig for device in view.devices) > 1
 
 
+def _is_job(view: View) -> bool:
+    """Whether the run is a job of the user's own, live."""
+    return not view.recording and view.run is not None and view.run.workload == "job"
+
+
+def _may_start(view: View) -> bool:
+    """Whether a scenario may start: not while the user's own job runs."""
+    return not view.recording and not (_is_job(view) and facts.active(view))
+
+
 def tuning(view: View) -> bool:
     """Whether a tuning session is under way."""
     return view.tuning is not None and view.tuning.under_way
@@ -78,16 +88,26 @@ class Action(NamedTuple):
         return self.label[:1].upper() + self.label[1:]
 
 
-LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology")
-PAGES = ("details", "profile", "tuning", "help", "process")
+LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job")
+PAGES = ("details", "profile", "tuning", "help", "process", "output")
 """`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
 _WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
 
 ACTIONS: tuple[Action, ...] = (
     # --- every screen; the most wanted first -------------------------------------------------------------------
-    Action("quit", "q,ctrl+c", "quit", "Quit. Ends the workload and everything that the console started.", bar="q"),
-    Action("scenarios", "s", "scenario", "Choose a scenario and start it. The present run ends; its figures stay.", makes_sense=_live),
+    Action(
+        "quit", "q", "quit", "Quit. Ends the workload and everything that the console started. A job of your own: the console asks whether it continues."
+    ),
+    Action(
+        "interrupt",
+        "ctrl+c",
+        "",
+        "Quit. While a job of your own runs: SIGINT goes to the job. A second time: SIGTERM. A third time: SIGKILL.",
+    ),
+    Action(
+        "scenarios", "s", "scenario", "Choose a scenario and start it. The present run ends; its figures stay.", makes_sense=_may_start
+    ),
     Action(
         "try_selected",
         "enter",
@@ -104,6 +124,7 @@ ACTIONS: tuple[Action, ...] = (
         makes_sense=_running,
     ),
     Action("details", "d", "details", "Findings with their evidence, reasons, and code for your own program.", makes_sense=_has_run),
+    Action("output", "o", "output", "The output of your own job, the last 10 000 lines.", makes_sense=_is_job),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source, or the reason why it is n/a."),
     Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal."),
     Action("help", "question_mark", "help", "Keys, and how to read the screen."),
@@ -151,10 +172,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected knob.", ("knobs",), bar="backspace"),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
     Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_running),
-    Action("filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device")),
+    Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",), bar="enter"),
+    Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job",), bar="enter"),
+    Action(
+        "filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device", "output")
+    ),
     Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes",)),
     Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes",), bar="left/right"),
-    Action("reverse", "o", "reverse", "Reverse the order.", ("processes",)),
+    Action("reverse", "R", "reverse", "Reverse the order.", ("processes",)),
     Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", ("processes", "topology")),
     Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process")),
     Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process")),

@@ -41,9 +41,11 @@ class JobTerminal:
         self._writer: asyncio.StreamWriter | None = None
         self._slave_open = True
 
-    def command(self, words: list[str]) -> list[str]:
-        """The command line that runs `words` as the leader of this terminal. Its process must lead a new session, with `slave` as stdin."""
-        return [sys.executable, "-I", "-S", str(_HERE / "lead.py"), *words]
+    @property
+    def leader(self) -> list[str]:
+        """The words in front of the job's command by which the job becomes the leader of this terminal. Its process must lead a new session,
+        with `slave` as stdin."""
+        return [sys.executable, "-I", "-S", str(_HERE / "lead.py")]
 
     async def hold(self) -> None:
         """Start the process that holds the terminal, and read the output. Raises OSError."""

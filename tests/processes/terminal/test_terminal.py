@@ -26,7 +26,7 @@ from gpuconsole.processes.terminal.pty import JobTerminal
 async def main():
     terminal = JobTerminal(80, 24, None, Path("job.log"))
     await terminal.hold()
-    subprocess.Popen(terminal.command(sys.argv[1:]), stdin=terminal.slave, stdout=terminal.slave, stderr=terminal.slave, start_new_session=True)
+    subprocess.Popen([*terminal.leader, *sys.argv[1:]], stdin=terminal.slave, stdout=terminal.slave, stderr=terminal.slave, start_new_session=True)
     terminal.job_started()
     while terminal.lines.last != "ready":
         await asyncio.sleep(0.01)
@@ -43,7 +43,7 @@ async def job(folder: Path, *words: str, output: Path | None = None) -> AsyncIte
     terminal = JobTerminal(90, 20, output, folder / "job.log")
     await terminal.hold()
     slave = terminal.slave
-    process = subprocess.Popen(terminal.command(list(words)), stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=folder)
+    process = subprocess.Popen([*terminal.leader, *words], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=folder)
     terminal.job_started()
     try:
         yield terminal, process
@@ -110,7 +110,7 @@ def test_a_job_survives_the_end_of_the_console_and_its_output_goes_to_a_file(tmp
         await terminal.hold()
         slave = terminal.slave
         subprocess.Popen(
-            terminal.command(["sh", "-c", script]), stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=tmp_path
+            [*terminal.leader, "sh", "-c", script], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=tmp_path
         )
         terminal.job_started()
         await until(lambda: terminal.lines.last == "ready", 10, "the job runs")

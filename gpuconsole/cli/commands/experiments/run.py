@@ -6,8 +6,10 @@ import argparse
 import importlib.util
 from pathlib import Path
 
+from gpuconsole.cli.job import run_job
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.files import writable
+from gpuconsole.cli.options.job import add_job_options
 from gpuconsole.cli.options.nodes import add_node_options, nodes
 from gpuconsole.cli.options.profile import add_profile_options, check_folder
 from gpuconsole.cli.options.scenario import assignments, scenario
@@ -57,7 +59,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step (headless default: 60)")
     parser.add_argument("--headless", action="store_true", help="no screen: progress on stderr, the summary on stdout")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="a command after --: write the summary to FILE, not to stderr")
     parser.add_argument("--json", action="store_true", help="print the snapshot on stdout, and nothing else there (implies --headless)")
     parser.add_argument("--apply-top", action="store_true", help="try the top suggestion; keep it if it wins")
     parser.add_argument(
@@ -78,6 +79,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="exit code 1 unless the figures of a serving run are valid (degraded figures alone give 0)",
     )
+    add_job_options(parser)
     add_profile_options(parser)
     add_node_options(parser)
     add_serving_options(parser)
@@ -88,6 +90,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.job:
         return run_job(args)
+    for name in ("output", "summary"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} goes with a command of your own: gpuconsole run -- COMMAND ARGS...")
     if args.scenario is None:
         raise UsageError("run needs a SCENARIO, or a command of your own: gpuconsole run -- COMMAND ARGS...")
     chosen = scenario(args.scenario)
@@ -121,21 +126,6 @@ def run(args: argparse.Namespace) -> int:
     from gpuconsole.cli.console import open_console
 
     return open_console(args, scenario=args.scenario, knobs=knobs, duration=args.duration, snapshot=snapshot, recording=recording)
-
-
-def run_job(args: argparse.Namespace) -> int:
-    """Run the user's own command under the agent. Raises UsageError."""
-    if args.scenario is not None:
-        raise UsageError(f"run takes a scenario ({args.scenario}) or a command after --, not both")
-    if args.knobs:
-        raise UsageError("--set: the program sets its own knobs; give the new value to the command after --")
-    snapshot, recording = writable(args.snapshot, "--snapshot"), record_path(args)
-    summary = writable(args.summary, "--summary")
-    if not args.headless and (why := why_no_terminal()):
-        raise UsageError(f"{why}; add --headless")
-    from gpuconsole.cli.job import HeadlessJob
-
-    return HeadlessJob(args, snapshot, recording, summary).run()
 
 
 def _check_baselines() -> None:

@@ -1,0 +1,83 @@
+"""`gpuconsole run --headless -- COMMAND`: the user's own job runs as ever, and the summary follows on stderr or in a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from gpuconsole.cli.options.engine import live_engine, open_engine
+from gpuconsole.cli.options.job import NOT_EXECUTABLE
+from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.engine.engine import Engine
+from gpuconsole.processes.job import JobChild, JobCommand
+from gpuconsole.report.session import session_text
+from gpuconsole.session.api import SessionError
+from gpuconsole.wire.events import AnyEvent, Note
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that go to the job."""
+
+
+class HeadlessJob:
+    """One job from its start to the summary. `run` returns the exit code of the job."""
+
+    def __init__(self, args: argparse.Namespace, snapshot: Path | None, recording: Path | None, summary: Path | None) -> None:
+        self._args, self._snapshot, self._recording, self._summary = args, snapshot, recording, summary
+        self._notes: list[str] = []
+
+    def run(self) -> int:
+        """The job's exit code, or minus the signal that ended the job."""
+        return asyncio.run(self._main())
+
+    async def _main(self) -> int:
+        engine = live_engine(self._args)
+        engine.listeners.append(self._on_event)
+        try:
+            await open_engine(engine, self._recording)
+            try:
+                job = await engine.start_job(JobCommand(tuple(self._args.job)))
+            except SessionError as error:
+                print(f"gpuconsole: {error}", file=sys.stderr)
+                return NOT_EXECUTABLE
+            self._pass_signals_on(job)
+            await job.exited.wait()
+            self._report(engine)
+            assert job.returncode is not None
+            return job.returncode
+        except SessionError as error:
+            raise UsageError(str(error)) from None
+        finally:
+            await engine.close()
+
+    def _pass_signals_on(self, job: JobChild) -> None:
+        loop = asyncio.get_running_loop()
+        for number in PASSED_ON:
+            loop.add_signal_handler(number, job.signal, number)
+
+    def _on_event(self, event: AnyEvent) -> None:
+        if isinstance(event, Note) and event.level != "info":
+            self._notes.append(event.text)
+
+    def _report(self, engine: Engine) -> None:
+        """Write the summary and the snapshot. A file that cannot be written does not change the exit code of the job."""
+        snapshot = engine.snapshot()
+        lines = [session_text(snapshot)]
+        lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
+        lines += [f"gpuconsole: {note}" for note in self._notes]
+        text = "\n".join(lines) + "\n"
+        if self._summary is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        else:
+            try:
+                self._summary.write_text(text, encoding="utf-8")
+            except OSError as error:
+                print(f"gpuconsole: {self._summary}: {error.strerror}", file=sys.stderr)
+        if self._snapshot is not None:
+            try:
+                engine.export(self._snapshot)
+            except SessionError as error:
+                print(f"gpuconsole: {error}", file=sys.stderr)

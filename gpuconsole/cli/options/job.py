@@ -1,0 +1,68 @@
+"""A command of the user's own after `--`: whether it can be run, and which options make sense with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from gpuconsole.cli.options.usage import UsageError
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes of a shell for a command that cannot be run."""
+REFUSED = {
+    "knobs": ("--set", "the program sets its own knobs; give the new value to the command"),
+    "duration": ("--duration", "the job runs until its own end"),
+    "json": ("--json", "stdout belongs to the job; --snapshot FILE writes the session"),
+    "profile": ("--profile", "not for a job of your own; on the screen, press f"),
+    "rdzv_endpoint": ("--rdzv-endpoint", "start torchrun itself as the command"),
+    "require_valid": ("--require-valid", "only for serving scenarios"),
+    **{
+        name: (f"--{name.replace('_', '-')}", "only for serving scenarios")
+        for name in ("url", "model", "api_key_env", "metrics_url", "wait", "vllm_python", "vllm_args", "request_timeout", "slo", "prompts")
+    },
+}
+"""Options of `run` that make no sense with a command, by their names in the parser: the option, and the reason."""
+
+
+class NotRunnable(Exception):
+    """The command cannot be run. `code` is the exit code that a shell would have."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a job of your own (-- COMMAND ARGS...)")
+    group.add_argument("--output", type=Path, metavar="FILE", help="on the screen: append all output of the job to FILE")
+    group.add_argument("--summary", type=Path, metavar="FILE", help="with --headless: write the summary to FILE, not to stderr")
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raises UsageError where an option makes no sense with a command of the user's own."""
+    for name, (option, why) in REFUSED.items():
+        if getattr(args, name, None):
+            raise UsageError(f"{option} does not go with a command after --: {why}")
+    if getattr(args, "nnodes", 1) != 1:
+        raise UsageError("--nnodes does not go with a command after --: start torchrun itself as the command")
+    if getattr(args, "scenario", None) is not None:
+        raise UsageError(f"run takes a scenario ({args.scenario}) or a command after --, not both")
+    if args.headless and args.output is not None:
+        raise UsageError("--output is for the screen; with --headless, the shell can redirect the output of the job")
+    if not args.headless and args.summary is not None:
+        raise UsageError("--summary goes with --headless")
+
+
+def check_program(words: list[str]) -> None:
+    """Raises NotRunnable where the first word is no program."""
+    program = words[0]
+    if shutil.which(program) is not None:
+        return
+    if "/" not in program:
+        raise NotRunnable(f"{program}: command not found", NOT_FOUND)
+    if not os.path.exists(program):
+        raise NotRunnable(f"{program}: no such file", NOT_FOUND)
+    why = "is a folder" if os.path.isdir(program) else "permission denied: the file is not executable"
+    raise NotRunnable(f"{program}: {why}", NOT_EXECUTABLE)

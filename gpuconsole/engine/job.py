@@ -1,0 +1,86 @@
+"""The user's own job on a terminal of its own, as a screen sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from gpuconsole.processes.job import JobChild
+from gpuconsole.processes.terminal.pty import JobTerminal
+from gpuconsole.session.api import JobApi, Output
+
+HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+"""What each Ctrl-C sends to the job."""
+
+
+class ScreenJob(JobApi):
+    """A job whose process and terminal have been started."""
+
+    def __init__(self, name: str, child: JobChild, terminal: JobTerminal) -> None:
+        self.child = child
+        self._name, self._terminal = name, terminal
+        self._interrupts = 0
+        self._left = False
+
+    @property
+    def lines(self) -> Output:
+        return self._terminal.lines
+
+    @property
+    def ended(self) -> bool:
+        return self._left or self.child.returncode is not None
+
+    @property
+    def about(self) -> str:
+        if self._left:
+            return f"{self._name} continues without the console"
+        code = self.child.returncode
+        return f"{self._name} (pid {self.child.pid})" if code is None else f"{self._name} has ended"
+
+    @property
+    def kept_in(self) -> Path:
+        return self._terminal.output or self._terminal.log
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the job, or minus the signal that ended it; None while it runs."""
+        return self.child.returncode
+
+    def interrupt(self) -> str:
+        number = HARDER[min(self._interrupts, len(HARDER) - 1)]
+        self._interrupts += 1
+        self.signal(number)
+        harder = f"; ctrl+c again sends {HARDER[self._interrupts].name}" if self._interrupts < len(HARDER) else ""
+        return f"{number.name} sent to {self._name}{harder}"
+
+    def signal(self, number: int) -> None:
+        self.child.signal(number)
+
+    def type(self, text: str) -> None:
+        self._terminal.type(text)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._terminal.resize(columns, rows)
+
+    def leave(self) -> None:
+        self._left = True
+        self.child.detach()
+
+    async def close(self) -> None:
+        """Read the last output of a job that has ended; leave a job that runs."""
+        ended = self.child.returncode is not None
+        if not ended:
+            self.leave()
+        await self._terminal.close(ended)
+
+
+def log_path() -> Path:
+    """The file for the output of a job that the console has left: in the current folder, as with nohup; in the folder for temporary files where
+    the current folder cannot be written."""
+    folder = Path.cwd()
+    if not os.access(folder, os.W_OK):
+        folder = Path(tempfile.gettempdir())
+    return folder / f"gpuconsole-output-{time.strftime('%Y%m%d-%H%M%S')}.txt"

@@ -1,0 +1,167 @@
+"""A job of the user's own on the real screen. The jobs here need no torch, so that the tests are fast."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pty.terminal import Terminal
+from tests.waiting import gone, wait_until
+
+RESTORED = b"\x1b[?1049l"
+JOB = """
+import os, signal, sys, time
+print("pid", os.getpid(), "columns", os.get_terminal_size().columns, sys.stdin.isatty(), flush=True)
+patience = int(sys.argv[1])  # how many interrupts are ignored
+for n in range(100):
+    print(f"\\rprogress {n} %", end="", flush=True)
+print("\\n\\x1b[31mred\\x1b[0m \\u202e hidden", flush=True)
+while not os.path.exists("go"):
+    try:
+        time.sleep(0.02)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        patience -= 1
+        if patience < 0:
+            sys.exit(7)
+for word in sys.argv[2:]:
+    print("asked:", input(), flush=True)
+print("finished", flush=True)
+open("finished", "w").close()
+sys.exit(3)
+"""
+
+
+def job(folder: Path, *words: str, options: tuple[str, ...] = ()) -> Terminal:
+    """A console on a job that waits for the file `go`."""
+    (folder / "job.py").write_text(JOB)
+    return Terminal("run", *options, "--", sys.executable, "job.py", *(words or ("0",)), cwd=folder)
+
+
+def pid_of(terminal: Terminal) -> int:
+    """The pid of the job, as its output says. The output screen is open."""
+    text = terminal.wait_for("columns")
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("pid ")))
+
+
+def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
+    with job(tmp_path, "0", "a question", options=("--output", "all.txt")) as terminal:
+        terminal.wait_for("job.py", "o output")
+        terminal.press("o")
+        text = terminal.wait_for("columns 120 True", "progress 99 %", "red \\u202e hidden")
+        assert "progress 98" not in text
+        (tmp_path / "go").touch()
+        terminal.press("enter")
+        terminal.wait_for("a line for the job's stdin")
+        terminal.press(*"forty two", "enter")
+        terminal.wait_for("asked: forty two", "finished", "job.py has ended")
+        terminal.press("/", *"progress", "enter")
+        terminal.wait_gone("finished")
+        terminal.press("escape", "escape")
+        terminal.wait_for("Diagnosis", "exit code 3")
+        terminal.press("q")
+        assert terminal.wait_exit() == 3
+    assert RESTORED in terminal.raw
+    output = (tmp_path / "all.txt").read_bytes()
+    assert b"\rprogress 98 %\rprogress 99 %\n" in output and output.endswith(b"finished\n")
+
+
+def test_ctrl_c_goes_to_the_job_and_gets_harder(tmp_path: Path) -> None:
+    with job(tmp_path, "5") as terminal:
+        terminal.press("o")
+        pid = pid_of(terminal)
+        terminal.press("\x03")
+        terminal.wait_for("SIGINT sent to job.py; ctrl+c again sends SIGTERM", "interrupted")
+        assert not gone(pid)
+        terminal.press("\x03")
+        terminal.wait_for("job.py has ended")
+        terminal.press("\x03")  # nothing runs any more: Ctrl-C quits
+        assert terminal.wait_exit() == -signal.SIGTERM
+    assert RESTORED in terminal.raw
+
+
+def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
+    with job(tmp_path) as terminal:
+        terminal.press("o")
+        pid = pid_of(terminal)
+        terminal.press("q")
+        terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
+        terminal.press("escape")
+        terminal.wait_for("Diagnosis")
+        terminal.press("q")
+        terminal.wait_for("Leave the job")
+        terminal.press("enter")
+        assert terminal.wait_exit() == 0
+        assert "job.py continues without the console; its output goes to" in terminal.text
+    log = next(tmp_path.glob("gpuconsole-output-*.txt"))
+    assert not gone(pid)
+    (tmp_path / "go").touch()
+    wait_until(lambda: (tmp_path / "finished").exists(), 10, "the job goes on to its end")
+    wait_until(lambda: log.read_text().endswith("finished\n"), 10, "its output is kept")
+    assert log.read_text().startswith(f"pid {pid} ")
+
+
+def test_q_can_end_the_job(tmp_path: Path) -> None:
+    with job(tmp_path) as terminal:
+        terminal.press("o")
+        pid = pid_of(terminal)
+        terminal.press("q")
+        terminal.wait_for("End the job")
+        terminal.press("down", "enter")
+        assert terminal.wait_exit() == 7
+    assert gone(pid)
+    assert not list(tmp_path.glob("gpuconsole-output-*.txt"))
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "hang up"])
+def test_the_job_survives_the_console(tmp_path: Path, how: str) -> None:
+    with job(tmp_path) as terminal:
+        terminal.press("o")
+        pid = pid_of(terminal)
+        if how == "SIGKILL":
+            os.kill(terminal.process.pid, signal.SIGKILL)
+        else:
+            terminal.hang_up()
+        wait_until(lambda: terminal.process.poll() is not None, 20, "the console ends")
+    assert not gone(pid)
+    (tmp_path / "go").touch()
+    wait_until(lambda: (tmp_path / "finished").exists(), 10, "the job goes on to its end")
+    wait_until(lambda: next(tmp_path.glob("gpuconsole-output-*.txt")).read_text().endswith("finished\n"), 10, "its output is kept")
+    wait_until(lambda: not holders(tmp_path), 10, "no process is left")
+
+
+def holders(folder: Path) -> list[int]:
+    """The processes that hold the terminal of a job of this folder."""
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in one.info["cmdline"] or ()) and not gone(one.pid)
+    ]
+
+
+def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
+    with job(tmp_path) as terminal:
+        terminal.press("o")
+        pid = pid_of(terminal)
+        os.kill(terminal.process.pid, signal.SIGTERM)
+        assert terminal.wait_exit() == -signal.SIGTERM
+    assert gone(pid)
+    assert RESTORED in terminal.raw
+
+
+def test_a_resized_terminal_resizes_that_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "size.sh").write_text("trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done")
+    with Terminal("run", "--", "sh", "size.sh", cwd=tmp_path) as terminal:
+        terminal.press("o")
+        terminal.wait_for("ready")
+        terminal.resize(100, 30)
+        terminal.wait_for("27 100")
+        terminal.press("\x03")
+        terminal.wait_for("has ended")
+        terminal.press("q")
+        assert terminal.wait_exit() == -signal.SIGINT
