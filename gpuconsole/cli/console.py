@@ -9,6 +9,7 @@ import gc
 import importlib
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,17 +43,18 @@ def open_console(
     duration: float | None = None,
     snapshot: Path | None = None,
     recording: Path | None = None,
+    job: Sequence[str] = (),
     output: Path | None = None,
 ) -> int:
-    """Open the screen on a live engine; returns the exit code once the user quits. With a command of the user's own after `--`: the exit code of
-    the command, or minus the signal that ended the command; 0 where it continues. `output` gets all output of the command."""
+    """Open the screen on a live engine; returns the exit code once the user quits. With `job`, a command of the user's own: its
+    exit code, or minus the signal that ended it; 0 where it continues. `output`: the file that gets all its output."""
     serve_address(args)  # bad usage is reported before the screen is painted
     show_first_picture()
     engine = live_engine(args)
     session_file = SessionFile(engine, snapshot)
 
     async def start_job(columns: int, rows: int) -> None:
-        await engine.start_job_on_terminal(tuple(args.job), columns, rows, output)
+        await engine.start_job_on_terminal(tuple(job), columns, rows, output)
 
     async def session() -> int:
         """Run the screen. The engine starts its child processes while the screen's modules are imported."""
@@ -62,7 +64,7 @@ def open_console(
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         console = app.ConsoleApp(
             engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=session_file.save,
-            eco=eco(args), opening=opening, start_job=start_job if args.job else None,
+            eco=eco(args), opening=opening, start_job=start_job if job else None,
         )  # fmt: skip
         return int(await app.show(console))
 

@@ -38,7 +38,7 @@ def run_job(args: argparse.Namespace) -> int:
     else:
         from gpuconsole.cli.console import open_console
 
-        code = open_console(args, snapshot=snapshot, recording=recording, output=output)
+        code = open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output)
     if code < 0:
         skeleton.restore()
         end_by(-code)

@@ -16,7 +16,7 @@ from gpuconsole.engine import catalog
 from gpuconsole.engine.background import BackgroundTasks
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
-from gpuconsole.engine.job import ScreenJob, log_path
+from gpuconsole.engine.job import ScreenJob, start_on_terminal
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recorder import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
@@ -40,7 +40,6 @@ from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.processes.scratch import sweep_scratch
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.signals import send_signal
-from gpuconsole.processes.terminal.pty import JobTerminal
 from gpuconsole.processes.torchrun import Launch
 from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.session.api import Busy, SessionApi, SessionError, View
@@ -173,19 +172,8 @@ class Engine(StateReader, SessionApi):
         return worker.job
 
     async def start_job_on_terminal(self, words: tuple[str, ...], columns: int, rows: int, output: Path | None) -> None:
-        """Start the user's own command on a terminal of its own; all its output goes to the file `output`, if there is one. Raises SessionError."""
-        try:
-            terminal = JobTerminal(columns, rows, output, log_path())
-            await terminal.hold()
-        except OSError as error:
-            raise SessionError(f"no terminal for the job: {error.strerror}") from None
-        try:
-            child = await self.start_job(JobCommand(words, tuple(terminal.leader), terminal.slave, terminal.slave, terminal.slave))
-        except SessionError:
-            await terminal.close(ended=True)
-            raise
-        terminal.job_started()
-        self.job = ScreenJob(child.command.name, child, terminal)
+        """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""
+        self.job = await start_on_terminal(self.start_job, words, columns, rows, output)
 
     async def stop(self) -> None:
         await self.end_run("stopped")

@@ -6,11 +6,12 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gpuconsole.processes.job import JobChild
+from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.processes.terminal.pty import JobTerminal
-from gpuconsole.session.api import JobApi, Output
+from gpuconsole.session.api import JobApi, Output, SessionError
 
 HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """What each Ctrl-C sends to the job."""
@@ -75,6 +76,27 @@ class ScreenJob(JobApi):
         if not ended:
             self.leave()
         await self._terminal.close(ended)
+
+
+async def start_on_terminal(
+    start: Callable[[JobCommand], Awaitable[JobChild]], words: tuple[str, ...], columns: int, rows: int, output: Path | None
+) -> ScreenJob:
+    """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
+
+    Raises SessionError.
+    """
+    try:
+        terminal = JobTerminal(columns, rows, output, log_path())
+        await terminal.hold()
+    except OSError as error:
+        raise SessionError(f"no terminal for the job: {error.strerror}") from None
+    try:
+        child = await start(JobCommand(words, terminal.leader, terminal.slave, terminal.slave, terminal.slave))
+    except SessionError:
+        await terminal.close(ended=True)
+        raise
+    terminal.job_started()
+    return ScreenJob(child.command.name, child, terminal)
 
 
 def log_path() -> Path:

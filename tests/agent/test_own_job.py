@@ -114,4 +114,4 @@ def test_a_program_without_torch_is_named(tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     ran = watched(tmp_path, "no-such-program")
     assert ran.code == 127
-    assert "no-such-program could not be started: No such file or directory" in ran.err
+    assert "no-such-program: command not found" in ran.err

@@ -42,10 +42,10 @@ class JobTerminal:
         self._slave_open = True
 
     @property
-    def leader(self) -> list[str]:
+    def leader(self) -> tuple[str, ...]:
         """The words in front of the job's command by which the job becomes the leader of this terminal. Its process must lead a new session,
         with `slave` as stdin."""
-        return [sys.executable, "-I", "-S", str(_HERE / "lead.py")]
+        return (sys.executable, "-I", "-S", str(_HERE / "lead.py"))
 
     async def hold(self) -> None:
         """Start the process that holds the terminal, and read the output. Raises OSError."""
