@@ -1,0 +1,315 @@
+"""Who serves the batches of one DataLoader of the program.
+
+The iterator that the program holds stays the same object. Its hook calls `Epoch.serve`. All servers draw from one stream of indices. A new
+server rehearses first, on indices that the present server serves too. Then the present server gets no more indices and hands out what it
+has under way, and the new server follows: no sample is lost, repeated or moved. Where a new server fails, the program's own loader serves
+what was under way. Everything happens on the thread that asks for batches; other threads only set `wanted`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+from .change import Refused
+from .indices import Feed, Indices
+from .rehearsal import COMPARED, Rehearsal
+from .servers import Recipe, Server, Settings, in_one_line, settings_of
+
+IDLE_S = 60.0
+"""Workers that have not served for this time end. A trial needs both sides again within seconds."""
+UNUSED_S = 18.0
+"""A change is refused where the program asks for no batch within this time."""
+
+
+class Epoch:
+    """One iterator of the program, from now on. `line`: the servers in the order in which they deliver; only the last one draws indices."""
+
+    def __init__(self, control: Control, outer: Any, indices: Indices) -> None:
+        """`outer`: the iterator that the program holds. It owns this object."""
+        self.control, self.indices = control, indices
+        self.outer = weakref.ref(outer)
+        self.line: deque[Server] = deque()
+        self.over = False
+        self._kept_workers = bool(getattr(outer, "_persistent_workers", False))
+        outer.__dict__["_gpuconsole_serves"] = self.serve
+        outer.__dict__["_gpuconsole_epoch"] = self
+        control.epoch = weakref.ref(self)
+
+    def serve(self) -> Any:
+        """The next batch, in place of the iterator's own `__next__`."""
+        if self.over:
+            raise StopIteration
+        control = self.control
+        control.go_on(self)
+        while True:
+            server = self.line[0]
+            try:
+                index, batch = server.next()
+            except StopIteration:
+                if len(self.line) > 1:
+                    self.line.popleft()
+                    server.idle_since = time.monotonic()
+                    continue
+                self.end()
+                raise
+            except Exception as problem:
+                if server.own:
+                    raise
+                control.recover(self, f"{in_one_line(problem)}")
+                continue
+            break
+        outer = self.outer()
+        if outer is not None and not server.own:
+            outer._num_yielded += 1
+        if control.rehearsal is not None:
+            control.rehearsal.served(index, batch)
+        return batch
+
+    def hand_over(self, server: Server) -> None:
+        """`server` draws from now on, and delivers after those that have something under way."""
+        last = self.line[-1]
+        feed = Feed(self.indices)
+        last.feed.closed = True
+        try:
+            server.begin(feed)
+        except Exception:
+            self.indices.give_back(list(feed.drawn))
+            last.feed.closed = False
+            raise
+        outer = self.outer()
+        if last.own and last.settings.num_workers and outer is not None:
+            outer._persistent_workers = True  # torch must not end its workers when it has nothing to do
+        self.line.append(server)
+
+    def back_to(self, server: Server) -> None:
+        """Only `server` serves, from the first batch on that was not delivered."""
+        lost = [index for one in self.line for index in one.feed.drawn]
+        first = self.line[0]
+        if first is server and server.own:  # it has batches under way: it only gets indices again
+            lost = [index for one in list(self.line)[1:] for index in one.feed.drawn]
+            self.indices.give_back(lost)
+            server.feed.closed = False
+            if server.settings.num_workers:
+                server.fill()
+        else:
+            self.indices.give_back(lost)
+            server.begin(Feed(self.indices))
+        self.line = deque([server])
+
+    def end(self) -> None:
+        """The epoch is over. Workers go as the program's own would go."""
+        self.over = True
+        self.leave()
+        outer = self.outer()
+        if outer is not None and getattr(outer, "_workers", None) and not self._kept_workers:
+            outer._shutdown_workers()
+        self.control.epoch_ended()
+
+    def leave(self) -> None:
+        outer = self.outer()
+        if outer is not None and hasattr(outer, "_persistent_workers"):
+            outer._persistent_workers = self._kept_workers
+
+
+class Control:
+    """One DataLoader of the program, from its first change on.
+
+    `in_force`: the settings that serve or will serve next. `wanted`: the settings that a change asks for; None where no change is under way.
+    `allows_numerics`: other random numbers in a random dataset are accepted. `failure`: why the last change did not take effect.
+    """
+
+    def __init__(self, module: Any, loader: Any, outer: Any) -> None:
+        self.module = module
+        self.recipe = Recipe(module, loader, outer)
+        self.program = self.in_force = settings_of(loader)
+        self.wanted: Settings | None = None
+        self.allows_numerics = False
+        self.failure = ""
+        self.epoch: weakref.ref[Epoch] | None = None
+        self.rehearsal: Rehearsal | None = None
+        self._asked = 0.0
+        self._servers: dict[Settings, Server] = {}
+        self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
+        """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
+
+    # --- asked for by the training thread ----------------------------------------------------------------------
+
+    def ask(self, settings: Settings, outer: Any) -> None:
+        """Begin to change to `settings`. `outer`: the newest iterator of the loader."""
+        self.failure = ""
+        self._asked = time.monotonic()
+        self.wanted = settings
+        if "_gpuconsole_epoch" not in outer.__dict__:
+            self.follow(outer)
+
+    def under_way(self) -> bool:
+        """Whether a change is under way. Raises Refused where the last one failed."""
+        if self.failure:
+            failure, self.failure = self.failure, ""
+            raise Refused(failure)
+        if self.wanted is None:
+            epoch = self.epoch() if self.epoch is not None else None
+            return epoch is not None and not epoch.over and len(epoch.line) > 1
+        if self.rehearsal is not None and (why := self.rehearsal.over()):
+            self._give_up(why)
+            return self.under_way()
+        if time.monotonic() - self._asked > UNUSED_S:
+            self._give_up("the program asked for no batch that could show whether the change works")
+            return self.under_way()
+        return True
+
+    # --- on the thread that asks for batches --------------------------------------------------------------------
+
+    def follow(self, outer: Any) -> None:
+        """Follow an iterator from its next batch on."""
+        outer_ref = weakref.ref(outer)
+        outer.__dict__["_gpuconsole_serves"] = lambda: self.attach(outer_ref()).serve()
+
+    def attach(self, outer: Any) -> Epoch:
+        """Follow the indices of the program's own iterator, which serves as before."""
+        indices = Indices(outer._sampler_iter, begun=bool(outer._num_yielded or getattr(outer, "_send_idx", 0)))
+        epoch = Epoch(self, outer, indices)
+        server = Server(self.module, outer, self.program, own=True)
+        under_way = outer._send_idx - outer._rcvd_idx if self.program.num_workers else 0
+        server.take_over(Feed(indices, drawn=under_way))
+        epoch.line.append(server)
+        return epoch
+
+    def new_iterator(self, loader: Any, plain: Any) -> Any:
+        """The iterator of a new epoch, which the servers in force will serve."""
+        if self.in_force == self.program:
+            outer = plain(loader)
+            if self.wanted is not None:
+                self.follow(outer)
+            return outer
+        outer = self.recipe.posing(loader) if self.program.num_workers else plain(loader)
+        outer.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
+        self.begin_epoch(outer)
+        return outer
+
+    def begin_epoch(self, outer: Any) -> None:
+        """Let the server in force serve a new iterator. A program with workers draws its first indices now, without them at the first batch."""
+        epoch = Epoch(self, outer, Indices(outer._sampler_iter, begun=False))
+        if self.program.num_workers:
+            epoch.indices.peek(self.program.num_workers * self.program.prefetch_factor)
+            self._begin(epoch)
+        else:
+            outer.__dict__["_gpuconsole_serves"] = lambda: self._begin(epoch).serve()
+
+    def _begin(self, epoch: Epoch) -> Epoch:
+        outer = epoch.outer()
+        if outer is not None:
+            outer.__dict__["_gpuconsole_serves"] = epoch.serve
+        try:
+            server = self._server(self.in_force, epoch)
+            server.begin(Feed(epoch.indices))
+            epoch.line.append(server)
+        except Exception as problem:
+            epoch.line.append(Server(self.module, epoch.outer(), self.program, own=True))
+            self.recover(epoch, in_one_line(problem))
+        return epoch
+
+    def go_on(self, epoch: Epoch) -> None:
+        """Take the change one step further. Never raises."""
+        if self.wanted is None:
+            self._end_idle(epoch)
+            return
+        try:
+            self._go_on(epoch, self.wanted)
+        except Refused as refused:
+            self._give_up(str(refused))
+        except Exception as problem:  # the program gets its batches, whatever goes wrong here
+            self._give_up(in_one_line(problem))
+
+    def _go_on(self, epoch: Epoch, wanted: Settings) -> None:
+        if len(epoch.line) > 1:  # the last change is not complete
+            return
+        if wanted == self.in_force:
+            self._drop_rehearsal()
+            self.wanted = None
+        elif wanted == self.program or wanted in self._servers:
+            epoch.hand_over(self._server(wanted, epoch))
+            self.in_force, self.wanted = wanted, None
+        elif self.rehearsal is None:
+            self._begin_rehearsal(epoch, wanted)
+        elif self.rehearsal.poll():
+            self._end_rehearsal(wanted)
+            self._go_on(epoch, wanted)
+        elif why := self.rehearsal.over():
+            raise Refused(why)
+
+    def _begin_rehearsal(self, epoch: Epoch, wanted: Settings) -> None:
+        if epoch.indices.random:
+            raise Refused("the sampler draws from the program's random generators: asked earlier, it would give other samples")
+        if not epoch.indices.checked:
+            return
+        count = max(COMPARED, wanted.num_workers)
+        if wanted.num_workers:
+            count = min(count, wanted.num_workers * wanted.prefetch_factor)
+        indices = epoch.indices.peek(count)
+        if len(indices) == count:  # else in the next epoch
+            self.rehearsal = Rehearsal(self.recipe.server(wanted, aside=bool(self.program.num_workers)), indices)
+
+    def _end_rehearsal(self, wanted: Settings) -> None:
+        rehearsal, self.rehearsal = self.rehearsal, None
+        assert rehearsal is not None
+        if not rehearsal.same and not self.allows_numerics:
+            rehearsal.server.close()
+            raise Refused(
+                "the dataset is random: new workers give the same samples with other random numbers, which changes numerics (allow it first)"
+            )
+        self._servers[wanted] = rehearsal.server
+
+    def _server(self, settings: Settings, epoch: Epoch) -> Server:
+        """The server with these settings; for those of the program its own iterator, where that can serve."""
+        outer = epoch.outer()
+        if settings == self.program and outer is not None and (not settings.num_workers or hasattr(outer, "_workers")):
+            own = next((one for one in epoch.line if one.own), None)
+            return own or Server(self.module, outer, settings, own=True)
+        if settings not in self._servers:
+            self._servers[settings] = self.recipe.server(settings, aside=bool(self.program.num_workers))
+        return self._servers[settings]
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+
+    def recover(self, epoch: Epoch, why: str) -> None:
+        """The server in force has failed: the program's own settings serve again, from the first batch on that was not delivered."""
+        self._give_up(why)
+        failed = [one for one in epoch.line if not one.own]
+        self.in_force = self.program
+        for server in failed:
+            self._servers = {settings: one for settings, one in self._servers.items() if one is not server}
+            server.close(kill=True)
+        epoch.back_to(self._server(self.program, epoch))
+
+    def _give_up(self, why: str) -> None:
+        self.failure, self.wanted = why, None
+        self._drop_rehearsal()
+
+    def _drop_rehearsal(self) -> None:
+        rehearsal, self.rehearsal = self.rehearsal, None
+        if rehearsal is not None:
+            rehearsal.server.close(kill=True)
+
+    def epoch_ended(self) -> None:
+        self._drop_rehearsal()  # it begins again in the next epoch
+        if not self._keeps_workers:
+            self.close()
+
+    def _end_idle(self, epoch: Epoch) -> None:
+        """End workers that have long had nothing to do."""
+        if len(self._servers) > 1:
+            for settings, server in list(self._servers.items()):
+                if server not in epoch.line and time.monotonic() - server.idle_since > IDLE_S:
+                    del self._servers[settings]
+                    server.close()
+
+    def close(self) -> None:
+        """End all workers that were started here."""
+        self._drop_rehearsal()
+        servers, self._servers = self._servers, {}
+        for server in servers.values():
+            server.close()

@@ -1,0 +1,229 @@
+"""Live changes of the DataLoader that feeds the training: num_workers, prefetch_factor, pin_memory."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import multiprocessing
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ...protocol import Value
+from .change import SAME_BITS, SAME_SAMPLES, Change, Refused
+from .control import Control
+from .servers import PREFETCH, Settings, missing_names, settings_of
+
+if TYPE_CHECKING:
+    from ..watch import Watch
+
+NO_LOADER = "the program has no DataLoader: the function that makes a batch would have to become a Dataset"
+ITERABLE = "an IterableDataset divides its samples among the workers itself: another number of workers would lose or repeat samples"
+
+_controls: dict[int, Control] = {}
+"""By the id of the DataLoader."""
+_loaders: list[weakref.ref[Any]] = []
+"""The DataLoaders under control, the newest last."""
+
+
+def module() -> Any:
+    return sys.modules.get("torch.utils.data.dataloader")
+
+
+def control_of(loader: Any) -> Control | None:
+    return _controls.get(id(loader))
+
+
+def training_loader(watch: Watch) -> tuple[Any, Any]:
+    """The DataLoader of the last training batch and its newest iterator; None for each that does not exist."""
+    iterators = [found for ref in watch.iterators if (found := ref()) is not None]
+    main = getattr(sys.modules.get(f"{__package__.rpartition('.')[0]}.data"), "loaders", None)
+    loader = main.main() if main is not None and main.main is not None else None
+    if loader is None and iterators:
+        loader = loader_of(iterators[-1])
+    if loader is None:  # between two epochs
+        loader = next((found for ref in reversed(_loaders) if (found := ref()) is not None), None)
+    newest = next((one for one in reversed(iterators) if loader_of(one) is loader), None)
+    return loader, newest
+
+
+def loader_of(iterator: Any) -> Any:
+    """The DataLoader of an iterator; None where the program has dropped it."""
+    loader = iterator.__dict__.get("_gpuconsole_loader")
+    return loader() if loader is not None else None
+
+
+def why_not(loader: Any, iterator: Any) -> str:
+    """Why the loading of `loader` cannot change in the middle of an epoch; empty where it can."""
+    data = module()
+    if data is None or loader is None:
+        return NO_LOADER
+    if iterator is None:
+        return "no epoch of the DataLoader is under way"
+    if data._DatasetKind.Iterable == loader._dataset_kind:
+        return ITERABLE
+    if missing := missing_names(data, iterator):
+        return f"this version of torch lacks {', '.join(missing)}"
+    if type(iterator) not in (data._SingleProcessDataLoaderIter, data._MultiProcessingDataLoaderIter):
+        return f"{type(iterator).__name__} keeps a state of its own"
+    if not getattr(loader, "in_order", True):
+        return "in_order=False: the batches have no order that could be kept"
+    if getattr(iterator, "_shared_seed", None) is not None or any(kind.__name__ == "MapDataPipe" for kind in type(loader.dataset).__mro__):
+        return "a DataPipe is divided among the workers"
+    return ""
+
+
+def why_no_workers(loader: Any) -> str:
+    """Why worker processes cannot be started for a loader that has none; empty where they can."""
+    if loader.num_workers:
+        return ""
+    methods = multiprocessing.get_all_start_methods()
+    method = multiprocessing.get_start_method(allow_none=True) or methods[0]
+    if method == "fork" or _main_is_guarded():
+        return ""
+    return (
+        f"Python starts workers by {method} here, and the script has no `if __name__ == '__main__'`: each worker would run the script again"
+    )
+
+
+@functools.cache
+def _main_is_guarded() -> bool:
+    """Whether the program's main module may be imported again, as spawn and forkserver do it."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None:
+        return True
+    try:
+        with open(file, encoding="utf-8") as source:
+            body = ast.parse(source.read()).body
+    except (OSError, ValueError, SyntaxError):
+        return False
+    return any(isinstance(one, ast.If) and "__name__" in ast.dump(one.test) for one in body)
+
+
+def under_control(loader: Any, iterator: Any) -> Control:
+    """The control of `loader`; made at the first change."""
+    control = control_of(loader)
+    if control is None:
+        data = module()
+        install(data)
+        control = _controls[id(loader)] = Control(data, loader, iterator)
+        _loaders[:] = [ref for ref in _loaders if ref() is not None] + [weakref.ref(loader)]
+        weakref.finalize(loader, _forget, id(loader)).atexit = False
+    return control
+
+
+def _forget(key: int) -> None:
+    """The program has dropped a loader."""
+    control = _controls.pop(key, None)
+    if control is not None:
+        control.close()
+
+
+def install(data: Any) -> None:
+    """Let new epochs of changed loaders begin with the servers in force. Only once, at the first change."""
+    plain_get, several = data.DataLoader._get_iterator, data._MultiProcessingDataLoaderIter
+    plain_reset = several._reset
+    if hasattr(plain_get, "_gpuconsole_plain"):
+        return
+
+    def _get_iterator(self: Any) -> Any:
+        control = control_of(self)
+        return plain_get(self) if control is None else control.new_iterator(self, plain_get)
+
+    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        control = None if first_iter else control_of(loader)
+        if control is None:
+            return plain_reset(self, loader, first_iter)
+        epoch = self.__dict__.pop("_gpuconsole_epoch", None)
+        self.__dict__.pop("_gpuconsole_serves", None)
+        if epoch is not None:
+            epoch.leave()
+        if control.in_force == control.program:
+            plain_reset(self, loader, first_iter)
+            if control.wanted is not None:
+                control.follow(self)
+            return None
+        data._BaseDataLoaderIter._reset(self, loader, first_iter)
+        control.begin_epoch(self)
+        return None
+
+    _get_iterator._gpuconsole_plain, _reset._gpuconsole_plain = plain_get, plain_reset  # type: ignore[attr-defined]
+    data.DataLoader._get_iterator, several._reset = _get_iterator, _reset
+
+
+class LoaderChange(Change):
+    """What the three knobs of a loader have in common."""
+
+    effect = SAME_BITS
+
+    def read(self, watch: Watch) -> Value | None:
+        loader, _ = training_loader(watch)
+        if loader is None:
+            return None
+        control = control_of(loader)
+        return self.value(control.in_force if control is not None else settings_of(loader))
+
+    def why_fixed(self, watch: Watch) -> str:
+        return why_not(*training_loader(watch))
+
+    def set(self, watch: Watch, value: Value) -> None:
+        loader, iterator = training_loader(watch)
+        if reason := why_not(loader, iterator):
+            raise Refused(reason)
+        control = under_control(loader, iterator)
+        wanted = self.changed(control.wanted or control.in_force, value)
+        if wanted.num_workers and (reason := why_no_workers(loader)):
+            raise Refused(reason)
+        if not wanted.num_workers and control.program.num_workers and loader.worker_init_fn is not None:
+            raise Refused("worker_init_fn prepares each worker: without workers it would not run")
+        control.ask(wanted, iterator)
+
+    def pending(self, watch: Watch) -> bool:
+        loader, _ = training_loader(watch)
+        control = control_of(loader) if loader is not None else None
+        return control is not None and control.under_way()
+
+    def value(self, settings: Settings) -> Value | None:
+        raise NotImplementedError
+
+    def changed(self, settings: Settings, value: Value) -> Settings:
+        raise NotImplementedError
+
+
+class NumWorkers(LoaderChange):
+    """Worker processes. A worker has one torch thread, so a transform may round in another way."""
+
+    knob, effect = "num_workers", SAME_SAMPLES
+
+    def value(self, settings: Settings) -> Value:
+        return settings.num_workers
+
+    def changed(self, settings: Settings, value: Value) -> Settings:
+        return settings.with_(num_workers=int(value))
+
+
+class PrefetchFactor(LoaderChange):
+    knob = "prefetch_factor"
+
+    def value(self, settings: Settings) -> Value:
+        return settings.prefetch_factor or PREFETCH
+
+    def changed(self, settings: Settings, value: Value) -> Settings:
+        """Without workers there is nothing to change; the value in force stays the default."""
+        return settings.with_(prefetch_factor=int(value)) if settings.num_workers else settings
+
+
+class PinMemory(LoaderChange):
+    knob = "pin_memory"
+
+    def value(self, settings: Settings) -> Value:
+        return settings.pin_memory
+
+    def why_fixed(self, watch: Watch) -> str:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            return "no GPU: page-locked memory has no effect"
+        return super().why_fixed(watch)
+
+    def changed(self, settings: Settings, value: Value) -> Settings:
+        return settings.with_(pin_memory=bool(value))

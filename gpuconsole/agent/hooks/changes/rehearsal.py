@@ -1,0 +1,92 @@
+"""A rehearsal: a new server makes batches that the present server makes too. What does not work, or differs, is found out before it matters."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from typing import Any
+
+from .batches import copied, same_bits
+from .change import Refused
+from .indices import Feed
+from .servers import Server, in_one_line
+
+LIMIT_S = 15.0
+"""The new workers must have made their batches within this time."""
+COMPARED = 2
+"""Batches that are compared."""
+
+
+class Rehearsal:
+    """`server` makes the batches of `indices`. They are compared with the batches of the present server, and thrown away."""
+
+    def __init__(self, server: Server, indices: list[Any]) -> None:
+        self.server = server
+        self.began = time.monotonic()
+        self.same = True
+        self._indices = indices
+        self._compared = 0
+        self._mine: dict[int, Any] = {}
+        self._theirs: dict[int, Any] = {}
+        self._missing = len(indices)
+        self._left: deque[int] = deque(range(len(indices)))
+        server.begin(Feed(iter(indices)))
+
+    def poll(self) -> bool:
+        """Whether all batches are there and some of them were compared. Does not wait. Raises Refused where a batch cannot be made."""
+        if not self.server.settings.num_workers:
+            self._make_here()
+        else:
+            self._collect()
+        return not self._missing and self._compared >= min(COMPARED, len(self._indices))
+
+    def over(self) -> str:
+        """Why the rehearsal must end without a result; empty while it may go on."""
+        if self._missing and time.monotonic() - self.began > LIMIT_S:
+            return f"the new workers made no batch within {LIMIT_S:.0f} s"
+        return ""
+
+    def served(self, index: Any, batch: Any) -> None:
+        """The present server delivers `batch`."""
+        for position, one in enumerate(self._indices[:COMPARED]):
+            if one is index and position not in self._theirs:
+                self._theirs[position] = batch if position in self._mine else copied(batch)
+                self._compare(position)
+
+    def _collect(self) -> None:
+        iterator = self.server.iterator
+        while self._missing:
+            try:
+                position, data = iterator._data_queue.get(block=False)
+            except queue.Empty:
+                if not all(worker.is_alive() for worker in iterator._workers) and iterator._data_queue.empty():
+                    raise Refused("a new worker died before it had made a batch") from None
+                return
+            except Exception as problem:
+                raise Refused(f"a batch could not be received from the new workers: {in_one_line(problem)}") from None
+            if hasattr(data, "exc_type"):
+                text = str(data.exc_msg).strip().splitlines()
+                raise Refused(f"the dataset does not work in a worker: {text[-1] if text else data.exc_type.__name__}")
+            self._made(position, data)
+
+    def _make_here(self) -> None:
+        while self._missing:
+            try:
+                _, batch = self.server.next()
+            except Exception as problem:
+                raise Refused(f"the dataset does not work in the program's own process: {in_one_line(problem)}") from None
+            self._made(self._left[0], batch)
+
+    def _made(self, position: int, batch: Any) -> None:
+        self._left.remove(position)
+        self._missing -= 1
+        if position < COMPARED:
+            self._mine[position] = batch
+            self._compare(position)
+
+    def _compare(self, position: int) -> None:
+        if position in self._mine and position in self._theirs:
+            self._compared += 1
+            self.same = self.same and same_bits(self._mine[position], self._theirs[position])
+            self._mine[position] = self._theirs[position] = None

@@ -1,0 +1,300 @@
+"""Servers of batches: iterators of torch that draw their indices from a feed, in place of the iterator that the program holds.
+
+They use private names of torch.utils.data. `missing_names` finds out whether this torch has them (2.4 to 2.13 do).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import queue
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from .change import Refused
+from .indices import Feed
+from .random_state import OwnRandom
+
+PREFETCH = 2
+"""torch's own default of prefetch_factor."""
+POLL_S = 0.25
+"""Between two looks whether the workers of a server are alive, while a batch is waited for."""
+HANG_S = 60.0
+"""Without a batch for this time, the workers of a server hang. The program's own loader serves again then."""
+NAMES = "_dataset _dataset_kind _auto_collation _drop_last _index_sampler _sampler_iter _num_workers _collate_fn _num_yielded _base_seed"
+NAMES_OF_WORKERS = (
+    "_workers _data_queue _tasks_outstanding _task_info _send_idx _rcvd_idx _prefetch_factor _persistent_workers _try_put_index"
+    " _shutdown _worker_result_queue _index_queues _workers_done_event"
+)
+
+
+class ServerFailed(RuntimeError):
+    """The workers of a server died or hang."""
+
+
+class Settings(NamedTuple):
+    """How a DataLoader loads. `prefetch_factor` is 0 without workers."""
+
+    num_workers: int
+    prefetch_factor: int
+    pin_memory: bool
+
+    def with_(self, **changes: Any) -> Settings:
+        """These settings with `changes`."""
+        new = self._replace(**changes)
+        return new._replace(prefetch_factor=(new.prefetch_factor or PREFETCH) if new.num_workers else 0)
+
+
+def settings_of(loader: Any) -> Settings:
+    """The settings with which the program made `loader`."""
+    return Settings(loader.num_workers, loader.prefetch_factor or PREFETCH if loader.num_workers else 0, bool(loader.pin_memory))
+
+
+def missing_names(module: Any, iterator: Any) -> list[str]:
+    """Private names that this version of torch lacks. `module`: torch.utils.data.dataloader."""
+    classes = ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter", "_DatasetKind", "_utils")
+    missing = [name for name in classes if not hasattr(module, name)]
+    names = NAMES.split() + (NAMES_OF_WORKERS.split() if getattr(iterator, "_num_workers", 0) else [])
+    return missing + [name for name in names if not hasattr(iterator, name)]
+
+
+class Spec(SimpleNamespace):
+    """What an iterator of torch reads of its DataLoader. A class of its own, because instances of SimpleNamespace have no weak references."""
+
+
+class Recipe:
+    """What is needed to make servers for one loader of the program. Holds neither the loader nor an iterator of it."""
+
+    def __init__(self, module: Any, loader: Any, iterator: Any) -> None:
+        """`iterator`: the iterator that the program holds."""
+        self.module = module
+        self.made = 0
+        self._seed = int(iterator._base_seed)
+        self._fields: dict[str, Any] = {
+            "dataset": iterator._dataset,
+            "_dataset_kind": iterator._dataset_kind,
+            "_IterableDataset_len_called": None,
+            "_auto_collation": iterator._auto_collation,
+            "drop_last": iterator._drop_last,
+            "collate_fn": iterator._collate_fn,
+            "pin_memory_device": getattr(loader, "pin_memory_device", ""),
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "in_order": True,
+            "_gpuconsole_server": True,  # the hook of iterators leaves these alone
+        }
+        self._timeout = loader.timeout
+
+    def server(self, settings: Settings, *, aside: bool) -> Server:
+        """A server with an empty feed. `aside`: without workers it runs on a copy of the dataset and on random generators of its own.
+
+        Raises Refused where it cannot be made.
+        """
+        import torch
+
+        self.made += 1
+        seed = (self._seed + 7919 * self.made) % 2**62
+        workers = settings.num_workers
+        spec = Spec(
+            **self._fields,
+            _index_sampler=Feed(iter(())),
+            generator=torch.Generator().manual_seed(seed),  # nothing is drawn from the program's generators
+            num_workers=workers,
+            prefetch_factor=settings.prefetch_factor if workers else None,
+            pin_memory=settings.pin_memory,
+            persistent_workers=bool(workers),
+            timeout=self._timeout if workers else 0,
+        )
+        if not workers and aside:
+            spec.dataset = apart(spec.dataset)
+        kind = self.module._MultiProcessingDataLoaderIter if workers else self.module._SingleProcessDataLoaderIter
+        iterator = kind.__new__(kind)
+        try:
+            with warnings.catch_warnings():  # torch's advice is for the program's author
+                warnings.simplefilter("ignore")
+                with unregistered(self.module):
+                    iterator.__init__(spec)
+            iterator.__dict__["_worker_pids_set"] = False
+        except Exception as problem:
+            discard(iterator)
+            raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
+        return Server(self.module, iterator, settings, random=OwnRandom(seed) if aside and not workers else None)
+
+    def posing(self, loader: Any) -> Any:
+        """The iterator of a new epoch for the program, which others will serve. Draws what the program's own iterator with workers would draw
+        from the program's generators."""
+        spec = Spec(**{**self._fields, "_gpuconsole_server": False})
+        spec.__dict__.update(
+            _index_sampler=loader._index_sampler, generator=loader.generator, num_workers=0, pin_memory=False, persistent_workers=False
+        )
+        spec.__dict__.update(prefetch_factor=None, timeout=0)
+        iterator = self.module._SingleProcessDataLoaderIter(spec)
+        iterator._sampler_iter = iter(loader._index_sampler)  # with workers, torch begins the sampler a second time
+        return iterator
+
+
+class Server:
+    """An iterator that serves batches of the indices that its feed gives."""
+
+    def __init__(self, module: Any, iterator: Any, settings: Settings, *, own: bool = False, random: OwnRandom | None = None) -> None:
+        """`own`: the iterator that the program holds. It is not kept alive. `random`: see `Recipe.server`."""
+        base = module._BaseDataLoaderIter
+        self._plain_next: Callable[[Any], Any] = getattr(base, "_gpuconsole_plain_next", None) or base.__next__
+        self._iterator = weakref.ref(iterator) if own else lambda: iterator
+        self.settings, self.own = settings, own
+        _of_parent.add(iterator)
+        self.feed = Feed(iter(()))
+        self.idle_since = time.monotonic()
+        self._random = random
+        if settings.num_workers and not own:
+            self.limit_s = float(iterator._timeout or HANG_S)
+            iterator._get_data = functools.partial(_receive, weakref.ref(iterator), weakref.ref(self))
+
+    @property
+    def iterator(self) -> Any:
+        return self._iterator()
+
+    @property
+    def workers(self) -> list[Any]:
+        return list(getattr(self.iterator, "_workers", None) or ())
+
+    def take_over(self, feed: Feed) -> None:
+        """Serve `feed`, and continue with what the iterator has under way (the iterator that the program holds)."""
+        self.feed = feed
+        self.iterator._sampler_iter = feed
+
+    def begin(self, feed: Feed) -> None:
+        """Serve `feed` from the beginning. Batches under way are discarded. Workers begin at once. Raises ServerFailed, RuntimeError."""
+        self.feed, iterator = feed, self.iterator
+        if not self.settings.num_workers:
+            iterator._sampler_iter = feed
+            return
+        if iterator._tasks_outstanding or iterator._task_info:
+            sampler = iterator._index_sampler
+            iterator._index_sampler = feed
+            try:
+                type(iterator)._reset(iterator, Spec(_IterableDataset_len_called=None))
+            finally:
+                iterator._index_sampler = sampler
+            return
+        iterator._sampler_iter = feed
+        self.fill()
+
+    def fill(self) -> None:
+        """Give the workers as many indices as they keep ready."""
+        iterator = self.iterator
+        for _ in range(iterator._prefetch_factor * iterator._num_workers - iterator._tasks_outstanding):
+            iterator._try_put_index()
+
+    def next(self) -> tuple[Any, Any]:
+        """The next index, and its batch. Raises StopIteration, what the dataset raises, and ServerFailed."""
+        if self._random is None:
+            batch = self._next()
+        else:
+            with self._random.in_force():
+                batch = self._next()
+        return (self.feed.drawn.popleft() if self.feed.drawn else None), batch
+
+    def _next(self) -> Any:
+        try:
+            return self._plain_next(self.iterator)
+        except StopIteration:
+            raise
+        except Exception:
+            if self.own and self.feed.drawn:
+                self.feed.drawn.popleft()  # as in the program: an index that raised does not come again
+            raise
+
+    def close(self, kill: bool = False) -> None:
+        """End the workers. `kill`: at once, for workers that hang."""
+        iterator = self.iterator
+        if iterator is None or not self.settings.num_workers:
+            return
+        try:
+            if not kill:
+                iterator._shutdown_workers()
+                return
+        except Exception:
+            pass  # the program goes on in any case
+        discard(iterator)
+
+
+def _receive(iterator_ref: Any, server_ref: Any) -> Any:
+    """In place of `_get_data`: finds out soon that a worker died, without torch's signal handler, which would end the program."""
+    iterator, server = iterator_ref(), server_ref()
+    until = time.monotonic() + server.limit_s
+    while True:
+        try:
+            return iterator._data_queue.get(timeout=POLL_S)
+        except queue.Empty:
+            if not all(worker.is_alive() for worker in iterator._workers):
+                raise ServerFailed("a worker died") from None
+            if time.monotonic() > until:
+                raise ServerFailed(f"no batch from the workers within {server.limit_s:.0f} s") from None
+
+
+class unregistered:
+    """Workers started in this block are unknown to torch's SIGCHLD handler, which would raise in the program when one of them dies."""
+
+    def __init__(self, module: Any) -> None:
+        self._signals = module._utils.signal_handling
+
+    def __enter__(self) -> None:
+        signals = self._signals
+        self._plain = signals._set_worker_pids, signals._set_SIGCHLD_handler
+        signals._set_worker_pids = signals._set_SIGCHLD_handler = lambda *_: None
+
+    def __exit__(self, *_: Any) -> None:
+        self._signals._set_worker_pids, self._signals._set_SIGCHLD_handler = self._plain
+
+
+def discard(iterator: Any) -> None:
+    """Kill the workers of an iterator, also of one that was not made completely."""
+    iterator._shutdown = True  # nothing is left to do for __del__
+    workers = iterator.__dict__.get("_workers") or []
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join(timeout=1.0)
+    done = iterator.__dict__.get("_pin_memory_thread_done_event")
+    if done is not None:
+        done.set()
+    for one in (*iterator.__dict__.get("_index_queues", ()), iterator.__dict__.get("_worker_result_queue")):
+        if hasattr(one, "cancel_join_thread"):
+            one.cancel_join_thread()
+            one.close()
+
+
+_of_parent: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Iterators whose workers belong to this process, not to a worker that is forked from it: those made here, and those that the program holds."""
+
+
+def _forked() -> None:
+    """In a forked child: there is nothing to shut down."""
+    for iterator in list(_of_parent):
+        iterator.__dict__["_shutdown"] = True
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def apart(dataset: Any, depth: int = 4) -> Any:
+    """A copy of `dataset` that shares its data: what code sets on it, such as an open file, does not reach the program's object."""
+    from torch.utils.data import Dataset
+
+    made = copy.copy(dataset)
+    if depth and hasattr(made, "__dict__"):
+        for name, value in list(made.__dict__.items()):
+            if isinstance(value, Dataset):
+                made.__dict__[name] = apart(value, depth - 1)
+    return made
+
+
+def in_one_line(problem: BaseException) -> str:
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[-1]}" if lines else type(problem).__name__

@@ -1,0 +1,170 @@
+"""Programs with a DataLoader, for the tests of live changes and for the stress command: what they see with changes and without."""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.data.dataloader as dataloader
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+
+from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor
+from gpuconsole.agent.hooks.changes.random_state import RandomState
+from gpuconsole.agent.hooks.watch import Watch
+
+KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distributed")
+
+
+@contextmanager
+def hooked() -> Iterator[Watch]:
+    """The hooks of DataLoader iterators as docs/own-job.md describes them, without the rest of the agent."""
+    base, several = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter
+    watch, init, following = Watch(), base.__init__, base.__next__
+    reset, get_iterator = several._reset, DataLoader._get_iterator
+
+    def __init__(self: Any, loader: Any) -> None:
+        init(self, loader)
+        if not getattr(loader, "_gpuconsole_server", False):
+            self.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
+            watch.iterators[:] = [one for one in watch.iterators if one() is not None]
+            watch.iterators.append(weakref.ref(self))
+
+    def __next__(self: Any) -> Any:
+        serves = self.__dict__.get("_gpuconsole_serves")
+        return following(self) if serves is None else serves()
+
+    base.__init__, base.__next__, base._gpuconsole_plain_next = __init__, __next__, following
+    try:
+        yield watch
+    finally:
+        base.__init__, base.__next__ = init, following
+        several._reset, DataLoader._get_iterator = reset, get_iterator
+        del base._gpuconsole_plain_next
+
+
+class Numbers(Dataset[Any]):
+    """Sample i is i."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((3,), float(index)), "i": index}
+
+
+class Shuffled(Sampler[int]):
+    """Draws its order from torch's global generator at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self.count).tolist())
+
+
+class Batches:
+    """A batch sampler that draws from Python's generator."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+
+    def __len__(self) -> int:
+        return self.count // self.size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self.count))
+        random.shuffle(order)
+        return iter([order[k : k + self.size] for k in range(0, self.count, self.size)])
+
+
+class Program:
+    """A training program with a random configuration, without the training."""
+
+    def __init__(self, seed: int, rank: int = 0) -> None:
+        choose = random.Random(seed)
+        self.seed, self.rank = seed, rank
+        self.kind = choose.choice(KINDS)
+        self.count, self.size = choose.randrange(40, 160), choose.choice([1, 3, 8])
+        self.epochs = choose.randrange(2, 5)
+        self.breaks = [choose.randrange(3, 12) if choose.random() < 0.3 else None for _ in range(self.epochs)]
+        self.options: dict[str, Any] = {"num_workers": choose.choice([0, 0, 1, 2, 3])}
+        if self.options["num_workers"]:
+            self.options |= {"persistent_workers": choose.random() < 0.5, "prefetch_factor": choose.choice([1, 2, 4])}
+
+    def loader(self) -> Any:
+        data, size, options = Numbers(self.count), self.size, self.options
+        if self.kind == "shuffle":
+            return DataLoader(data, size, shuffle=True, drop_last=bool(self.seed % 2), **options)
+        if self.kind == "generator":
+            return DataLoader(data, size, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
+        if self.kind == "sampler":
+            return DataLoader(data, size, sampler=Shuffled(self.count), **options)
+        if self.kind == "batch_sampler":
+            return DataLoader(data, batch_sampler=Batches(self.count, size), **options)
+        if self.kind == "single":
+            return DataLoader(data, batch_size=None, sampler=Shuffled(self.count), **options)
+        return DataLoader(data, size, sampler=DistributedSampler(data, num_replicas=2, rank=self.rank), **options)
+
+    def run(self, after_step: Callable[[], None]) -> tuple[list[Any], RandomState]:
+        """What the program sees, and its random generators in the end."""
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        loader, seen = self.loader(), list[Any]()
+        for epoch in range(self.epochs):
+            if self.kind == "distributed":
+                loader.sampler.set_epoch(epoch)
+            for step, batch in enumerate(loader):
+                index = batch["i"]
+                seen.append(index.tolist() if isinstance(index, torch.Tensor) else index)
+                torch.rand(1), random.random()  # what a model with dropout does
+                after_step()
+                if step == self.breaks[epoch]:
+                    break
+            seen.append(float(torch.rand(1)))
+        return seen, RandomState()
+
+
+class Changer:
+    """Makes random changes after steps of a program. `done`: changes in force; `refused`: the reasons of the others."""
+
+    def __init__(self, watch: Watch, seed: int) -> None:
+        self.done = 0
+        self.refused: list[str] = []
+        self._watch, self._choose = watch, random.Random(seed)
+        self._workers, self._prefetch = NumWorkers(), PrefetchFactor()
+        self._under_way = False
+
+    def after_step(self) -> None:
+        try:
+            if self._under_way:
+                self._under_way = self._workers.pending(self._watch)
+                self.done += not self._under_way
+                time.sleep(0.002 if self._under_way else 0.0)
+            elif self._choose.random() < 0.3:
+                workers = self._choose.randrange(4)
+                self._workers.set(self._watch, workers)
+                if workers and self._choose.random() < 0.5:
+                    self._prefetch.set(self._watch, self._choose.choice([1, 2, 4]))
+                self._under_way = True
+        except Refused as refused:
+            self.refused.append(str(refused))
+            self._under_way = False
+
+
+def compare(watch: Watch, seed: int, rank: int = 0) -> tuple[bool, Changer]:
+    """Run a random program without changes and with random changes. Returns whether it saw the same, and the changes."""
+    expected = Program(seed, rank).run(lambda: None)
+    changer = Changer(watch, seed)
+    return Program(seed, rank).run(changer.after_step) == expected, changer

@@ -1,0 +1,272 @@
+"""Live changes of a DataLoader in one process: the program sees the same samples in the same order, whatever happens to the new workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, control_of
+from gpuconsole.agent.hooks.watch import Watch
+from tests.agent.hooks.changes.loaders import Numbers, compare, hooked
+from tests.waiting import wait_until
+
+PATIENCE_S = 20.0
+WORKERS = NumWorkers()
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    with warnings.catch_warnings(), hooked() as watch:
+        warnings.simplefilter("ignore")
+        yield watch
+
+
+def train(watch: Watch, loader: Any, num_workers: int, *, at: int = 2, step_s: float = 0.002) -> tuple[list[int], str | None, float]:
+    """One epoch with a change after step `at`. Returns the samples that the program saw, the reason of a refusal, and the seconds until
+    the answer. The program waits with its last batches until the answer has come."""
+    seen, answer, asked, answered = list[int](), None, 0.0, 0.0
+    under_way = False
+    for step, (_, index) in enumerate(loader):
+        seen += index.tolist()
+        time.sleep(step_s)
+        try:
+            if step == at:
+                asked = time.monotonic()
+                WORKERS.set(watch, num_workers)
+                under_way = True
+            while under_way and (step > at):
+                under_way = WORKERS.pending(watch)
+                if under_way and step < len(loader) - 20:
+                    break
+                time.sleep(0.01 if under_way else 0.0)
+        except Refused as refused:
+            answer, under_way = str(refused), False
+        if not answered and not under_way and step >= at:
+            answered = time.monotonic()
+    return seen, answer, answered - asked
+
+
+class Faulty(Dataset[Any]):
+    """Works in the process that made it. In workers, samples from `first` on fail."""
+
+    def __init__(self, fault: str, first: int = 0) -> None:
+        self.fault, self.first, self.home = fault, first, os.getpid()
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if os.getpid() != self.home and index >= self.first:
+            if self.fault == "raises":
+                raise KeyError("only here")
+            if self.fault == "dies":
+                os._exit(3)
+            if self.fault == "hangs":
+                time.sleep(1000)
+        return (torch.rand(1) if self.fault == "random" else torch.tensor([float(index)])), index
+
+
+def test_random_changes_over_epochs(watch: Watch) -> None:
+    """Programs with own samplers, persistent workers and breaks. `benchmarks/own_job/loader_changes.py` makes 1 000 such changes on two ranks."""
+    changers = []
+    for seed in (0, 2, 4, 7, 20):
+        same, changer = compare(watch, seed)
+        assert same, seed
+        changers.append(changer)
+    assert sum(changer.done for changer in changers) >= 20
+    assert not [reason for changer in changers for reason in changer.refused]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raises", "KeyError: 'only here'"),
+        ("dies", "died before it had made a batch"),
+        ("random", "the dataset is random"),
+    ],
+)
+def test_a_rehearsal_finds_what_does_not_work(watch: Watch, fault: str, words: str) -> None:
+    loader = DataLoader(Faulty(fault), 4)
+    seen, answer, seconds = train(watch, loader, 2)
+    assert answer is not None and words in answer
+    assert seen == list(range(400))
+    assert seconds < PATIENCE_S
+    assert WORKERS.read(watch) == 0
+    assert not multiprocessing.active_children()
+
+
+def test_workers_that_hang_are_refused(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.5)
+    loader = DataLoader(Faulty("hangs"), 4)
+    seen, answer, _ = train(watch, loader, 2, step_s=0.01)
+    assert answer is not None and "made no batch within" in answer
+    assert seen == list(range(400))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("fault", ["raises", "dies", "hangs"])
+def test_workers_that_fail_later_are_replaced(watch: Watch, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.servers.HANG_S", 0.5)
+    loader = DataLoader(Faulty(fault, first=200), 4)
+    seen, answer, _ = train(watch, loader, 2)
+    assert answer is None
+    assert seen == list(range(400))
+    assert WORKERS.read(watch) == 0
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_of_the_dataset_is_raised_as_without_us(watch: Watch) -> None:
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 300:
+                raise ValueError("sample 300 is broken")
+            return torch.zeros(1), index
+
+    with pytest.raises(ValueError, match=r"^sample 300 is broken$"):
+        train(watch, DataLoader(Broken(400), 4), 2)
+
+
+def test_a_dataset_that_spawn_cannot_pickle(watch: Watch) -> None:
+    class Local(Numbers):
+        """A class in a function cannot be pickled."""
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1), index
+
+    loader = DataLoader(Local(400), 4)
+    loader._DataLoader__multiprocessing_context = multiprocessing.get_context("spawn")
+    seen, answer, _ = train(watch, loader, 2)
+    assert answer is not None and "workers could not be started" in answer and "Local" in answer
+    assert seen == list(range(400))
+    assert not multiprocessing.active_children()
+
+
+def test_a_script_without_a_main_guard_is_not_run_again(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trains')\n")
+    monkeypatch.setattr("sys.modules", {**__import__("sys").modules, "__main__": type("Main", (), {"__file__": str(script)})})
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "forkserver")
+    from gpuconsole.agent.hooks.changes import loader as changes
+
+    changes._main_is_guarded.cache_clear()
+    seen, answer, _ = train(watch, DataLoader(Faulty("none"), 4), 2)
+    changes._main_is_guarded.cache_clear()
+    assert answer is not None and "forkserver" in answer and "__name__" in answer
+    assert seen == list(range(400))
+
+
+def test_an_iterable_dataset_is_refused(watch: Watch) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(range(8))
+
+    loader = DataLoader(Stream(), 4)
+    iterator = iter(loader)
+    next(iterator)
+    assert "divides its samples" in WORKERS.why_fixed(watch)
+    with pytest.raises(Refused, match="divides its samples"):
+        WORKERS.set(watch, 2)
+
+
+def test_a_sampler_that_draws_for_each_batch_is_refused(watch: Watch) -> None:
+    """Asked earlier, it would take other random numbers than the program gave it."""
+
+    class Drawing(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for _ in range(400):
+                yield random.randrange(400)
+
+        def __len__(self) -> int:
+            return 400
+
+    random.seed(1)
+    expected = [random.randrange(400) for _ in range(400)]
+    random.seed(1)
+    seen, answer, _ = train(watch, DataLoader(Faulty("none"), 4, sampler=Drawing()), 2)
+    assert answer is not None and "random generators" in answer
+    assert seen == expected
+
+
+def test_random_datasets_are_allowed_where_the_user_agrees(watch: Watch) -> None:
+    loader = DataLoader(Faulty("random"), 4)
+    iterator = iter(loader)
+    next(iterator)
+    WORKERS.set(watch, 1)
+    control = control_of(loader)
+    assert control is not None
+    control.allows_numerics = True
+    wait_until(lambda: next(iterator) is not None and not WORKERS.pending(watch), 10)
+    assert WORKERS.read(watch) == 1
+
+
+def test_without_workers_the_dataset_and_the_generators_of_a_program_with_workers_stay_as_they_were(watch: Watch) -> None:
+    class Opens(Dataset[Any]):
+        """Opens its file at the first sample, as datasets on HDF5 do."""
+
+        file: object = None
+
+        def __len__(self) -> int:
+            return 80
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            self.file = self.file or object()
+            torch.rand(1)
+            return torch.zeros(1), index
+
+    data = Opens()
+    before = torch.get_rng_state()
+    loader = DataLoader(data, 2, num_workers=1, generator=torch.Generator())
+    seen, answer, _ = train(watch, loader, 0)
+    assert answer is None and seen == list(range(80))
+    assert data.file is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_prefetch_factor_and_the_reasons_of_pin_memory(watch: Watch) -> None:
+    loader = DataLoader(Faulty("none"), 4)
+    iterator = iter(loader)
+    next(iterator)
+    WORKERS.set(watch, 1)
+    PrefetchFactor().set(watch, 4)
+    wait_until(lambda: next(iterator) is not None and not WORKERS.pending(watch), 10)
+    assert (WORKERS.read(watch), PrefetchFactor().read(watch)) == (1, 4)
+    assert "no GPU" in PinMemory().why_fixed(watch)
+
+
+def test_no_loader(watch: Watch) -> None:
+    assert WORKERS.read(watch) is None
+    assert "no DataLoader" in WORKERS.why_fixed(watch)
+    with pytest.raises(Refused):
+        WORKERS.set(watch, 2)
+
+
+def test_missing_private_names_refuse(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(Faulty("none"), 4)
+    iterator = iter(loader)
+    next(iterator)
+    del iterator._base_seed
+    with pytest.raises(Refused, match="lacks _base_seed"):
+        WORKERS.set(watch, 2)
+
+
+def test_dropped_loaders_end_their_workers(watch: Watch) -> None:
+    def program() -> None:
+        loader = DataLoader(Faulty("none"), 4)
+        iterator = iter(loader)
+        next(iterator)
+        WORKERS.set(watch, 2)
+        wait_until(lambda: next(iterator) is not None and not WORKERS.pending(watch), 10)
+        assert len(multiprocessing.active_children()) == 2
+
+    program()
+    assert not multiprocessing.active_children()
