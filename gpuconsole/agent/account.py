@@ -12,7 +12,9 @@ import itertools
 import random
 import statistics
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias, cast
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .clock import ThreadTimes, now
 from .protocol import PHASES, MarkedStep, Message, marked_steps
@@ -136,12 +138,16 @@ class StepAccount:
 
 
 class CudaStepAccount(StepAccount):
-    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before."""
+    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before.
 
-    def __init__(self, times: ThreadTimes) -> None:
+    `make_event`: another accelerator's event with the same methods; None: a CUDA event.
+    """
+
+    def __init__(self, times: ThreadTimes, make_event: Callable[[], Any] | None = None) -> None:
         import torch
 
-        self._event_type = torch.cuda.Event
+        # blocking: waiting uses no CPU
+        self._make_event = make_event or partial(torch.cuda.Event, enable_timing=True, blocking=True)
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []
@@ -181,7 +187,7 @@ class CudaStepAccount(StepAccount):
             self._resolve()
 
     def _record(self) -> torch.cuda.Event:
-        event = self._free.pop() if self._free else self._event_type(enable_timing=True, blocking=True)  # waiting uses no CPU
+        event = self._free.pop() if self._free else self._make_event()
         event.record()
         return event
 

@@ -72,7 +72,7 @@ def allocator_stats(device: torch.device) -> dict[str, float]:
     CUDA: the keys of CUDA_FIGURES; `alloc_retries` counts how often the allocator freed its cache and tried again. CPU: see `heap_stats`.
     """
     if device.type != "cuda":
-        return heap_stats()
+        return heap_stats() if device.type == "cpu" else {}
     import torch
 
     stats = torch.cuda.memory_stats(device)

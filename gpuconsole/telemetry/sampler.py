@@ -20,6 +20,7 @@ from gpuconsole.telemetry.fallback import Fallback, Preferred
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
+from gpuconsole.telemetry.other_gpus import find_other_gpus
 from gpuconsole.telemetry.poller import STUCK_S, Poller
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
@@ -78,6 +79,10 @@ class Sampler:
                 reason = reason or str(why)
                 if str(why) != reason:
                     self._driver_gone(str(why))
+                if others := find_other_gpus():
+                    self._announce(others.devices(), "")
+                    self._add(others)
+                    return
                 self._announce([], str(why))
                 self.stop.wait(RETRY_S)
             else:

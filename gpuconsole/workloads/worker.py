@@ -23,7 +23,7 @@ from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import command_of
 from gpuconsole.agent.service import Profiler, Service, explain
-from gpuconsole.agent.world import PlainError, World
+from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
@@ -32,10 +32,6 @@ from gpuconsole.workloads.importing import without_collections
 
 if TYPE_CHECKING:
     from gpuconsole.workloads.facts import Described
-
-
-class DeviceError(PlainError):
-    """The device exists, but this torch cannot use it."""
 
 
 class WorkloadLoop(Loop, Protocol):
@@ -119,34 +115,26 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     import torch
 
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
+    from gpuconsole.workloads.device import refuse_unless_tested, refusing, torch_device
     from gpuconsole.workloads.device_memory import set_up_allocator
     from gpuconsole.workloads.training.loop.loop import TrainingLoop
     from gpuconsole.workloads.training.parallel.choose import plan_for
     from gpuconsole.workloads.training.probes.catalog import probes_of
 
     channel.send(Progress(now(), "building", start.workload))
-    device = torch.device("cpu") if start.device == "cpu" else torch.device("cuda", world.local_rank)
     set_up_allocator(start.knobs)
-    if device.type == "cuda":
-        # NVML counts by PCI bus and sees every GPU; CUDA counts by speed and obeys CUDA_VISIBLE_DEVICES. The uuid is unambiguous.
-        if world.size == 1:
-            os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid or start.device.partition(":")[2]
-        if not torch.cuda.is_available():
-            build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-            raise DeviceError(f"torch {torch.__version__} ({build_of}) cannot use {start.device}; run on the host with --device cpu")
-        if world.size > 1 and world.local_rank >= torch.cuda.device_count():
-            raise DeviceError(f"every process needs a GPU, and torch sees {torch.cuda.device_count()} here: --set nproc=N")
-        torch.cuda.set_device(device)
+    device = torch_device(start.device, start.uuid, world)
     torch.manual_seed(start.seed)
     module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")
     if hasattr(module, "create_work"):
+        refuse_unless_tested(device, start.workload)
         work = module.create_work(start.knobs, device, start.seed)
         return RepeatingLoop(work, start.knobs, device, scratch)
     plan = plan_for(start.knobs, world)
     task = module.create(start.knobs, device, start.seed + plan.replica)
     channel.send(Progress(now(), "warming", "first steps"))
     loop = TrainingLoop(task, start.knobs, device, scratch, plan)
-    loop.probes = probes_of(loop)
+    loop.probes = probes_of(loop) if device.type in ("cpu", "cuda") else refusing(list(probes_of(loop)))
     return loop
 
 

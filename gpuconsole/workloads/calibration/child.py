@@ -156,6 +156,7 @@ def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
     import torch
 
     from gpuconsole.workloads.arithmetic import set_matmul_precision, set_threads
+    from gpuconsole.workloads.device import accelerator, build
 
     threads = set_threads(0)
     set_matmul_precision("fp32")
@@ -166,8 +167,9 @@ def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
     gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid or device.partition(":")[2]
     if not torch.cuda.is_available():
-        build_of = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-        raise RuntimeError(f"torch {torch.__version__} ({build_of}) cannot use {device}; the host is calibrated with --device cpu")
+        kind = accelerator()
+        known = f"{kind} is not calibrated" if kind else f"torch {torch.__version__} ({build()}) cannot use {device}"
+        raise RuntimeError(f"{known}; the host is calibrated with --device cpu")
     return Bench(torch.device("cuda", 0), threads, budget_s, scratch, gpus, visible)
 
 

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 
 from gpuconsole.agent import account as phase
-from gpuconsole.agent.account import CudaStepAccount, StepAccount
-from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.account import StepAccount
 from gpuconsole.agent.loop import Probe
 from gpuconsole.agent.protocol import COUNTS, SETTLING
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.arithmetic import Kind, set_matmul_precision, set_threads
+from gpuconsole.workloads.device import account_for
 
 
 class Work(Protocol):
@@ -53,7 +53,7 @@ class RepeatingLoop:
         self._settling = 1
         device_memory.enforce_limit(device, knobs)
         self._put_in_force()
-        self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
+        self.account: StepAccount = account_for(device)
 
     def step(self) -> None:
         with torch.no_grad():

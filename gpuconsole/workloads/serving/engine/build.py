@@ -30,6 +30,8 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
     """Build the server. `progress` receives messages during long work. Raises ValueError for settings that this device does not support."""
     torch.manual_seed(seed)
     set_threads(int(knobs["omp_num_threads"]))
+    if device_name == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"torch {torch.__version__} cannot use cuda, and the embedded server knows no other accelerator: --device cpu")
     device, max_model_len, seats = torch.device(device_name), int(knobs["max_model_len"]), int(knobs["max_num_seqs"])
     dtype = DTYPES.get(str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32)
     model = make_model(knobs, max_model_len, device, dtype, progress)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from gpuconsole.agent import account as phase
-from gpuconsole.agent.account import CudaStepAccount, Moment, StepAccount
-from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.account import Moment, StepAccount
 from gpuconsole.agent.counters import ProcessCounters, compile_counters
 from gpuconsole.agent.loop import Probe
 from gpuconsole.agent.probes import rehearse, repeat_last_pass
@@ -20,6 +19,7 @@ from gpuconsole.agent.protocol import COUNTS, PROBE, SETTLING
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
+from gpuconsole.workloads.device import account_for
 from gpuconsole.workloads.training.input.copying import Copier
 from gpuconsole.workloads.training.input.loader import settle_steps
 from gpuconsole.workloads.training.input.streams import Streams
@@ -67,7 +67,7 @@ class TrainingLoop:
         self._schedule = Schedule(self.optimizer, knobs)
         self._scaler = make_scaler(device, str(knobs["precision"]))
         self.lay_out()
-        self.account: StepAccount = (CudaStepAccount if device.type == "cuda" else StepAccount)(ThreadTimes())
+        self.account: StepAccount = account_for(device)
         self._streams = Streams(task)
         self._stream = self._streams.open(self.knobs)
         self._copier = Copier(device, self.knobs)
