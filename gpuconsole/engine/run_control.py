@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuconsole.engine import catalog
-from gpuconsole.engine.devices import ChosenDevices
+from gpuconsole.engine.devices import ChosenDevices, RoomBeside
 from gpuconsole.experiments.forecast import forecast_restart, noise_s
 from gpuconsole.experiments.trial import LiveTrial, TrialLimits, TrialRun
 from gpuconsole.model.experiments.trial import Forecast, Trial
@@ -321,7 +321,8 @@ class RunControl:
         async with self._lock.change():
             record, worker = self.running()  # the run may have ended during a probe
             run, showing = run_now(self._state, record), self._lock.showing
-            on = TrialRun(run, worker, self._start_second, self._hand_over, self._report_trial, showing)
+            room = RoomBeside(self._state, run, worker)
+            on = TrialRun(run, worker, room, self._start_second, self._hand_over, self._report_trial, showing)
             if (forecast := await _forecast(self._state, on, changes, predicted, limits)) is not None:
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
             trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)

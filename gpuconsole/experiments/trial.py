@@ -101,12 +101,25 @@ class TwoWorkers:
         await changed.pause()
 
 
+class Room(Protocol):
+    """The device's memory, for a second worker beside the paused worker of the run."""
+
+    async def missing_room(self, knobs: Knobs) -> str:
+        """Why a second worker with `knobs` does not fit; empty if it fits, or if its need is not known."""
+        ...
+
+    def paused_text(self) -> str:
+        """What the paused worker holds of a GPU, for people; empty on a CPU."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrialRun:
     """The run under trial, and functions by which the trial changes the session and reports to it."""
 
     run: Run
     worker: WorkerHandle
+    room: Room
     start_second: Callable[[Knobs], Awaitable[WorkerHandle]]
     """Starts a second worker on the same workload with other knobs."""
     hand_over: Callable[[WorkerHandle], None]
@@ -181,9 +194,12 @@ class LiveTrial:
 
         Raises TrialFailed, WorkerGone.
         """
+        knobs = {**self._on.run.knobs, **self._trial.changes}
         await self._on.worker.pause()
+        if why := await self._on.room.missing_room(knobs):
+            raise TrialFailed(why)
         try:
-            self.challenger = challenger = await self._on.start_second({**self._on.run.knobs, **self._trial.changes})
+            self.challenger = challenger = await self._on.start_second(knobs)
         except OSError as error:
             raise TrialFailed(f"the second worker could not be started: {error.strerror}") from None
         try:
@@ -192,7 +208,8 @@ class LiveTrial:
         except TimeoutError:
             raise TrialFailed(f"not running after {challenger.start_limit_s:.0f} s") from None
         except WorkerGone as gone:
-            raise TrialFailed(str(gone)) from None
+            held = self._on.room.paused_text() if "out of memory" in str(gone) else ""
+            raise TrialFailed(f"{str(gone).rstrip('.')}; {held}" if held else str(gone)) from None
         await challenger.pause()
         return challenger
 
