@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,10 @@ from gpuconsole.wire.events import AnyEvent, Note
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go to the job."""
+OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+"""Signals that a terminal sends to all processes in its foreground: the job has such a signal already."""
+HARDER = {2: signal.SIGTERM, 3: signal.SIGKILL}
+"""What a further Ctrl-C adds for a job that has not ended."""
 
 
 class HeadlessJob:
@@ -27,6 +32,7 @@ class HeadlessJob:
     def __init__(self, args: argparse.Namespace, snapshot: Path | None, recording: Path | None, summary: Path | None) -> None:
         self._args, self._snapshot, self._recording, self._summary = args, snapshot, recording, summary
         self._notes: list[str] = []
+        self._interrupts = 0
 
     def run(self) -> int:
         """The job's exit code, or minus the signal that ended the job."""
@@ -55,7 +61,17 @@ class HeadlessJob:
     def _pass_signals_on(self, job: JobChild) -> None:
         loop = asyncio.get_running_loop()
         for number in PASSED_ON:
-            loop.add_signal_handler(number, job.signal, number)
+            loop.add_signal_handler(number, self._pass_on, number, job)
+
+    def _pass_on(self, number: signal.Signals, job: JobChild) -> None:
+        """Pass a signal on to the job, unless the terminal has sent it to the job too. The second Ctrl-C adds SIGTERM, the third SIGKILL."""
+        if number not in OF_THE_TERMINAL or not in_foreground():
+            job.signal(number)
+        if number == signal.SIGINT and job.returncode is None:
+            self._interrupts += 1
+            if harder := HARDER.get(min(self._interrupts, max(HARDER))):
+                print(f"gpuconsole: {harder.name} sent to the job", file=sys.stderr)
+                job.signal(harder)
 
     def _on_event(self, event: AnyEvent) -> None:
         if isinstance(event, Note) and event.level != "info":
@@ -81,3 +97,17 @@ class HeadlessJob:
                 engine.export(self._snapshot)
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
+
+
+def in_foreground() -> bool:
+    """Whether this process is in the foreground of a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

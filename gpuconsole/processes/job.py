@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -95,6 +94,9 @@ class JobFolder:
 class JobChild(Child):
     """The user's command and its processes. Each process that trains is a rank; commands go to every rank, and the leader's answer counts.
 
+    The command stays in the process group of the console, as with `time` or `env`: keys such as Ctrl-C and Ctrl-Z act on both alike, and the
+    shell knows one job.
+
     `stop` and `kill` only take leave: every agent switches itself off, and the job continues. `returncode` is the job's exit code, or minus
     the signal.
     """
@@ -108,7 +110,6 @@ class JobChild(Child):
         self._ranks: dict[int, asyncio.StreamWriter] = {}
         self._answers: dict[int, dict[int, KnobsSet | ProbeDone | Profiled]] = {}
         self._torch = self._stepped = self._left = False
-        self._terminal: int | None = None
         self.why_no_steps = ""
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
         self.processes: list[JobProcess] = []
@@ -132,19 +133,18 @@ class JobChild(Child):
             stdin=self.command.stdin,
             stdout=self.command.stdout,
             stderr=self.command.stderr,
-            process_group=None if self.command.leader else 0,
             start_new_session=bool(self.command.leader),
             env={**os.environ, **self._folder.environment(self._token)},
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
-        self._give_terminal()
         self._tasks = [asyncio.create_task(self._wait_for_end())]
 
     def signal(self, number: int) -> None:
-        """Send a signal to the processes of the job; nothing happens when the job has ended."""
+        """Send a signal to the job: to all processes of its session if it leads one, else to the process of the command, as a shell's `kill` does.
+        Nothing happens when the job has ended."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+                (os.killpg if self.command.leader else os.kill)(self._process.pid, number)
 
     def send(self, command: Command) -> None:
         for writer in self._ranks.values():
@@ -266,7 +266,6 @@ class JobChild(Child):
 
     async def _wait_for_end(self) -> None:
         await self._ended.wait()
-        self._take_terminal()
         assert self._server is not None and self._process is not None
         self._server.close()
         await asyncio.sleep(0)  # the last messages of the processes are in the sockets by now
@@ -278,26 +277,3 @@ class JobChild(Child):
         self.exited.set()
         assert self._process.returncode is not None
         self._on_exit(self._process.returncode)
-
-    # --- the terminal ---------------------------------------------------------------------------------------
-
-    def _give_terminal(self) -> None:
-        """Make the job the foreground group of the terminal, as a shell does: Ctrl-C goes to the job."""
-        assert self._process is not None
-        if self.command.stdin is not None or not sys.stdin or not sys.stdin.isatty():
-            return
-        with contextlib.suppress(OSError):
-            terminal = sys.stdin.fileno()
-            if os.tcgetpgrp(terminal) == os.getpgrp():
-                os.tcsetpgrp(terminal, self._process.pid)
-                self._terminal = terminal
-                os.killpg(self._process.pid, signal.SIGCONT)  # it may have read from the terminal a moment too early
-
-    def _take_terminal(self) -> None:
-        if self._terminal is None:
-            return
-        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        with contextlib.suppress(OSError):
-            os.tcsetpgrp(self._terminal, os.getpgrp())
-        signal.signal(signal.SIGTTOU, before)
-        self._terminal = None

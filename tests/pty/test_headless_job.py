@@ -1,0 +1,63 @@
+"""`gpuconsole run --headless -- COMMAND` from a terminal: the job has the terminal as if the console were not there."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from tests.pty.terminal import Terminal
+
+JOB = """
+import os, sys, time
+print("tty", sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(), os.ttyname(0) == os.ttyname(2), flush=True)
+patience = int(sys.argv[1])
+print("asked:", input("question? "), flush=True)
+while True:
+    try:
+        time.sleep(0.02)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        patience -= 1
+        if patience < 0:
+            sys.exit(7)
+"""
+
+
+def job(folder: Path, patience: int) -> Terminal:
+    """The job in a shell with job control."""
+    (folder / "job.py").write_text(JOB)
+    console = [sys.executable, "-m", "gpuconsole", "run", "--headless"]
+    return Terminal(*console, "--", sys.executable, "job.py", str(patience), cwd=folder, module="tests.pty.small_shell")
+
+
+def test_the_terminal_is_the_jobs(tmp_path: Path) -> None:
+    """The job has the terminal on all three, reads a line, stops with Ctrl-Z, continues, and gets one Ctrl-C as one interrupt."""
+    with job(tmp_path, 1) as terminal:
+        terminal.wait_for("tty True True True True", "question? ")
+        terminal.press(*"answer", "enter")
+        terminal.wait_for("asked: answer")
+        terminal.press("\x1a")
+        terminal.wait_for("shell: stopped")
+        terminal.scribble()
+        terminal.press("enter")
+        terminal.wait_for("shell: continued")
+        terminal.press("\x03")
+        terminal.wait_for("interrupted")
+        terminal.press("\x03")
+        text = terminal.wait_for("SIGTERM sent to the job", "shell: ended with")
+        assert text.count("interrupted") <= 2
+        assert f"shell: ended with {7}" in text or f"shell: ended with {-signal.SIGTERM}" in text
+        assert "job.py  on" in text
+
+
+def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
+    with job(tmp_path, 0) as terminal:
+        (tmp_path / "job.py").write_text(
+            "import signal, time\nfor n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
+        )
+        terminal.wait_for("ready")
+        for words in ("^C", "SIGTERM sent to the job", "SIGKILL sent to the job"):
+            terminal.press("\x03")
+            terminal.wait_for(words)
+        terminal.wait_for(f"shell: ended with {-signal.SIGKILL}")
