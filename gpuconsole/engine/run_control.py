@@ -173,7 +173,7 @@ class RunControl:
                 else:
                     self.worker = worker = await self._pool.start_job(plan.command)
             except OSError as error:
-                self._close("failed", f"{plan.command.words[0] if plan.command else 'the worker'} could not be started: {error.strerror}")
+                self._close("failed", f"{plan.command.words[0] if plan.command else 'the worker'} could not be started: {error}")
                 return
             if worker.progress is not None:
                 self._emit(worker.progress)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
+import itertools
 import os
+import re
 import secrets
 import shutil
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -28,6 +32,7 @@ from gpuconsole.wire.events import (
     Note,
     ProbeDone,
     Profiled,
+    Progress,
     RankJoined,
     Segments,
     Started,
@@ -40,6 +45,16 @@ AGENT = "_gpuconsole_agent"
 """The name of the agent's copy as a package."""
 JOIN_S = 10.0
 OUT_OF_SIGHT = "no Python process of the job has loaded the agent: python -I, -E or -S, a frozen program, or a program without Python"
+
+
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
+"""Modules that start a script of the user's."""
+ISOLATED = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
+"""Options of Python that keep PYTHONPATH or `sitecustomize` away."""
+NO_PYTHON_YET = "the job has started; its Python has not"
+FIRST_PYTHON_S = 10.0
+"""Seconds until a job without a Python process is no longer expected to start one."""
+START_PERIOD_S = 0.5
 
 
 class JobCommand(msgspec.Struct, frozen=True):
@@ -57,8 +72,11 @@ class JobCommand(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The script of the command, without its folder; else the program."""
-        return next((os.path.basename(word) for word in self.words if word.endswith(".py")), os.path.basename(self.words[0]))
+        """The script of the command, without its folder, or the module after `-m`; else the program."""
+        for before, word in itertools.pairwise(("", *self.words)):
+            if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS):
+                return os.path.basename(word)
+        return os.path.basename(self.words[0])
 
 
 class JobFolder:
@@ -120,16 +138,21 @@ class JobChild(Child):
 
     async def start(self) -> None:
         """Start the command. Raises OSError, for example where the program does not exist."""
-        before = os.umask(0o177)
+        self._server = await asyncio.start_unix_server(self._serve, self._folder.socket, limit=LINE_LIMIT)
+        os.chmod(self._folder.socket, 0o600)  # nobody else could reach it before: its folder has mode 0700
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self._folder.socket, limit=LINE_LIMIT)
-        finally:
-            os.umask(before)
+            await self._run((*self.command.leader, *self.command.words))
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            await self._run(("/bin/sh", *self.command.words))  # a script without a first line `#!`, as a shell does it
+        self._tasks = [asyncio.create_task(self._wait_for_end()), asyncio.create_task(self._report_start())]
+
+    async def _run(self, words: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: EndProtocol(self._ended),
-            *self.command.leader,
-            *self.command.words,
+            *words,
             stdin=self.command.stdin,
             stdout=self.command.stdout,
             stderr=self.command.stderr,
@@ -137,7 +160,6 @@ class JobChild(Child):
             env={**os.environ, **self._folder.environment(self._token)},
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
-        self._tasks = [asyncio.create_task(self._wait_for_end())]
 
     def signal(self, number: int) -> None:
         """Send a signal to the job: to all processes of its session if it leads one, else to the process of the command, as a shell's `kill` does.
@@ -174,17 +196,30 @@ class JobChild(Child):
         if code in (-signal.SIGINT, -signal.SIGTERM):
             return "stopped", self.why_no_steps or None
         if code:
-            return "failed", f"the job was ended by {signal.Signals(-code).name}" if code < 0 else f"the job ended with exit code {code}"
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return "failed", "; ".join(filter(None, (f"the job {how}", self.why_no_steps)))
         return "finished", self.why_no_steps or None
 
+    async def _report_start(self) -> None:
+        """Report what the job has done so far, until its first step."""
+        begun, said = time.monotonic(), ""
+        while not self._stepped and not self._ended.is_set() and not self._left:
+            words = self._without_steps() if self._folder.seen() or time.monotonic() - begun > FIRST_PYTHON_S else NO_PYTHON_YET
+            if words != said:
+                said = words
+                self._on_event(Progress(time.monotonic(), words))
+            await asyncio.sleep(START_PERIOD_S)
+
     def _without_steps(self) -> str:
+        """Why the job has no steps, in one line; empty where it has steps."""
         if self._stepped:
             return ""
         if self._torch:
             return "the job has imported torch, and has made no optimizer step"
         seen = self._folder.seen()
         if not seen:
-            return OUT_OF_SIGHT
+            flag = next((word for word in self.command.words[1:2] if ISOLATED.fullmatch(word)), "")
+            return f"python {flag} does not load the agent: start the job without {flag}" if flag else OUT_OF_SIGHT
         failed = next((words[1] for words in seen if len(words) > 1 and words[1].startswith("failed")), "")
         if failed:
             return f"the agent could not start: {failed.removeprefix('failed: ')}"
@@ -273,6 +308,7 @@ class JobChild(Child):
             if not self._ranks:
                 break
             await asyncio.sleep(0.05)
+        self._tasks[1].cancel()
         self.why_no_steps = self._without_steps()
         self.exited.set()
         assert self._process.returncode is not None

@@ -7,6 +7,7 @@ import re
 
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.job.facts import AGENT
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
@@ -71,6 +72,14 @@ def short_name(name: str) -> str:
     for vendor in VENDORS:
         name = name.removeprefix(vendor)
     return name
+
+
+def agent_state(view: View) -> str:
+    """Whether the agent watches the user's own job: `on`, `off` or `not yet`; empty for other runs, and after the end of the job."""
+    run = view.run
+    if run is None or not run.is_job or not active(view):
+        return ""
+    return "off" if AGENT in run.unavailable else "on" if run.job is not None else "not yet"
 
 
 def throughput_metric(view: View) -> tuple[str, str]:

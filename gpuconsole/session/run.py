@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job.facts import FIXED
+from gpuconsole.model.job.facts import AGENT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.process import Process
@@ -18,6 +18,7 @@ from gpuconsole.session.figures.account import steady_from
 from gpuconsole.session.ranks import Ranks
 from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
+    AgentOff,
     AnyEvent,
     Failed,
     JobKnown,
@@ -110,6 +111,8 @@ class RunRecord:
         match event:
             case Started():
                 self._started(event)
+            case AgentOff() if event.where:
+                self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
             case JobKnown():
                 self.run.job = event.facts
             case RankJoined():

@@ -6,6 +6,8 @@ import msgspec
 
 JOB = "job"
 """The workload of a run of the user's own job."""
+AGENT = "agent"
+"""The key in `Run.unavailable` that says why the agent does not watch the job any more."""
 FIXED = "fixed: "
 """Prefix of the agent's notes about knobs that cannot change while the job runs; the note holds the reason."""
 

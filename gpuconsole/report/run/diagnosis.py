@@ -135,7 +135,8 @@ def _state(view: View, fires: bool) -> str:
     if run.steady_from_s is None and run.state == "running" and not fires:
         return "Measuring: steady state not reached yet."
     if not run.findings:
-        return "Measuring: no diagnosis yet." if run.state == "running" else "The run ended before a diagnosis."
+        ended = f"The run ended before a diagnosis: {run.error}." if run.error else "The run ended before a diagnosis."
+        return "Measuring: no diagnosis yet." if run.state == "running" else ended
     text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
     if unknown:
         missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))

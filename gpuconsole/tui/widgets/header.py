@@ -97,6 +97,8 @@ def _activity(view: View) -> list[Segment]:
     if (several := facts.processes(run)) > 1:
         parts.append((f"  {several} processes", ""))
     parts.append((f"  {state} {units.clock(view.running_s)}", style))
+    if agent := facts.agent_state(view):
+        parts.append((f"  agent {agent}", "alert" if agent == "off" else "dim"))
     if run.state != "failed" and run.validity is not None and doubtful(run):
         parts.append((f"  {run.validity.verdict}", "alert"))
     return parts
