@@ -46,6 +46,8 @@ OTHERS = (
     Row("train-gpt", {"malloc_trim_threshold_mb": 0}, {"precision": "bf16"}),
     Row("train-gpt", {"batch_size": 32}),
     Row("train-gpt", {"attention": "math"}),
+    Row("train-gpt", {"attention": "cudnn"}, kind="refused"),
+    Row("train-gpt", {"float8_linear": True}, kind="refused"),
     Row("train-gpt", {"gradient_checkpointing": True}, kind="memory"),
     Row("train-gpt", {"gradient_accumulation_steps": 4}),
     Row("train-gpt", {"torch_compile": "default"}),

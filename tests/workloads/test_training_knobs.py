@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -20,9 +22,10 @@ from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.facts import model_facts
+from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded
 from gpuconsole.workloads.training.input.copying import Copier
-from gpuconsole.workloads.training.loop import model_settings, optimizers
+from gpuconsole.workloads.training.loop import float8, model_settings, optimizers
 from gpuconsole.workloads.training.loop.ineffective_knobs import without_effect
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.loop.schedule import FLOOR, HORIZON, factor
@@ -378,3 +381,67 @@ def test_the_loss_ignores_what_lies_beyond_the_targets() -> None:
     full = next_token_loss(lambda _: logits, torch.zeros(2, 6), torch.ones(2, 4, dtype=torch.int64))  # type: ignore[arg-type]
     logits[:, 4:] = 99.0
     assert next_token_loss(lambda _: logits, torch.zeros(2, 6), torch.ones(2, 4, dtype=torch.int64)).item() == full.item()  # type: ignore[arg-type]
+
+
+def test_cudnn_attention_is_for_gpus_in_16_bits(tmp_path: Path) -> None:
+    loop = small_gpt_loop(tmp_path)
+    try:
+        with pytest.raises(ValueError, match="attention cudnn needs a GPU and precision bf16 or fp16, not cpu and fp32; try sdpa"):
+            loop.set_knobs({"attention": "cudnn"}, 0)
+        assert loop.knobs["attention"] == "sdpa"
+        loop.step()
+    finally:
+        loop.close()
+    gpt.check_attention({"attention": "cudnn", "precision": "bf16"}, torch.device("cuda"))
+    with pytest.raises(ValueError, match="not cuda and tf32"):
+        gpt.check_attention({"attention": "cudnn", "precision": "tf32"}, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "capability", "said"),
+    [
+        ({}, (8, 9), ""),
+        ({"sharding": "ddp"}, (9, 0), ""),
+        ({}, (8, 0), "needs compute capability 8.9 (L4, RTX 4090, H100 or newer): this GPU has 8.0"),
+        ({"precision": "fp16"}, (9, 0), "needs precision bf16, not fp16"),
+        ({"sharding": "zero3"}, (9, 0), "runs with sharding none or ddp"),
+        ({"peft": "lora"}, (9, 0), "without tensor_parallel and peft"),
+    ],
+)
+def test_fp8_is_refused_where_it_is_not_possible(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], capability: tuple[int, int], said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(float8, "find_spec", lambda name: name)
+    knobs: Any = {"float8_linear": True, "precision": "bf16", **changes}
+    if not said:
+        float8.check_float8(knobs, torch.device("cuda"))
+        monkeypatch.setattr(float8, "find_spec", lambda name: None)
+        said = "needs torchao: pip install torchao"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        float8.check_float8(knobs, torch.device("cuda"))
+    with pytest.raises(ValueError, match="a CPU has none"):
+        float8.check_float8(knobs, torch.device("cpu"))
+    float8.check_float8({**knobs, "float8_linear": False}, torch.device("cpu"))
+
+
+def test_fp8_products_train_nearly_alike() -> None:
+    """fp8 rounds inputs and weights by up to 6 % (3 bits of mantissa) and gradients by up to 12 % (2 bits). The errors average out in sums."""
+    pytest.importorskip("torchao", reason="torchao is an option: pip install torchao")
+    torch.manual_seed(0)
+    plain = gpt.GPT(64, 2, 64)
+    narrow = float8.in_float8(copy.deepcopy(plain), emulate=True)
+    swapped = [name for name, module in narrow.named_modules() if type(module).__name__ == "Float8Linear"]
+    assert swapped == [f"blocks.{block}.{layer}" for block in (0, 1) for layer in ("qkv", "proj", "up", "down")]
+    tokens = torch.randint(0, 256, (4, 33))
+    losses = [gpt.next_token_loss(model, tokens[:, :-1], tokens[:, 1:]) for model in (plain, narrow)]
+    for loss in losses:
+        loss.backward()
+    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-3)
+    for (name, parameter), other in zip(plain.named_parameters(), narrow.parameters(), strict=True):
+        assert parameter.grad is not None and other.grad is not None
+        if parameter.grad.norm() > 1e-6:
+            error = (parameter.grad - other.grad).norm() / parameter.grad.norm()
+            assert error < 0.25, f"{name}: {error:.0%}"
+    both = [torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]) for model in (plain, narrow)]
+    assert torch.nn.functional.cosine_similarity(*both, dim=0) > 0.99

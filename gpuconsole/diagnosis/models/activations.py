@@ -80,7 +80,7 @@ def attention_bytes(shape: GptShape, narrow: bool, attention: str, is_gpu: bool)
     """q, k, v and the output (also the input of proj), plus the log-sum-exp of each row (sdpa) or all probabilities (math)."""
     matrix = 2 if narrow else FP32
     kept = 4 * shape.rows * shape.d_model * matrix
-    if attention == "sdpa":
+    if attention != "math":
         tokens = shape.tokens
         if is_gpu and not narrow:
             tokens = -(-tokens // EFFICIENT_ROWS) * EFFICIENT_ROWS

@@ -64,7 +64,7 @@ def _backward(shape: GptShape, kept: Activations, run: Pass, gradients: float) -
 
 def _scores(shape: GptShape, run: Pass) -> float:
     """Attention by the plain formula: the gradients of probabilities and of scores exist at the same time."""
-    if run.attention == "sdpa":
+    if run.attention != "math":
         return 0.0
     wide = run.is_gpu and run.matrix_bytes == 2
     return 2 * shape.batch * shape.heads * shape.tokens**2 * (FP32 if wide else run.matrix_bytes) / run.tensor_parallel

@@ -323,10 +323,19 @@ MODEL = (
     Knob(
         "attention",
         "choice",
-        "fused scaled dot product attention (sdpa), or the plain formula (math)",
-        choices=("sdpa", "math"),
+        "fused scaled dot product attention (sdpa), cuDNN's kernel for it (cudnn, GPU only), or the plain formula (math)",
+        choices=("sdpa", "cudnn", "math"),
         default="sdpa",
         examples=("sdpa", "math"),
+    ),
+    Knob(
+        "float8_linear",
+        "bool",
+        "matrix products of the blocks in fp8 (torchao; GPUs from L4, RTX 4090 and H100 on; gains only with torch_compile)",
+        apply="cold",
+        default=False,
+        changes_numerics=True,
+        examples=(False, True),
     ),
     Knob(
         "gradient_checkpointing",

@@ -8,6 +8,7 @@ from importlib.resources import files
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -36,15 +37,32 @@ class Block(nn.Module):
         self.up = nn.Linear(d_model, 4 * d_model)
         self.down = nn.Linear(4 * d_model, d_model)
 
-    def forward(self, x: torch.Tensor, fused: bool) -> torch.Tensor:
-        """(batch, tokens, d_model) to the same shape. `fused`: attention in one kernel that does not write the scores to memory."""
+    def forward(self, x: torch.Tensor, attention: str) -> torch.Tensor:
+        """(batch, tokens, d_model) to the same shape. `attention`: a value of the knob."""
         b, t, d = x.shape
         q, k, v = (
             self.qkv(self.norm1(x)).view(b, t, -1, 3, d // self.heads).permute(3, 0, 2, 1, 4)
         )  # by heads: tensor parallelism splits them
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True) if fused else plain_attention(q, k, v)
+        attended = ATTENTION[attention](q, k, v)
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention in one kernel that does not write the scores to memory. torch chooses the kernel."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def cudnn_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same in cuDNN's kernel. Raises RuntimeError where cuDNN has none for this device and precision."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def check_attention(knobs: Knobs, device: torch.device) -> None:
+    """Raise ValueError, one line, where `attention` cudnn is not possible."""
+    if knobs["attention"] == "cudnn" and (device.type != "cuda" or knobs["precision"] not in ("bf16", "fp16")):
+        raise ValueError(f"attention cudnn needs a GPU and precision bf16 or fp16, not {device.type} and {knobs['precision']}; try sdpa")
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -53,6 +71,9 @@ def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
     return F.softmax(scores.masked_fill(later, -math.inf), dim=-1) @ v
+
+
+ATTENTION = {"sdpa": fused_attention, "cudnn": cudnn_attention, "math": plain_attention}
 
 
 class GPT(nn.Module):
@@ -72,9 +93,8 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(batch, tokens) int64 to logits (batch, tokens, 256)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        fused = self.attention == "sdpa"
         for block in self.blocks:
-            x = checkpoint(block, x, fused, use_reentrant=False) if self.gradient_checkpointing else block(x, fused)
+            x = checkpoint(block, x, self.attention, use_reentrant=False) if self.gradient_checkpointing else block(x, self.attention)
         return self.head(self.norm(x))
 
 
@@ -158,10 +178,12 @@ class GPTTask:
         text = torch.frombuffer(bytearray((files("gpuconsole") / "data/text/kjv.txt").read_bytes()), dtype=torch.uint8)
         cut = int(len(text) * (1 - HELD_OUT))
         self._train, self._held_out = text[:cut], text[cut:]
-        self._seed = seed
+        self._seed, self._device = seed, device
         check_width(int(knobs["d_model"]))
+        check_attention(knobs, device)
         self._most_tokens = max(1024, 4 * int(knobs["seq_len"]))
-        self.model: nn.Module = self._new_model(knobs).to(device)
+        with device:  # a large model is made on its device: on the host that takes tens of seconds
+            self.model: nn.Module = self._new_model(knobs)
         with torch.device("meta"):
             self._twin = self._new_model(knobs)  # for counting FLOPs: the model itself may be compiled, wrapped or in shards
 
@@ -172,6 +194,7 @@ class GPTTask:
         return model
 
     def check(self, knobs: Knobs) -> None:
+        check_attention(knobs, self._device)
         tokens = padded(int(knobs["seq_len"]), int(knobs["pad_to_multiple_of"]))
         if tokens > self._most_tokens:
             raise ValueError(f"{tokens} tokens: this model has {self._most_tokens} positions; start it with a longer seq_len")

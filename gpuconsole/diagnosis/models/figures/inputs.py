@@ -71,6 +71,11 @@ class ModelInputs:
         return self.text("torch_compile", "off") != "off"
 
     @property
+    def keeps_as_autograd(self) -> bool:
+        """Whether the forward pass keeps what autograd saves for our model as it is written."""
+        return not self.is_compiled and not self.knobs.get("float8_linear")
+
+    @property
     def tensor_parallel(self) -> int:
         return int(self.knobs.get("tensor_parallel", 1))
 

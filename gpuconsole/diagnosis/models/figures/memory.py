@@ -16,6 +16,7 @@ NO_ALLOCATOR = "a CPU has no allocator statistics"
 NO_COUNT = "not predicted: the number of parameters is not known"
 NO_SHAPE = "not predicted: the models cover the activations of our GPT only"
 COMPILED = "not predicted: torch.compile chooses what to keep and what to recompute"
+IN_FP8 = "not predicted: matrix products in fp8 keep other tensors"
 SHARDED = {
     "none": "",
     "ddp": "",
@@ -66,8 +67,8 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
 def _activations(inputs: ModelInputs) -> Figure:
     figure = Figure("memory.activations_bytes", "Activations kept for the backward pass", "bytes")
     kept = None
-    if inputs.shape is None or inputs.is_compiled:
-        figure = with_note(figure, COMPILED if inputs.is_compiled else NO_SHAPE)
+    if inputs.shape is None or not inputs.keeps_as_autograd:
+        figure = with_note(figure, _why_unknown(inputs))
     else:
         kept = activations(*_activation_arguments(inputs, inputs.shape))
         formula = "saved tensors of our GPT, term by term; each block keeps " + (
@@ -81,6 +82,10 @@ def _activations(inputs: ModelInputs) -> Figure:
     return inputs.with_measurement(figure, figure.name, NOT_YET)
 
 
+def _why_unknown(inputs: ModelInputs) -> str:
+    return COMPILED if inputs.is_compiled else NO_SHAPE if inputs.keeps_as_autograd else IN_FP8
+
+
 def _activation_arguments(inputs: ModelInputs, shape: GptShape) -> tuple[GptShape, str, str, bool, bool, int]:
     checkpointing = bool(inputs.knobs.get("gradient_checkpointing", False))
     return shape, inputs.precision, inputs.text("attention", "sdpa"), checkpointing, inputs.is_gpu, inputs.tensor_parallel
@@ -88,7 +93,7 @@ def _activation_arguments(inputs: ModelInputs, shape: GptShape) -> tuple[GptShap
 
 def predicted_peak(inputs: ModelInputs, kept: States | None) -> float | None:
     """Peak bytes of a step; None where the model is not valid."""
-    if inputs.shape is None or inputs.tensors is None or kept is None or inputs.is_compiled:
+    if inputs.shape is None or inputs.tensors is None or kept is None or not inputs.keeps_as_autograd:
         return None
     sharding = inputs.text("sharding", "none")
     run = Pass(
@@ -122,7 +127,7 @@ def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
         note="without workspaces of libraries (cuBLAS: tens of MiB)" if predicted is not None and inputs.is_gpu else "",
     )
     if predicted is None:
-        figure = with_note(figure, COMPILED if inputs.is_compiled else NO_COUNT if kept is None else NO_SHAPE)
+        figure = with_note(figure, NO_COUNT if kept is None and inputs.keeps_as_autograd else _why_unknown(inputs))
     return inputs.with_measurement(figure, figure.name, NOT_YET if inputs.is_gpu else NO_ALLOCATOR)
 
 

@@ -23,6 +23,7 @@ from gpuconsole.workloads.device import account_for
 from gpuconsole.workloads.training.input.copying import Copier
 from gpuconsole.workloads.training.input.loader import settle_steps
 from gpuconsole.workloads.training.input.streams import Streams
+from gpuconsole.workloads.training.loop.float8 import check_float8, in_float8
 from gpuconsole.workloads.training.loop.model_settings import (
     apply_model_knobs,
     autocast,
@@ -60,8 +61,11 @@ class TrainingLoop:
         self.side_work = True
         self.last_batch: Batch | None = None
         check_compile(knobs, device)
+        check_float8(knobs, device)
         device_memory.enforce_limit(device, knobs)
         apply_model_knobs(task.model, knobs)
+        if knobs.get("float8_linear"):
+            task.model = in_float8(task.model)
         task.model = self.plan.wrap(compiled(task.model, knobs), knobs, device)
         self.optimizer = self._make_optimizer()
         self._schedule = Schedule(self.optimizer, knobs)
@@ -260,6 +264,7 @@ class TrainingLoop:
         check_optimizer(str(changes.get("optim", before["optim"])))
         check_precision({**before, **changes})
         check_compile({**before, **changes}, self.device)
+        check_float8({**before, **changes}, self.device)
         self.knobs = {**before, **changes}
         try:
             self._put_in_force(before)
