@@ -151,7 +151,7 @@ class CudaStepAccount(StepAccount):
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []
-        self._step_s = 0.0  # the device's time for the last step that it has done
+        self._step_s = MOST_AHEAD_S  # the device's time for the last step that it has done; not known before the first
         super().__init__(times)
 
     def restart(self) -> None:

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parent / "programs" / "training.py"
 
 @pytest.fixture(scope="module")
 def found(simulated: Machines) -> Any:
-    machine = simulated("card h100", "values cpu", "kernel_s 4e-4")
+    machine = simulated("card h100", "values cpu")
     return run_script(machine, PROGRAM, SIMULATED_CUDA_SYNCS=str(machine.syncs))
 
 
@@ -32,7 +32,7 @@ def test_a_steady_step_waits_for_nothing(found: Any, precision: str) -> None:
 
 
 def test_the_host_is_at_most_a_third_of_a_second_ahead(found: Any) -> None:
-    assert found["ahead"]["left_s"] < 0.3 + 0.1 and found["ahead"]["steps"] == 30
+    assert found["ahead"]["queued_s"] <= 0.3 and found["ahead"]["steps"] == 20
 
 
 @pytest.mark.parametrize("workload", ["gpt", "churn"])
@@ -50,3 +50,7 @@ def test_the_peak_of_reserved_memory_survives_a_probe(found: Any) -> None:
 
 def test_the_peak_is_read_without_sorting_all_figures(found: Any) -> None:
     assert found["reads"] == ["memory_stats_as_nested_dict"]
+
+
+def test_the_reference_rates_are_measured_beside_a_workload_that_fills_the_memory(found: Any) -> None:
+    assert found["product"] > 0 and found["copy"] > 0

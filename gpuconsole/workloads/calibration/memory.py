@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from gpuconsole.model.machine.calibration import Reached
-from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
+from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s, where_it_fits
 
 ON_GPU_BYTES = 2**30
 ON_CPU_BYTES = 2**28
@@ -31,11 +31,16 @@ def best_copy_bytes_per_s(device: torch.device, budget_s: float = 0.25) -> float
 
     On a CPU the buffers are smaller than those of `copy`, because the peak resident set of a process cannot be reset.
     """
-    size = ON_GPU_BYTES if device.type == "cuda" else IN_WORKER_BYTES
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+    on_gpu = device.type == "cuda"
+
+    def measure(divisor: int) -> float:
+        size = ON_GPU_BYTES // divisor if on_gpu else IN_WORKER_BYTES
         source = _random(size, device)
         target = torch.empty_like(source)
         return 2.0 * size / min(repeats_s(lambda: target.copy_(source), device, budget_s))
+
+    with torch.random.fork_rng(devices=[device] if on_gpu else []), torch.no_grad():
+        return where_it_fits(measure) if on_gpu else measure(1)
 
 
 def transfer(name: str, direction: Literal["h2d", "d2h"], pinned: bool, device: torch.device, budget_s: float) -> Reached:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from functools import cache
@@ -66,3 +67,13 @@ def _spread(times: list[float]) -> float | None:
         return None
     low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
     return (high - low) / middle
+
+
+def where_it_fits(measure: Callable[[int], float]) -> float:
+    """What `measure` returns at the first divisor of its size, 1, 2, 4 or 8, for which the device has memory: beside a workload little may be
+    free. Raises torch.OutOfMemoryError if the last one does not fit either."""
+    for divisor in (1, 2, 4):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return measure(divisor)
+        torch.cuda.empty_cache()
+    return measure(8)

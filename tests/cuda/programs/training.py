@@ -1,4 +1,4 @@
-"""The training loop on a simulated card whose shortest kernel takes 0.4 ms; prints what the assertions need, as JSON. Values are computed."""
+"""The training loop on a simulated card; prints what the assertions need, as JSON. Values are computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from gpuconsole.agent.account import CudaStepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.wire.marks import MarkedStep
+from gpuconsole.workloads.calibration.dense import dense_flops_per_s
+from gpuconsole.workloads.calibration.memory import best_copy_bytes_per_s
 from gpuconsole.workloads.training import churn, gpt
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
 from gpuconsole.workloads.training.probes import catalog, gpu, memory, stacks, swaps
@@ -42,7 +45,8 @@ def spans(loop: TrainingLoop) -> list[float]:
 
 
 def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
-    """The seconds of the account and of the kernels, how far ahead the host was, and where it waited."""
+    """The seconds of the account and of the kernels of two steps, how far ahead the host was, and where it waited."""
+    device.library.sim_set_kernel_s(1e-3)
     loop = loop_of(gpt, "train-gpt", precision=precision)
     for _ in range(3):
         loop.step()
@@ -51,24 +55,25 @@ def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
     device.library.sim_launch(0, 0.1)  # the host is ahead from the first kernel on
     loop.account.restart()
     known, before, start = SYNCS.read_text().count("\n"), device.clock()["busy_s"], time.perf_counter()
-    for _ in range(4):
+    for _ in range(2):
         loop.step()
     issued, busy = time.perf_counter() - start, device.clock()["busy_s"] - before
     syncs = SYNCS.read_text().splitlines()[known:]
     loop.account.finish()
     whole = time.perf_counter() - start
+    device.library.sim_set_kernel_s(3e-6)
     return {"account_s": sum(spans(loop)), "kernels_s": busy, "issued_s": issued, "whole_s": whole, "syncs": syncs}
 
 
 def run_ahead() -> dict[str, float]:
-    """The seconds until the device has done all, after 30 steps of 0.1 s that the host issues at once."""
-    account = CudaStepAccount(ThreadTimes())
-    for _ in range(30):
+    """The most work that is queued at the end of a step, of 20 steps of 0.1 s that the host issues at once."""
+    account, queued = CudaStepAccount(ThreadTimes()), 0.0
+    for _ in range(20):
         device.library.sim_launch(0, 0.1)
         account.end(1, 1, None, 0, 0)
-    start = time.perf_counter()
+        queued = max(queued, device.library.sim_queued_s(0))
     account.finish()
-    return {"left_s": time.perf_counter() - start, "steps": len(account.take())}
+    return {"queued_s": queued, "steps": len(account.take())}
 
 
 def state_of(loop: TrainingLoop) -> dict[str, object]:
@@ -133,6 +138,19 @@ def reads_for_a_message() -> list[str]:
     return called
 
 
+def in_little_memory(free_bytes: float, measure: Callable[[], float]) -> float:
+    """What `measure` returns while this process can allocate only that much more."""
+    torch.cuda.empty_cache()
+    limit = (torch.cuda.memory_reserved() + free_bytes) / torch.cuda.get_device_properties(GPU).total_memory
+    torch.cuda.set_per_process_memory_fraction(limit, GPU)
+    try:
+        return measure()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, GPU)
+
+
+found["product"] = in_little_memory(24e6, lambda: dense_flops_per_s("matrix product", GPU, "bf16", 0.01))
+found["copy"] = in_little_memory(300e6, lambda: best_copy_bytes_per_s(GPU, 0.01))
 found["account"] = {precision: account_while_the_host_is_ahead(precision) for precision in ("bf16", "fp32")}
 found["ahead"] = run_ahead()
 found["changed"] = {"gpt": changed_by_probes(gpt, "train-gpt"), "churn": changed_by_probes(churn, "fragmented-memory")}

@@ -1289,6 +1289,8 @@ void sim_empty_cache() {
   std::lock_guard<std::recursive_mutex> hold(lock);
   for (Device_* d : devices) d->cache.release();
 }
+void sim_set_kernel_s(double seconds) { kernel_s = seconds; }
+double sim_queued_s(int index) { return std::max(0.0, end_of(index) - now()); }
 void sim_set_fraction(int index, double fraction) { device(index).cache.fraction = fraction; }
 void sim_launch(int index, double seconds) { launch(index < 0 ? present_device : index, stream_of(index < 0 ? present_device : index), seconds); }
 void sim_synchronize(int index) { wait_until(end_of(index < 0 ? present_device : index), "device"); }

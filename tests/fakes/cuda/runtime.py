@@ -34,6 +34,7 @@ def load() -> None:
     library = ctypes.CDLL(os.environ["SIMULATED_CUDA"], ctypes.RTLD_GLOBAL)
     for name in ("sim_launch", "sim_set_fraction"):
         getattr(library, name).argtypes = [ctypes.c_int, ctypes.c_double]
+    library.sim_set_kernel_s.argtypes, library.sim_queued_s.restype = [ctypes.c_double], ctypes.c_double
     library.sim_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.sim_configure(os.environ["SIMULATED_CUDA_MACHINE"].encode())
 
