@@ -86,7 +86,7 @@ class Day:
 @dataclass(frozen=True)
 class Check:
     """`value`: the more, the sooner. `seconds`: the expected duration; a check that does not fit into the rest of the time is left out.
-    `limit_s`: a check that takes longer hangs."""
+    `limit_s`: a check that takes longer hangs. `by_hand`: what a person must do in its place; empty for a check that runs by itself."""
 
     name: str
     title: str
@@ -94,6 +94,7 @@ class Check:
     seconds: float
     run: Callable[[Day], None]
     limit_s: float
+    by_hand: str = ""
 
 
 _found: dict[str, Check] = {}
@@ -102,6 +103,15 @@ _found: dict[str, Check] = {}
 def add(name: str, title: str, value: float, seconds: float, run: Callable[[Day], None], limit_s: float | None = None) -> None:
     """Register a check that is made of a function and arguments, such as one scenario of many."""
     _found[name] = Check(name, title, value, seconds, run, limit_s or 3 * seconds + 30)
+
+
+def add_by_hand(name: str, title: str, needs: str) -> None:
+    """Register a check that needs a person. It is on the page, so that nobody forgets it."""
+
+    def run(day: Day) -> None:
+        raise NotHereError(needs)
+
+    _found[name] = Check(name, title, 0, 0, run, 0, needs)
 
 
 def check(value: float, seconds: float, limit_s: float | None = None) -> Callable[[Callable[[Day], None]], Callable[[Day], None]]:

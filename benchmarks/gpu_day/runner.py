@@ -88,7 +88,9 @@ class Runner:
                 continue
             attempts = before.attempts if before is not None else 0
             left = deadline - time.monotonic()
-            if attempts >= MOST_ATTEMPTS:
+            if one.by_hand:
+                self._state.keep(one.name, Result(NOT_RUN, f"by hand: {one.by_hand}"))
+            elif attempts >= MOST_ATTEMPTS:
                 reason = f"the run ended {attempts} times during this check; --again {one.name} starts it again"
                 self._state.keep(one.name, self._stamped(Result(FAILED, reason), attempts))
             elif left < one.seconds:

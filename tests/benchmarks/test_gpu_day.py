@@ -20,7 +20,7 @@ from benchmarks.gpu_day.runner import Runner, State, StateError
 from tests.waiting import wait_until
 
 PACKAGE = "tests.benchmarks.gpu_day_checks"
-ORDER = ["good", "bad", "crash", "hang", "absent", "long", "wrong", "gate", "last"]
+ORDER = ["good", "bad", "crash", "hang", "absent", "long", "wrong", "gate", "last", "person"]
 
 
 def run(folder: Path, seconds: float = 60.0, *, only: tuple[str, ...] = (), simulated: bool = True) -> State:
@@ -38,7 +38,7 @@ def test_a_day_with_a_check_of_each_kind(tmp_path: Path) -> None:
     assert [one.name for one in checks_of(PACKAGE)] == ORDER, "the most valuable first"
     (tmp_path / "open").touch()
     found = run(tmp_path).results
-    assert (tmp_path / "starts").read_text().split() == [name for name in ORDER if name != "long"]
+    assert (tmp_path / "starts").read_text().split() == [name for name in ORDER if name not in ("long", "person")]
     assert {name: result.state for name, result in found.items() if result.state != PASSED} == {
         "bad": FAILED,
         "crash": FAILED,
@@ -46,23 +46,25 @@ def test_a_day_with_a_check_of_each_kind(tmp_path: Path) -> None:
         "wrong": FAILED,
         "absent": NOT_RUN,
         "long": NOT_RUN,
+        "person": NOT_RUN,
     }
     assert found["crash"].reason == "the check's process was killed by SIGSEGV: the last words"
     assert found["hang"].reason.startswith("it hangs: no result after 1 s")
     assert gone(int((tmp_path / "pid").read_text())), "what a check has started ends with it"
     assert found["wrong"].reason == "RuntimeError: the driver does not answer"
     assert found["absent"].reason == "nvidia-smi is not installed"
+    assert found["person"].reason == "by hand: needs root"
     assert found["long"].reason == "no time: it needs about 3600 s"
     assert [figure.holds for figure in found["bad"].figures] == [False, False] and found["bad"].figures[1].value == "n/a"
 
     shown = page(checks_of(PACKAGE), found, {"gpus": ["none"]}, simulated=True)
     assert "# GPU checks on a simulated device" in shown and "no figure on this page was measured on a GPU" in shown
-    assert "4 failed, 3 passed, 2 not run" in shown
+    assert "4 failed, 3 passed, 3 not run" in shown
     assert "| bad | Is outside of its bounds. | **ratio: 0.5 of the peak (at least 0.9)**<br>**missing: n/a (at least 0)** |" in shown
     assert "| good | Holds its bounds. | ratio: 0.97 (at least 0.9, at most 1)<br>simulated: True |" in shown
 
     again = run(tmp_path).results
-    assert (tmp_path / "starts").read_text().split()[len(ORDER) - 1 :] == ["absent"], "only what has no answer is asked again"
+    assert (tmp_path / "starts").read_text().split()[len(ORDER) - 2 :] == ["absent"], "only what has no answer is asked again"
     assert again["good"] == found["good"]
 
 

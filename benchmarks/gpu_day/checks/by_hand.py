@@ -1,10 +1,8 @@
-"""Checks that need a person, another machine or a right that a container lacks. They are on the page, so that nobody forgets them."""
+"""Checks that need a person, another machine or a right that a container lacks."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from benchmarks.gpu_day.check import Day, NotHereError, add
+from benchmarks.gpu_day.check import add_by_hand
 
 LIST = {
     "mig": ("Slices as devices: GPM and memory of a slice, the process list with MIG on", "needs a GPU in MIG mode: nvidia-smi -mig 1"),
@@ -25,9 +23,5 @@ LIST = {
 }
 
 
-def by_hand(reason: str, day: Day) -> None:
-    raise NotHereError(reason)
-
-
-for _name, (_title, _reason) in LIST.items():
-    add(f"by_hand.{_name}", _title, 1, 0.5, partial(by_hand, _reason))
+for _name, (_title, _needs) in LIST.items():
+    add_by_hand(f"by_hand.{_name}", _title, _needs)

@@ -215,6 +215,8 @@ def energy(day: Day) -> None:
         while time.monotonic() - begun < 20.0:
             powers.append(values(day, 0.3).get("gpu.power_w", float("nan")))
         last, span = values(day, 0.3), time.monotonic() - begun
+    held = [name.removeprefix("gpu.clocks_") for name, value in last.items() if name.startswith("gpu.clocks_") and value]
+    day.note("clocks are limited by", ", ".join(held) or "nothing")
     if "gpu.energy_j" not in first:
         raise NotHereError("the driver has no energy counter")
     day.note("power", statistics.fmean(powers), "W")

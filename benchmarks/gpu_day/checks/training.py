@@ -18,6 +18,16 @@ LADDER = (
     ("bf16, compiled", ("precision=bf16", "torch_compile=default")),
     ("bf16, compiled, batch of 32", ("precision=bf16", "torch_compile=default", "batch_size=32")),
 )
+SIZES = (
+    ("bf16", ()),
+    ("fp32", ("precision=fp32",)),
+    ("half the batch", ("batch_size=8",)),
+    ("short sequences", ("seq_len=256",)),
+    ("checkpointing", ("gradient_checkpointing=true",)),
+    ("accumulation", ("gradient_accumulation_steps=4",)),
+    ("compiled", ("torch_compile=default",)),
+    ("SGD", ("optim=sgd",)),
+)
 POINTS = 3.0
 """Largest difference of the account and the profiler in percent points of the step."""
 
@@ -70,6 +80,15 @@ def probes_change_nothing(day: Day) -> None:
         day.note("values", "none: this shows only that the probes run")
     for probe, (same, answer) in json.loads(done.stdout.splitlines()[-1]).items():
         day.require(probe, same, answer if same else f"changed something; {answer}")
+
+
+@check(value=82, seconds=160, limit_s=500)
+def memory_model(day: Day) -> None:
+    """The memory model predicts the measured peak of eight configurations within 10 %, checkpointing among them."""
+    for name, knobs in SIZES:
+        figures = run(day, "train-gpt", 2.0, *(word for knob in knobs for word in ("--set", knob))).runs[-1].figures
+        peak = next((one for one in figures if one.title == "Peak memory"), None)
+        day.expect(f"{name}: predicted over measured, less 1", peak.error_ratio if peak else None, low=-0.1, high=0.1)
 
 
 @check(value=70, seconds=200, limit_s=560)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from benchmarks.gpu_day.check import Day, NotHereError, check
+from benchmarks.gpu_day.check import Day, NotHereError, add_by_hand, check
 
 
 def started(day: Day, name: str) -> None:
@@ -83,3 +83,6 @@ def gate(day: Day) -> None:
     while not (day.folder / "open").exists():
         time.sleep(0.02)
     child.kill()
+
+
+add_by_hand("person", "A person looks at it", "needs root")
