@@ -1,0 +1,1 @@
+"""Benchmarks of `gpuconsole run -- COMMAND`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from types import CodeType, FrameType
+from inspect import CO_GENERATOR
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from . import passes
@@ -19,6 +20,8 @@ TRACE_AT = 2
 TRACE_STEPS = 2
 MOST_ITEMS, DEPTH = 64, 3
 """Size and depth of the containers in which tensors are looked for."""
+PLACE = 5550123
+"""A constant in generated code, which an object replaces."""
 MONITORING_TOOL = 4
 """A number for sys.monitoring that no known tool uses (0 to 2 and 5 have a purpose)."""
 
@@ -167,23 +170,70 @@ def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
 
 
 def watch_function(code: CodeType) -> None:
-    """Make calls of the function a DATA segment from now on: by sys.monitoring, before Python 3.12 by a wrapper in the function's place."""
+    """Make calls of the function a DATA segment from now on: by sys.monitoring; before Python 3.12 by other code in the function itself."""
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is None:
         for function in gc.get_referrers(code):
-            if getattr(function, "__code__", None) is code:
-                wrapper = spanned(DATA, function)
-                for holder in gc.get_referrers(function):
-                    if isinstance(holder, dict) and holder.get(code.co_name) is function:
-                        holder[code.co_name] = wrapper
+            if isinstance(function, FunctionType) and function.__code__ is code:
+                _replace_code(function)
         return
     events = monitoring.events
     if monitoring.get_tool(MONITORING_TOOL) is None:
         monitoring.use_tool_id(MONITORING_TOOL, "gpuconsole")
-        monitoring.register_callback(MONITORING_TOOL, events.PY_START, lambda code, offset: begin_source())
-        monitoring.register_callback(MONITORING_TOOL, events.PY_RETURN, lambda code, offset, value: end_source())
+        for event in (events.PY_START, events.PY_RESUME):
+            monitoring.register_callback(MONITORING_TOOL, event, lambda code, offset: begin_source())
+        for event in (events.PY_RETURN, events.PY_YIELD):
+            monitoring.register_callback(MONITORING_TOOL, event, lambda code, offset, value: end_source())
     if monitoring.get_tool(MONITORING_TOOL) == "gpuconsole":
-        monitoring.set_local_events(MONITORING_TOOL, code, events.PY_START | events.PY_RETURN)
+        wanted = events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD
+        monitoring.set_local_events(MONITORING_TOOL, code, wanted)
+        switch.undo.append(lambda: monitoring.set_local_events(MONITORING_TOOL, code, 0))
+
+
+def _replace_code(function: FunctionType) -> None:
+    """Give `function` code that calls the former code within a segment. A wrapper object would not be seen where the program holds the function
+    in a local variable. `inspect.signature` follows `__wrapped__`."""
+    code = function.__code__
+    former = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    former.__kwdefaults__ = function.__kwdefaults__
+    inner = _spanned_generator(former) if code.co_flags & CO_GENERATOR else spanned(DATA, former)
+    names = code.co_freevars
+    lines = ["def make():", *(f"    {name} = None" for name in names), "    def call(*args, **kwargs):"]
+    lines += [f"        if 0: {name}" for name in names] + [
+        f"        inner = {PLACE}",
+        "        return inner(*args, **kwargs)",
+        "    return call",
+    ]
+    made: dict[str, Any] = {}
+    exec("\n".join(lines), made)
+    call = made["make"]().__code__
+    constants = tuple(inner if constant == PLACE else constant for constant in call.co_consts)
+    function.__code__ = call.replace(
+        co_consts=constants, co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+    )
+    function.__wrapped__ = former  # type: ignore[attr-defined]
+    switch.undo.append(lambda: setattr(function, "__code__", code))
+
+
+def _spanned_generator(former: Any) -> Any:
+    """The generator function `former`, with each resumption as a segment."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        generator, sent = former(*args, **kwargs), None
+        try:
+            while True:
+                begin_source()
+                try:
+                    value = generator.send(sent)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    end_source()
+                sent = yield value
+        finally:
+            generator.close()
+
+    return wrapper
 
 
 @entry("data.begin_source")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S
 from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
 from ..inbox import Inbox
@@ -35,12 +37,15 @@ from . import data, described
 from .changes import CHANGES, Refused, why_fixed
 from .connection import Connection
 from .guard import entry, switch
-from .recorder import pack
+from .optimizer import steppers
+from .recorder import OWN, pack
 from .watch import recorder, watch
 
 SOCKET = "socket"
 POLL_EVERY_S = 0.02
-"""Between two looks for commands. A look takes 2 µs."""
+"""Between two looks at the clock, the commands and the messages. Most steps of a fast loop end without any work of the agent."""
+EAGER = 8
+"""Steps at the start after each of which the agent works."""
 DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
 DESCRIBE_EVERY_S = 2.0
@@ -53,6 +58,7 @@ class SegmentAccount:
     def __init__(self, times: ThreadTimes) -> None:
         self.times = times
         self.low_rate = False
+        recorder.read_runq = times.runq_s if times.available else None
         self._mark_s = _cost_of_a_mark()
         self._marks = 0
 
@@ -61,7 +67,7 @@ class SegmentAccount:
         return recorder.index
 
     def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float]) -> Message:
-        steps = recorder.take()
+        steps = recorder.take() if steppers.decided else []
         self._marks += sum(len(step[2]) for step in steps)
         overhead_s = self._marks * self._mark_s + recorder.own_s + sending_s
         return segments(t, pack(steps), self.times.cpu_s(), self.times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
@@ -71,6 +77,21 @@ class SegmentAccount:
 
     def restart(self) -> None:
         """The agent's own work has segments of its own."""
+
+
+class StepSampler:
+    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, with random gaps."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._next_t = 0.0
+
+    def wants(self, start: float, low_rate: bool) -> bool:
+        """Whether the step that begins at `start` is sampled."""
+        if start < self._next_t:
+            return False
+        self._next_t = start + 2 * self._random.random() * (LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S)
+        return True
 
 
 def _cost_of_a_mark() -> float:
@@ -193,6 +214,11 @@ class JobService(Service):
         self.loop = loop
         self._waiting = []
 
+    @property
+    def waits(self) -> bool:
+        """Whether a command waits for a step, or for the end of a change."""
+        return self._changing is not None or bool(self._waiting)
+
     def between_steps(self) -> bool:
         if self._changing is not None:
             self._go_on_changing(self._changing)
@@ -243,7 +269,9 @@ class Agent:
         self._service: JobService | None = None
         self._inbox = Inbox()
         self._search: data.SourceSearch | None = None
-        self._polled = self._described = 0.0
+        self._next_t = self._described = 0.0
+        self._every_step, self._searched = True, False
+        self._sampler = StepSampler()
         self._known: tuple[Any, ...] = ()
 
     @property
@@ -279,33 +307,51 @@ class Agent:
 
     @entry("job.step_ended")
     def step_ended(self) -> None:
-        """The agent's work after each step of the program."""
-        t = now()
+        """Called after each step of the program. Most steps need no work of the agent: it works every POLL_EVERY_S."""
+        if recorder.start < self._next_t and not self._every_step:
+            return
+        recorder.enter(OWN)
+        try:
+            self._work()
+        finally:
+            if recorder.on:
+                recorder.leave()
+            self._next_t = recorder.start + POLL_EVERY_S
+            recorder.own_s += now() - recorder.start
+
+    def _work(self) -> None:
+        """What the agent does between two steps. Switches the agent off where the console has ended, or asks for the end."""
         if self._service is None:
             self._join()
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
-        if self._search is not None and self._search.over():
-            self._search = None
-        elif recorder.index == data.TRACE_AT and self._search is None and data.may_search():
-            self._search = data.SourceSearch()
-        if recorder.index >= DESCRIBE_AT and t - self._described >= DESCRIBE_EVERY_S:
-            self._described = t
+        if self._search is not None:
+            if self._search.over():
+                self._search = None
+        elif not self._searched and recorder.index >= data.TRACE_AT:
+            self._searched = True
+            if data.may_search():
+                self._search = data.SourceSearch()
+        if recorder.index >= DESCRIBE_AT and recorder.start - self._described >= DESCRIBE_EVERY_S:
+            self._described = recorder.start
             service.loop.knobs = described.observed_knobs()
             self._announce()
-        if t - self._polled >= POLL_EVERY_S:
-            self._polled = t
-            connection.receive(self._inbox.put)
-        if not service.between_steps():
+        connection.receive(self._inbox.put)
+        goes_on = service.between_steps()
+        self._every_step = recorder.index < EAGER or self._search is not None or service.waits
+        recorder.sample_all = bool(recorder.arm)
+        if recorder.sample_all or self._sampler.wants(recorder.start, service.loop.account.low_rate):
+            recorder.sampled(True)
+        if not goes_on:
             switch.off("", None)
         elif connection.gone:
             switch.off("connection", None)
-        recorder.own_s += now() - t
 
     @entry("job.ended")
     def ended(self) -> None:
         """The process ends: send what is left."""
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
+            steppers.decide()
             self._service.end()
             self._connection.drain(LAST_MESSAGES_S)
 
@@ -318,8 +364,8 @@ class Agent:
         self._connection = self._service = self._search = None
         self._inbox = Inbox()
         self._known = ()
-        from .optimizer import steppers
-
+        self._next_t = self._described = 0.0
+        self._every_step, self._searched = True, False
         steppers.reset()
         data.loaders.reset()
 

@@ -14,29 +14,55 @@ from .watch import recorder, watch
 
 LOOK_AT = (0, 2)
 """Steps at whose end all objects are looked at for root modules."""
-SEVERAL_UNTIL = 64
-"""Steps in which the rarest of several optimizers is looked for."""
+HELD = 12
+"""Optimizer steps after which it is decided which optimizer ends a step. Until then each of them ends a step for the time being, and none is
+sent. A critic that steps five times for each step of the generator is known after 12."""
 
 
 class Steppers:
-    """How often each optimizer has stepped. `anchor`: the optimizer whose step ends a step; None: any."""
+    """Which optimizers step, and which one ends a step. `anchor`: the optimizer whose step ends a step, once `decided`."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.stepped: dict[int, int] = {}
-        self.anchor: int | None = None
+        """How often each optimizer has stepped, in the order of their first steps."""
+        self.anchor = 0
+        self.decided = False
+        self.held: list[int] = []
+        """The optimizer at the end of each step that is not decided yet."""
         self.blind = 0
         """Steps in a row with a backward pass and no forward pass of a known class."""
 
-    def choose(self, last: int) -> None:
-        """Choose the anchor: of the optimizers that step clearly less often than the most frequent one, the rarest."""
-        counts = sorted((count, key) for key, count in self.stepped.items())
-        most = counts[-1][0]
-        rare = [key for count, key in counts if count * 16 >= most and count * 1.5 <= most]
-        if len(counts) > 1 and recorder.index >= 2:
-            self.anchor = rare[0] if rare else (self.anchor if self.anchor in self.stepped else last)
+    def count(self, key: int) -> None:
+        """An optimizer has stepped. One that is new, or another one that takes over, may become the anchor later."""
+        new = key not in self.stepped
+        self.stepped[key] = self.stepped.get(key, 0) + 1
+        if self.decided and key != self.anchor and (new or self.stepped[key] % HELD == 0):
+            self.anchor = self._rarest()
+
+    def decide(self) -> None:
+        """Choose the anchor, and join the steps that are held."""
+        if self.decided:
+            return
+        self.decided = True
+        if self.stepped:
+            self.anchor = self._rarest()
+        if len(self.stepped) > 1:
+            recorder.merge([key in (self.anchor, 0) for key in self.held])
+        self.held = []
+
+    def ends_step(self, key: int) -> bool:
+        """Whether a step of this optimizer ends a step of the program."""
+        return not self.decided or (key == self.anchor and bool(recorder.backwards or recorder.passes))
+
+    def _rarest(self) -> int:
+        """The optimizer that steps clearly less often than the most frequent one; else the one that was the last to step first."""
+        most = max(self.stepped.values())
+        used = {key: count for key, count in self.stepped.items() if count * 16 >= most}
+        least = min(used.values())
+        return [key for key, count in used.items() if count * 2 < least * 3][-1]
 
 
 steppers = Steppers()
@@ -82,7 +108,7 @@ def _before(optimizer: Any) -> None:
 
         if switch.failed or recorder.index:
             return
-        recorder.begin()  # the first optimizer step of this process: it trains
+        recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
     if recorder.watches():
         recorder.enter(OPTIMIZER)
 
@@ -93,45 +119,41 @@ def _after(optimizer: Any) -> None:
         return
     recorder.leave()
     key = id(optimizer)
-    steppers.stepped[key] = steppers.stepped.get(key, 0) + 1
-    if BACKWARD in recorder.stack or (recorder.index == 0 and _in_backward()):  # one optimizer for each parameter, stepped within backward
+    if BACKWARD in recorder.stack:  # one optimizer for each parameter, stepped within backward
         passes.state.inner = True
         return
-    if recorder.index in LOOK_AT or (len(steppers.stepped) > 1 and recorder.index < SEVERAL_UNTIL) or steppers.blind == 4:
-        _look(key)
-    if (steppers.anchor is None or steppers.anchor == key or key not in steppers.stepped) and (recorder.backwards or recorder.index < 2):
-        end_step()
+    steppers.count(key)
+    if recorder.index in LOOK_AT or steppers.blind == 4:
+        _look()
+    if steppers.ends_step(key):
+        end_step(key)
 
 
 def end_in_backward() -> None:
     """The end of a backward pass in which optimizers have stepped."""
     passes.state.inner = False
-    if recorder.index == 2:
-        _look(0)
-    end_step()
+    if recorder.index in LOOK_AT:
+        _look()
+    end_step(0)
 
 
-def end_step() -> None:
-    """End the step, then let the agent work."""
+def end_step(key: int) -> None:
+    """End the step, then let the agent work. `key`: the optimizer that ended it; 0: none in particular."""
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
     watch.micro_batches = max(1, recorder.backwards)
     recorder.cut()
+    if not steppers.decided:
+        steppers.held.append(key)
+        if len(steppers.held) >= HELD:
+            steppers.decide()
     if recorder.at_end is not None:
-        recorder.enter(OWN)
-        try:
-            recorder.at_end()
-        finally:
-            if recorder.on:
-                recorder.leave()
+        recorder.at_end()
 
 
-def _look(key: int) -> None:
+def _look() -> None:
     recorder.enter(OWN)
     try:
-        if steppers.stepped:
-            steppers.choose(key)
-        if recorder.index in LOOK_AT or steppers.blind == 4:
-            passes.find_roots()
+        passes.find_roots()
     finally:
         recorder.leave()
 

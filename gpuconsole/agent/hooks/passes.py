@@ -167,6 +167,8 @@ def on_autograd(module: Any) -> None:
 
 @entry("passes.begin_backward")
 def begin_backward() -> bool:
+    if not recorder.on:
+        return not recorder.index  # the first optimizer may step within this pass
     if not recorder.watches() or BACKWARD in recorder.stack:
         return False
     recorder.enter(BACKWARD)
@@ -175,7 +177,7 @@ def begin_backward() -> bool:
 
 @entry("passes.end_backward")
 def end_backward(tensors: Any) -> None:
-    if not recorder.on:
+    if not recorder.watches() or recorder.stack[-1] != BACKWARD:
         return
     recorder.leave()
     recorder.backwards += 1

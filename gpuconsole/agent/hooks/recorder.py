@@ -23,11 +23,12 @@ LOADER, LOADERS = 16, 8
 MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step, a pass within a save is the save's."""
 HEAD = struct.Struct("<IdIIdBBHI")
-"""Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, 0, number of segments. Then the codes (a byte each) and the
-ends (8 bytes each, seconds on CLOCK_MONOTONIC)."""
+"""Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, flags, number of segments. Then the codes (a byte each) and the
+ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end."""
+RUN_QUEUE = 1
 
-RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int]
-"""index, start, codes, ends, samples, tokens, loss (a number, a tensor or None), arm, kind."""
+RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "list[float] | None"]
+"""index, start, codes, ends, samples, tokens, loss, arm, kind, run-queue readings."""
 
 get_ident = threading.get_ident
 
@@ -55,13 +56,18 @@ class Recorder:
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
         self.own_s = 0.0
+        self.read_runq: Callable[[], float] | None = None
+        """Reads the run-queue seconds of the training thread; used in sampled steps only."""
+        self.sample_all = False
+        """Whether every step has run-queue readings: in a trial both sides pay the same for them."""
+        self.sampled(False)
         self.at_end: Callable[[], None] | None = None
-        """Called after each step, within an OWN segment."""
+        """Called after each step."""
 
-    def begin(self) -> None:
-        """The first step's account begins now, on this thread."""
+    def begin(self, around: list[int]) -> None:
+        """The first step's account begins now, on this thread. `around`: what is going on now."""
         self.thread = get_ident()
-        self.stack, self.codes, self.times = [GAP], [], []
+        self.stack, self.codes, self.times = [GAP, *around], [], []
         self.start = now()
         self.on = True
 
@@ -70,24 +76,70 @@ class Recorder:
         return self.on and get_ident() == self.thread
 
     def enter(self, code: int) -> None:
+        """A segment with `code` begins, within the present one."""
         self.codes.append(self.stack[-1])
         self.times.append(now())
         self.stack.append(code)
 
     def leave(self) -> None:
+        """The present segment ends; the one around it goes on."""
         self.codes.append(self.stack.pop())
         self.times.append(now())
+
+    def sampled(self, wanted: bool) -> None:
+        """Whether the step that begins now has run-queue readings. Such a step has other functions, so that the usual step pays nothing."""
+        if wanted and self.read_runq is not None:
+            self.runq: list[float] | None = [self.read_runq()] * (1 + len(self.codes))
+            self.enter, self.leave = self._enter_sampled, self._leave_sampled  # type: ignore[method-assign]
+        else:
+            self.runq = None
+            self.__dict__.pop("enter", None)
+            self.__dict__.pop("leave", None)
+
+    def _enter_sampled(self, code: int) -> None:
+        Recorder.enter(self, code)
+        self._read()
+
+    def _leave_sampled(self) -> None:
+        Recorder.leave(self)
+        self._read()
+
+    def _read(self) -> None:
+        assert self.runq is not None and self.read_runq is not None
+        self.runq.append(self.read_runq())
 
     def cut(self) -> None:
         """The step ends here, within whatever is going on."""
         end = now()
         self.codes.append(self.stack[-1])
         self.times.append(end)
-        self.done.append((self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind))
+        if self.runq is not None:
+            self._read()
+        self.done.append(
+            (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.runq)
+        )
         self.index += 1
         self.start, self.codes, self.times = end, [], []
         self.samples = self.tokens = self.passes = self.backwards = 0
         self.loss = None
+        if self.runq is not None:
+            self.sampled(self.sample_all)
+
+    def merge(self, last: list[bool]) -> None:
+        """Join the finished steps: only those marked in `last` end a step. What comes after the last mark joins the step under way."""
+        merged: list[RawStep] = []
+        parts: list[RawStep] = []
+        for step, ends in zip(self.done, last, strict=True):
+            parts.append(step)
+            if ends:
+                merged.append(joined(parts, len(merged)))
+                parts = []
+        self.done, self.index = merged, len(merged)
+        if parts:
+            rest = joined(parts, 0)
+            self.start, self.codes, self.times = rest[1], rest[2] + self.codes, rest[3] + self.times
+            self.samples, self.tokens = self.samples + rest[4], self.tokens + rest[5]
+            self.sampled(False)
 
     def take(self) -> list[RawStep]:
         """The steps that have ended since the last call."""
@@ -95,12 +147,25 @@ class Recorder:
         return done
 
 
+def joined(parts: list[RawStep], index: int) -> RawStep:
+    """Consecutive steps as one step."""
+    codes = [code for part in parts for code in part[2]]
+    times = [t for part in parts for t in part[3]]
+    losses = [part[6] for part in parts if part[6] is not None]
+    samples, tokens = sum(part[4] for part in parts), sum(part[5] for part in parts)
+    return index, parts[0][1], codes, times, samples, tokens, sum(losses) if losses else None, parts[-1][7], parts[-1][8], None
+
+
 def pack(steps: list[RawStep]) -> str:
     """Steps as base64 text. As JSON numbers the times would take 22 µs a step, packed they take 1 µs."""
     parts = []
-    for index, start, codes, times, samples, tokens, loss, arm, kind in steps:
+    for index, start, codes, times, samples, tokens, loss, arm, kind, runq in steps:
         value = float("nan") if loss is None else float(loss)
-        parts.append(HEAD.pack(index, start, samples & 0xFFFFFFFF, tokens & 0xFFFFFFFF, value, arm, kind, 0, len(codes)))
+        parts.append(
+            HEAD.pack(index, start, samples & 0xFFFFFFFF, tokens & 0xFFFFFFFF, value, arm, kind, RUN_QUEUE if runq else 0, len(codes))
+        )
         parts.append(bytes(codes))
         parts.append(array.array("d", times).tobytes())
+        if runq:
+            parts.append(array.array("d", runq).tobytes())
     return base64.b64encode(b"".join(parts)).decode("ascii")

@@ -20,6 +20,7 @@ from gpuconsole.wire.events import Segments, Steps
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED = range(12)
 LOADER = 16
 HEAD = struct.Struct("<IdIIdBBHI")
+RUN_QUEUE = 1
 
 P_DATA, P_H2D, P_FORWARD, P_BACKWARD, P_OPTIMIZER, P_COMM, P_LOGGING, P_CHECKPOINT, P_EVAL, P_OTHER = range(len(PHASES))
 FIXED = {
@@ -39,7 +40,10 @@ MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED}
 
 
 class RawStep(NamedTuple):
-    """One step as it was sent. `codes` and `ends` have one entry for each segment; times are seconds on CLOCK_MONOTONIC."""
+    """One step as it was sent. `codes` and `ends` have one entry for each segment; times are seconds on CLOCK_MONOTONIC.
+
+    `runq`: run-queue seconds of the training thread, at the start and at each end; None where they were not read.
+    """
 
     index: int  # type: ignore[assignment]  # hides the method tuple.index
     start: float
@@ -50,6 +54,7 @@ class RawStep(NamedTuple):
     loss: float | None
     arm: int
     kind: int
+    runq: list[float] | None = None
 
 
 def unpack(packed: str) -> list[RawStep]:
@@ -57,13 +62,17 @@ def unpack(packed: str) -> list[RawStep]:
     try:
         data, at, steps = base64.b64decode(packed, validate=True), 0, []
         while at < len(data):
-            index, start, samples, tokens, loss, arm, kind, _, n = HEAD.unpack_from(data, at)
+            index, start, samples, tokens, loss, arm, kind, flags, n = HEAD.unpack_from(data, at)
             at += HEAD.size
             codes, ends = list(data[at : at + n]), array.array("d", data[at + n : at + 9 * n]).tolist()
             if len(ends) != n or not n:
                 raise ValueError("a step without its segments")
             at += 9 * n
-            steps.append(RawStep(index, start, codes, ends, samples, tokens, None if math.isnan(loss) else loss, arm, kind))
+            runq = None
+            if flags & RUN_QUEUE:
+                runq = array.array("d", data[at : at + 8 * (n + 1)]).tolist()
+                at += 8 * (n + 1)
+            steps.append(RawStep(index, start, codes, ends, samples, tokens, None if math.isnan(loss) else loss, arm, kind, runq))
     except (binascii.Error, struct.error) as error:
         raise ValueError(str(error)) from None
     return steps
@@ -90,7 +99,7 @@ class SegmentFold:
 
     def step(self, raw: RawStep) -> Step:
         """One step with its phases. The agent's own time belongs to no phase and is not in the wall time."""
-        phases = [0.0] * len(PHASES)
+        phases, delays = [0.0] * len(PHASES), [0.0] * len(PHASES)
         codes = self._unwrapped(raw.codes)
         self._learn(codes)
         evaluated = self._evaluated(codes)
@@ -101,15 +110,30 @@ class SegmentFold:
             seconds, begun = end - begun, end
             if code == OWN:
                 own += seconds
-            elif code == GAP and i in saving:
-                phases[P_CHECKPOINT] += seconds
+                continue
+            if code == GAP and i in saving:
+                phase = P_CHECKPOINT
             elif i in evaluated and code not in (SAVE, LOG):
-                phases[P_EVAL] += seconds
+                phase = P_EVAL
             else:
-                phases[self._phase(code, before[i], after[i])] += seconds
+                phase = self._phase(code, before[i], after[i])
+            phases[phase] += seconds
+            if raw.runq is not None:
+                delays[phase] += raw.runq[i + 1] - raw.runq[i]
         wall = raw.ends[-1] - raw.start - own
         kind = SETTLING if raw.index == 0 else raw.kind  # the account of the first step began in its middle
-        return Step(raw.index, raw.ends[-1], wall, raw.samples, raw.tokens, tuple(phases), None, raw.loss, raw.arm, kind)
+        return Step(
+            raw.index,
+            raw.ends[-1],
+            wall,
+            raw.samples,
+            raw.tokens,
+            tuple(phases),
+            tuple(delays) if raw.runq else None,
+            raw.loss,
+            raw.arm,
+            kind,
+        )
 
     def _phase(self, code: int, before: int | None, after: int | None) -> int:
         if code >= LOADER:

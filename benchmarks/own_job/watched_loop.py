@@ -1,0 +1,104 @@
+"""The program of the overhead benchmark: a plain loop of about 6 ms a step, in blocks with the hooks and without them, in one process.
+
+Prints one JSON line: for each pair of blocks the thread's CPU seconds and the wall seconds of a step, with the hooks and without.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+agent = sys.modules["_gpuconsole_agent.hooks.watch"]
+recorder = agent.recorder
+HOOKS = (
+    (torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", torch.utils.data.dataloader._BaseDataLoaderIter._gpuconsole_plain_next),
+    (torch.autograd, "backward", torch.autograd.backward.__wrapped__),
+    (torch.optim.Optimizer, "zero_grad", torch.optim.Optimizer.zero_grad.__wrapped__),
+    (builtins, "print", builtins.print.__wrapped__),
+)
+"""What is patched: the holder, the name, and the original."""
+PATCHED = [getattr(holder, name) for holder, name, _ in HOOKS]
+MODULE = sys.modules["torch.optim.optimizer"]
+STEP_HOOKS = (MODULE._global_optimizer_pre_hooks, MODULE._global_optimizer_post_hooks)
+
+
+class Samples(Dataset):
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return SAMPLE, index % 10
+
+
+SAMPLE = torch.randn(256)
+
+
+class Switch:
+    """Takes all hooks away, and puts them back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._cls = type(model)
+        self._call = self._cls.__dict__["__call__"]
+        self._steps = [dict(hooks) for hooks in STEP_HOOKS]
+
+    def off(self) -> None:
+        recorder.on = False
+        for holder, name, plain in HOOKS:
+            setattr(holder, name, plain)
+        for hooks in STEP_HOOKS:
+            hooks.clear()
+        if "__call__" in self._cls.__dict__:
+            del self._cls.__call__
+
+    def on(self) -> None:
+        for (holder, name, _), patched in zip(HOOKS, PATCHED, strict=True):
+            setattr(holder, name, patched)
+        for hooks, kept in zip(STEP_HOOKS, self._steps, strict=True):
+            hooks.update(kept)
+        self._cls.__call__ = self._call
+        recorder.sampled(False)
+        recorder.begin([])
+
+
+def main() -> None:
+    pairs, block, width = (int(word) for word in sys.argv[1:4])
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batches = iter(DataLoader(Samples(), batch_size=32))
+
+    def steps(n: int) -> tuple[float, float]:
+        cpu, wall = time.thread_time(), time.perf_counter()
+        for _ in range(n):
+            x, y = next(batches)
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return (time.thread_time() - cpu) / n, (time.perf_counter() - wall) / n
+
+    steps(100)
+    switch = Switch(model)
+    found: list[Any] = []
+    for pair in range(pairs):
+        sides = {}
+        for hooked in (True, False) if pair % 2 else (False, True):
+            (switch.on if hooked else switch.off)()
+            steps(2)  # the caches after the change
+            sides[hooked] = steps(block)
+        found.append((*sides[True], *sides[False]))
+    switch.on()
+    steps(2)
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

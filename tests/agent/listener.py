@@ -1,0 +1,101 @@
+"""A stand-in for the console: it starts a command with the agent injected, and collects what the agents send."""
+
+from __future__ import annotations
+
+import os
+import socketserver
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.processes.job import JobFolder
+from gpuconsole.session.job.segments import SegmentFold
+from gpuconsole.wire.events import AgentOff, AnyEvent, JobKnown, JobProcess, Segments, Started, Steps, decode_event
+
+TOKEN = "a token"
+
+
+@dataclass
+class Watched:
+    """What the agent of one process has sent."""
+
+    first: JobProcess
+    events: list[AnyEvent] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def off(self) -> AgentOff | None:
+        return next((event for event in self.events if isinstance(event, AgentOff)), None)
+
+    @property
+    def started(self) -> Started:
+        return next(event for event in reversed(self.events) if isinstance(event, Started))
+
+    @property
+    def last(self) -> Steps:
+        return next(event for event in reversed(self.events) if isinstance(event, Steps))
+
+    def shares(self, skipped: int) -> dict[str, float]:
+        """The share of each phase in the steps from `skipped` on."""
+        counted = self.steps[skipped:]
+        total = sum(step.wall_s for step in counted)
+        return {name: sum(step.phases[i] for step in counted) / total for i, name in enumerate(PHASES)}
+
+
+class Listener:
+    """The console's end of the socket of one job. `watched`: one entry for each connection."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = JobFolder(folder)
+        self.watched: list[Watched] = []
+        listener = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                first = decode_event(self.rfile.readline())
+                assert isinstance(first, JobProcess) and first.token == TOKEN
+                one = Watched(first)
+                listener.watched.append(one)
+                fold = SegmentFold()
+                for line in self.rfile:
+                    event = decode_event(line)
+                    if isinstance(event, JobKnown):
+                        fold.on_device = event.facts.device.startswith("cuda")
+                    if isinstance(event, Segments):
+                        event = fold.add(event)
+                        one.steps += event.steps
+                    one.events.append(event)
+
+        self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)
+        self._server.daemon_threads = False
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def run(self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `command` under the agent, and wait for the end of its connections."""
+        env = {**os.environ, **(environment or {}), **self.folder.environment(TOKEN)}
+        try:
+            return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=150)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()  # waits for the threads of the connections
+        self._thread.join()
+
+    def by_script(self) -> dict[str, Watched]:
+        """The processes that trained, by the name of their script."""
+        return {one.first.script: one for one in self.watched if one.steps}
+
+
+def assert_agrees(one: Watched, steps: int, shares: dict[str, float], skipped: int, within: float = 0.02) -> None:
+    """The agent's account agrees with stamps by hand: the number of steps exactly, each phase within 2 points."""
+    assert one.off is None
+    assert [step.index for step in one.steps] == list(range(steps))
+    found = one.shares(skipped)
+    assert found == pytest.approx({name: shares.get(name, 0.0) for name in PHASES}, abs=within)
