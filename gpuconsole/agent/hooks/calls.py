@@ -7,7 +7,7 @@ from typing import Any
 
 from . import tracing
 from .guard import entry, switch
-from .recorder import COMM, LOG, SAVE
+from .recorder import COMM, LOG, SAVE, WHOLE
 from .watch import recorder
 
 COLLECTIVES = (
@@ -36,8 +36,9 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
 @entry("calls.begin")
 def begin(code: int) -> bool:
     """Begin a segment. Returns whether there is one to end."""
-    if not recorder.watches() or code in recorder.stack:
+    if not recorder.watches() or code in recorder.stack or (code == WHOLE and not tracing.grad_enabled()):
         return False
+    recorder.passes += code == WHOLE
     recorder.enter(code)
     return True
 
@@ -66,13 +67,14 @@ def on_torch(module: Any) -> None:
     import builtins
     import sys
 
-    tracing.use(module.compiler.is_compiling)
+    tracing.use(module.compiler.is_compiling, module.is_grad_enabled)
     module.save = sys.modules["torch.serialization"].save
     plain = builtins.print
     builtins.print = spanned(LOG, plain)
     switch.undo.append(lambda: setattr(builtins, "print", plain))
 
 
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 HOOKS: dict[str, Callable[[Any], None]] = {
     "torch": on_torch,
     "torch.serialization": around(("", "save", SAVE)),
@@ -82,4 +84,7 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "torch.utils.tensorboard.writer": around(("SummaryWriter", "add_scalar add_scalars add_histogram add_image flush", LOG)),
     "tqdm.std": around(("tqdm", "refresh", LOG)),
     "logging": around(("Logger", "handle", LOG)),
+    "transformers.trainer": around(("Trainer", "compute_loss", WHOLE)),
+    **{f"{name}.strategies.strategy": around(("Strategy", "training_step", WHOLE)) for name in LIGHTNING},
+    **{f"{name}.core.module": around(("LightningModule", "log log_dict", LOG)) for name in LIGHTNING},
 }

@@ -18,7 +18,6 @@ AFTER_IMPORT: dict[str, list[Callable[[Any], None]]] = {}
 for _module in (calls, passes, optimizer, data):
     for _name, _hook in _module.HOOKS.items():
         AFTER_IMPORT.setdefault(_name, []).append(_hook)
-AFTER_IMPORT["torch"].append(passes.on_torch)
 
 HELPERS = ("--multiprocessing-fork", "compile_worker", "resource_tracker", "forkserver")
 """Words in the command line of helper processes: they connect only if they train."""

@@ -42,7 +42,7 @@ from .recorder import OWN, pack
 from .watch import recorder, watch
 
 SOCKET = "socket"
-POLL_EVERY_S = 0.02
+POLL_EVERY_S, POLL_IN_TRIAL_S = 0.05, 0.02
 """Between two looks at the clock, the commands and the messages. Most steps of a fast loop end without any work of the agent."""
 EAGER = 8
 """Steps at the start after each of which the agent works."""
@@ -316,7 +316,7 @@ class Agent:
         finally:
             if recorder.on:
                 recorder.leave()
-            self._next_t = recorder.start + POLL_EVERY_S
+            self._next_t = recorder.start + (POLL_IN_TRIAL_S if recorder.arm else POLL_EVERY_S)
             recorder.own_s += now() - recorder.start
 
     def _work(self) -> None:

@@ -24,7 +24,6 @@ class State:
     """What the passes need of torch, and of the step under way."""
 
     def __init__(self) -> None:
-        self.grad_enabled: Any = lambda: True
         self.sized = False
         """Whether samples of the present micro-batch have been counted."""
         self.inner = False
@@ -99,7 +98,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     recorder.passes += 1
     if state.tracing_batches is not None:
         state.tracing_batches(args, kwargs)
-    grad = state.grad_enabled()
+    grad = tracing.grad_enabled()
     recorder.enter(FORWARD if grad else NO_GRAD)
     if grad:
         if not state.sized:
@@ -188,10 +187,6 @@ def end_backward(tensors: Any) -> None:
         recorder.loss = value if recorder.loss is None else recorder.loss + value
     if state.inner and state.end_in_backward is not None:
         state.end_in_backward()
-
-
-def on_torch(module: Any) -> None:
-    state.grad_enabled = module.is_grad_enabled
 
 
 HOOKS = {"torch.autograd": on_autograd}

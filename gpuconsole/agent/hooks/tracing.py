@@ -1,4 +1,5 @@
-"""Whether torch traces the program's code now: to compile it, not to run it. Then the hooks must leave no mark in what is traced."""
+"""What torch does now: whether it traces the program's code, to compile it and not to run it (then the hooks must leave no mark in what is traced),
+and whether it keeps what gradients need."""
 
 from __future__ import annotations
 
@@ -13,6 +14,14 @@ is_compiling: Callable[[], bool] = _never
 """torch.compiler.is_compiling once torch is imported; torch.compile reads it as a constant."""
 
 
-def use(torch_is_compiling: Callable[[], bool]) -> None:
-    global is_compiling
-    is_compiling = torch_is_compiling
+def _always() -> bool:
+    return True
+
+
+grad_enabled: Callable[[], bool] = _always
+"""torch.is_grad_enabled once torch is imported."""
+
+
+def use(torch_is_compiling: Callable[[], bool], torch_is_grad_enabled: Callable[[], bool]) -> None:
+    global is_compiling, grad_enabled
+    is_compiling, grad_enabled = torch_is_compiling, torch_is_grad_enabled

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gpuconsole.model.run import PHASES, SETTLING, Step
 from gpuconsole.wire.events import Segments, Steps
 
-DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED = range(12)
+DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE = range(13)
 LOADER = 16
 HEAD = struct.Struct("<IdIIdBBHI")
 RUN_QUEUE = 1
@@ -33,9 +33,11 @@ FIXED = {
     SAVE: P_CHECKPOINT,
     LOG: P_LOGGING,
     COMM: P_COMM,
+    WHOLE: P_FORWARD,
 }
 """The phase of a segment that needs no neighbours."""
-MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED}
+PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
+MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE}
 """Segments by which a gap is named."""
 
 
@@ -87,6 +89,8 @@ class SegmentFold:
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
         self._waiting: int | None = None
         self._touched = self._graded = self._has_data = False
+        self._whole = False
+        """Whether the last pass with gradients was a framework's training step with its loss."""
         self._last: int | None = None
         """The last mark of the step before."""
 
@@ -117,6 +121,8 @@ class SegmentFold:
                 phase = P_EVAL
             else:
                 phase = self._phase(code, before[i], after[i])
+            if code in (WHOLE, FORWARD):
+                self._whole = code == WHOLE
             phases[phase] += seconds
             if raw.runq is not None:
                 delays[phase] += raw.runq[i + 1] - raw.runq[i]
@@ -143,18 +149,16 @@ class SegmentFold:
         if code != GAP:
             return FIXED[code]
         if after == BACKWARD:
-            return P_FORWARD  # the loss; or a model that is called in a way that is not seen
+            return P_OTHER if self._whole else P_FORWARD  # the loss; or a model that is called in a way that is not seen
         if after == OPTIMIZER and before == BACKWARD:
             return P_OPTIMIZER  # clipping, unscaling
         if before == OPTIMIZER and after == ZERO:
             return P_OPTIMIZER
         if before == FORWARD and after in (ZERO, FORWARD):
             return P_FORWARD
-        if not self._has_data and after in (FORWARD, NO_GRAD, COMPILED):
+        if not self._has_data and after in PASSES:
             return P_DATA  # no loader, and no function that makes batches: the lines before the pass
-        if before == ZERO and after == BACKWARD:
-            return P_FORWARD
-        if before == DATA and after in (FORWARD, NO_GRAD, COMPILED) and self.on_device:
+        if before == DATA and after in PASSES and self.on_device:
             return P_H2D
         return P_OTHER
 
@@ -163,7 +167,7 @@ class SegmentFold:
         codes, before = list(codes), None
         for i, code in enumerate(codes):
             following = codes[i + 1] if i + 1 < len(codes) else None
-            holds = following in (FORWARD, NO_GRAD, DATA) or (following is not None and following >= LOADER)
+            holds = following in (FORWARD, WHOLE, NO_GRAD, DATA) or (following is not None and following >= LOADER)
             if code == OPTIMIZER and (before not in (BACKWARD, OPTIMIZER, GAP, None) or (holds and before != BACKWARD)):
                 codes[i] = GAP
             before = code
@@ -183,7 +187,7 @@ class SegmentFold:
                 self._has_data = True
             elif code == NO_GRAD:
                 self._touched = True
-            elif code in (FORWARD, BACKWARD):
+            elif code in (FORWARD, WHOLE, BACKWARD):
                 self._touched = self._graded = True
 
     def _evaluated(self, codes: list[int]) -> set[int]:
@@ -199,7 +203,7 @@ class SegmentFold:
             batch.append(i)
             if code == NO_GRAD:
                 touched = True
-            elif code in (FORWARD, BACKWARD):
+            elif code in (FORWARD, WHOLE, BACKWARD):
                 graded = True
             if code in tests:
                 evaluated.add(i)
