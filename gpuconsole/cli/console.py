@@ -54,7 +54,9 @@ def open_console(
     session_file = SessionFile(engine, snapshot)
 
     async def start_job(columns: int, rows: int) -> None:
-        await engine.start_job_on_terminal(tuple(job), columns, rows, output)
+        from gpuconsole.processes.job import JobCommand
+
+        await engine.start_job_on_terminal(JobCommand(tuple(job), stored=args.store_command), columns, rows, output)
 
     async def session() -> int:
         """Run the screen. The engine starts its child processes while the screen's modules are imported."""

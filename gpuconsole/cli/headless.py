@@ -215,7 +215,7 @@ class HeadlessRun:
             print(f"gpuconsole: {line}", file=sys.stderr)
         failed = failed or bool(self._args.save_baseline and engine.baselines.failed)
         if self._args.fail_on_regression:
-            failed = self._regressed(snapshot) or failed
+            failed = regressed(snapshot) or failed
         for run in snapshot.runs:
             if run.state == "failed":
                 print(f"gpuconsole: run {run.id} failed: {run.error}", file=sys.stderr)
@@ -224,20 +224,21 @@ class HeadlessRun:
                 failed = failed or run.validity.verdict == "invalid" or self._args.require_valid
         return 1 if failed else 0
 
-    def _regressed(self, snapshot: Snapshot) -> bool:
-        """Whether any run is slower than its baseline. Prints these runs, and the runs without a baseline."""
-        for run in snapshot.runs:
-            words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
-            if run.baseline is None or run.baseline.change is None:
-                print(f"gpuconsole: run {run.id} could not be checked for a regression: {words}", file=sys.stderr)
-            elif run.baseline.verdict == "slower":
-                print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)
-        return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
-
     def _print_nsys_line(self, engine: Engine) -> None:
         line = nsys_line(self._args.scenario, self._knobs, engine.device().id) if self._args.profile else None
         if line is not None:
             print(line)
+
+
+def regressed(snapshot: Snapshot) -> bool:
+    """Whether any run is slower than its baseline. Prints these runs, and the runs without a baseline."""
+    for run in snapshot.runs:
+        words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
+        if run.baseline is None or run.baseline.change is None:
+            print(f"gpuconsole: run {run.id} could not be checked for a regression: {words}", file=sys.stderr)
+        elif run.baseline.verdict == "slower":
+            print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)
+    return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
 
 
 def _why_no_step(view: View) -> str:

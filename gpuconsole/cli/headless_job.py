@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gpuconsole.cli.headless import regressed
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.job import NOT_EXECUTABLE
 from gpuconsole.cli.options.usage import UsageError
@@ -44,15 +45,15 @@ class HeadlessJob:
         try:
             await open_engine(engine, self._recording)
             try:
-                job = await engine.start_job(JobCommand(tuple(self._args.job)))
+                job = await engine.start_job(JobCommand(tuple(self._args.job), stored=self._args.store_command))
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
                 return NOT_EXECUTABLE
             self._pass_signals_on(job)
             await job.exited.wait()
-            self._report(engine)
+            await engine.baselines.settled()
             assert job.returncode is not None
-            return job.returncode
+            return 1 if self._report(engine) and job.returncode == 0 else job.returncode
         except SessionError as error:
             raise UsageError(str(error)) from None
         finally:
@@ -77,8 +78,9 @@ class HeadlessJob:
         if isinstance(event, Note) and event.level != "info":
             self._notes.append(event.text)
 
-    def _report(self, engine: Engine) -> None:
-        """Write the summary and the snapshot. A file that cannot be written does not change the exit code of the job."""
+    def _report(self, engine: Engine) -> bool:
+        """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1. A file that cannot
+        be written does not change the exit code of the job."""
         snapshot = engine.snapshot()
         lines = [session_text(snapshot)]
         lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
@@ -97,6 +99,10 @@ class HeadlessJob:
                 engine.export(self._snapshot)
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
+        for line in (*engine.baselines.kept, *engine.baselines.failed):
+            print(f"gpuconsole: {line}", file=sys.stderr)
+        slower = self._args.fail_on_regression and regressed(snapshot)
+        return bool(slower or (self._args.save_baseline and engine.baselines.failed))
 
 
 def in_foreground() -> bool:

@@ -171,9 +171,9 @@ class Engine(StateReader, SessionApi):
             raise SessionError((self.state.record and self.state.record.run.error) or f"{command.words[0]} has ended already")
         return worker.job
 
-    async def start_job_on_terminal(self, words: tuple[str, ...], columns: int, rows: int, output: Path | None) -> None:
+    async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None) -> None:
         """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""
-        self.job = await start_on_terminal(self.start_job, words, columns, rows, output)
+        self.job = await start_on_terminal(self.start_job, command, columns, rows, output)
 
     async def stop(self) -> None:
         await self.end_run("stopped")

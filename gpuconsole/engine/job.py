@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
 from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.processes.terminal.pty import JobTerminal
 from gpuconsole.session.api import JobApi, Output, SessionError
@@ -79,7 +81,7 @@ class ScreenJob(JobApi):
 
 
 async def start_on_terminal(
-    start: Callable[[JobCommand], Awaitable[JobChild]], words: tuple[str, ...], columns: int, rows: int, output: Path | None
+    start: Callable[[JobCommand], Awaitable[JobChild]], command: JobCommand, columns: int, rows: int, output: Path | None
 ) -> ScreenJob:
     """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
 
@@ -91,7 +93,8 @@ async def start_on_terminal(
     except OSError as error:
         raise SessionError(f"no terminal for the job: {error.strerror}") from None
     try:
-        child = await start(JobCommand(words, terminal.leader, terminal.slave, terminal.slave, terminal.slave))
+        slave = terminal.slave
+        child = await start(msgspec.structs.replace(command, leader=terminal.leader, stdin=slave, stdout=slave, stderr=slave))
     except SessionError:
         await terminal.close(ended=True)
         raise

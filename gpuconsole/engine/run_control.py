@@ -130,6 +130,7 @@ class RunControl:
         self.on_open: list[Callable[[Scenario, Device], None]] = []
         self.on_close: list[Callable[[RunRecord], None]] = []
         self._scenario: Scenario | None = None
+        self._command: JobCommand | None = None
         self._trial: LiveTrial | None = None
         self._kept: list[tuple[Knobs, Knobs]] = []
         """Kept changes of the current scenario: the knobs before, the knobs after."""
@@ -164,7 +165,7 @@ class RunControl:
         """End the current run and start another."""
         async with self._lock.end(self._break_off):
             await self._end("stopped")
-            self.overrides, self._scenario = plan.overrides, plan.scenario
+            self.overrides, self._scenario, self._command = plan.overrides, plan.scenario, plan.command
             self._kept.clear()
             self._open(plan.knobs, plan.device, {})
             try:
@@ -234,7 +235,8 @@ class RunControl:
         objective = self._serving.objective if scenario.workload.serves else None
         elsewhere = scenario.workload.serves and self._serving.elsewhere
         workload = scenario.workload.name
-        self._emit(RunOpened(time.monotonic(), run, scenario.name, workload, knobs, device.id, changes, objective, elsewhere))
+        opened = RunOpened(time.monotonic(), run, scenario.name, workload, knobs, device.id, changes, objective, elsewhere)
+        self._emit(opened if self._command is None else self._command.identify(opened))
         for call in self.on_open:
             call(scenario, device)
         self._pool.hold("run")

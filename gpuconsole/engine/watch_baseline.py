@@ -18,7 +18,7 @@ from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, 
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
-from gpuconsole.model.run import Step, Validity
+from gpuconsole.model.run import Run, Step, Validity
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import SessionError
@@ -40,10 +40,11 @@ class Lookup(NamedTuple):
     instead: BaselineComparison | None = None
 
 
-def key_of(scenario: Scenario, knobs: Knobs, device: Device, environment: Environment) -> BaselineKey:
-    usual = scenario.knobs_on(device)
+def key_of(scenario: Scenario, run: Run, device: Device, environment: Environment) -> BaselineKey:
+    """The key of a run. A job of the user's own counts with its command; all its knobs are its own."""
+    usual, knobs = scenario.knobs_on(device), run.knobs
     return BaselineKey(
-        scenario=scenario.name,
+        scenario=f"{scenario.name} {run.command_digest}" if run.is_job else scenario.name,
         changed={name: value for name, value in knobs.items() if usual.get(name) != value},
         device=device.name,
         cpu=environment.cpu,
@@ -77,6 +78,8 @@ class BaselineWatch:
         self._emit = emit
         self._keeps = keeps
         self._keys: dict[str, BaselineKey] = {}
+        self._jobs: dict[str, tuple[Scenario, Device]] = {}
+        """Runs of the user's own job whose knobs are not known yet."""
         self._found: dict[str, Lookup] = {}
         self._others: dict[str, OtherLoad] = {}
         self._reported = ""
@@ -85,12 +88,17 @@ class BaselineWatch:
         self._background = BackgroundTasks(emit)
 
     def begin(self, scenario: Scenario, device: Device) -> None:
-        """A run begins: read its baseline in the background."""
+        """A run begins: read its baseline in the background. The knobs of a user's job are known later."""
         record = self._state.record
         assert record is not None
-        run = record.run
-        self._keys[run.id] = key_of(scenario, run.knobs, device, self._state.environment)
-        self._background.start(self._look_up(record))
+        if record.run.is_job and not record.run.knobs:
+            self._jobs[record.run.id] = scenario, device
+        else:
+            self._identify(record, scenario, device)
+            self._background.start(self._look_up(record))
+
+    def _identify(self, record: RunRecord, scenario: Scenario, device: Device) -> None:
+        self._keys[record.run.id] = key_of(scenario, record.run, device, self._state.environment)
 
     async def _look_up(self, record: RunRecord) -> None:
         run = record.run
@@ -108,6 +116,9 @@ class BaselineWatch:
             await asyncio.sleep(EVERY_S)
             record = self._state.record
             if record is not None and record.closed_t is None and record.steady_t is not None:
+                if (job := self._jobs.pop(record.run.id, None)) is not None:
+                    self._identify(record, *job)
+                    await self._look_up(record)
                 await self._read_load(record)
                 if record.closed_t is None:
                     self._compare(record, live=True)
@@ -126,6 +137,8 @@ class BaselineWatch:
     def ended(self, record: RunRecord) -> None:
         """The run has ended: compare it, and keep it where the user wants it kept."""
         run = record.run
+        if (job := self._jobs.pop(run.id, None)) is not None:
+            self._identify(record, *job)
         if run.state == "failed":
             return
         self._compare(record, live=False)

@@ -75,11 +75,19 @@ def compare(before: Run, after: Run, environments: tuple[Environment, Environmen
             )
             for name in dict.fromkeys((*before.knobs, *after.knobs))
             if before.knobs.get(name) != after.knobs.get(name)
-        ],
+        ]
+        + _commands(before, after),
         metrics=sorted((one for one in metrics if one is not None), key=lambda one: (_place(one.metric), one.metric)),
         only_before=sorted((old.keys() - new.keys()) | (singles.keys() - others.keys())),
         only_after=sorted((new.keys() - old.keys()) | (others.keys() - singles.keys())),
     )
+
+
+def _commands(before: Run, after: Run) -> list[Difference]:
+    """The commands of two jobs of the user's own, where they differ: by their words, or by their digests where a run has not stored the words."""
+    if before.command_digest == after.command_digest:
+        return []
+    return [Difference("command", *(" ".join(run.command) or run.command_digest or "none" for run in (before, after)))]
 
 
 def _environment(before: Environment, after: Environment) -> list[Difference]:

@@ -141,7 +141,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
     this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
     model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
-    serving run can be trusted; None for a training run. `job`: what is known about the user's own program.
+    serving run can be trusted; None for a training run. `job`: what is known about the user's own program; `command_digest` identifies its command,
+    and `command` is the command, where the user wants it stored.
     """
 
     id: str
@@ -169,6 +170,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     elsewhere: bool = False
     validity: Validity | None = None
     job: JobFacts | None = None
+    command_digest: str = ""
+    command: tuple[str, ...] = ()
 
     @property
     def is_job(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import hmac
 import itertools
 import os
@@ -34,6 +35,7 @@ from gpuconsole.wire.events import (
     Profiled,
     Progress,
     RankJoined,
+    RunOpened,
     Segments,
     Started,
     Stop,
@@ -61,7 +63,7 @@ class JobCommand(msgspec.Struct, frozen=True):
     """The user's command. `stdin`, `stdout`, `stderr`: file descriptors for the job; None: those of this process.
 
     `leader`: the words of a program that takes the terminal on stdin as its own and then becomes the command (`JobTerminal.leader`). The job
-    leads a session of its own then.
+    leads a session of its own then. `stored`: whether the words go into the snapshot and the recording.
     """
 
     words: tuple[str, ...]
@@ -69,6 +71,17 @@ class JobCommand(msgspec.Struct, frozen=True):
     stdin: int | None = None
     stdout: int | None = None
     stderr: int | None = None
+    stored: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Identifies the words of the command without showing them; the folder of the program does not count."""
+        words = (os.path.basename(self.words[0]), *self.words[1:])
+        return hashlib.blake2s("\0".join(words).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+
+    def identify(self, opened: RunOpened) -> RunOpened:
+        """`opened` with the digest of the command, and with its words where the user wants them stored."""
+        return msgspec.structs.replace(opened, digest=self.digest, command=self.words if self.stored else ())
 
     @property
     def name(self) -> str:

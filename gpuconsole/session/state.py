@@ -137,6 +137,8 @@ class SessionState(MachineState):
             started=self.wall_clock(event.t),
             changes=event.changes,
             elsewhere=event.elsewhere,
+            command_digest=event.digest,
+            command=event.command,
         )
         record = RunRecord(run, event.t, event.objective)
         if event.changes and before is not None:

@@ -24,6 +24,7 @@ from gpuconsole.wire.events import (
     Devices,
     EnvironmentKnown,
     Found,
+    JobKnown,
     Processes,
     Profiled,
     RunClosed,
@@ -174,7 +175,10 @@ def prelude(state: SessionState, environment: Environment, last_started: Started
     events += [DeviceLost(now, device, reason) for device, reason in state.lost.items()]
     if state.record is not None:
         run = state.record.run
-        events.append(RunOpened(now, run.id, run.scenario, run.workload, run.knobs, run.device, elsewhere=run.elsewhere))
+        of_run = (run.id, run.scenario, run.workload, run.knobs, run.device)
+        events.append(RunOpened(now, *of_run, elsewhere=run.elsewhere, digest=run.command_digest, command=run.command))
+        if run.job is not None:
+            events.append(JobKnown(now, 0, run.job))
         events += [msgspec.structs.replace(joined, t=now) for joined in state.record.ranks.joined]
         if last_started is not None:
             events.append(msgspec.structs.replace(last_started, t=now))

@@ -330,7 +330,8 @@ class EnvironmentKnown(Event, frozen=True):
 
 class RunOpened(Event, frozen=True):
     """A run begins, or a kept change ends the current run and begins the next. `objective`: the limits of a good request (`--slo`).
-    `elsewhere`: the run loads a model server that the console did not start."""
+    `elsewhere`: the run loads a model server that the console did not start. A job of the user's own has a `digest` of its command; `command` is
+    the command itself, where the user wants it stored."""
 
     run: str
     scenario: str
@@ -340,6 +341,8 @@ class RunOpened(Event, frozen=True):
     changes: Knobs = {}
     objective: Objective | None = None
     elsewhere: bool = False
+    digest: str = ""
+    command: tuple[str, ...] = ()
 
 
 class RunClosed(Event, frozen=True):

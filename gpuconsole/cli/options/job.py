@@ -37,6 +37,9 @@ class NotRunnable(Exception):
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a job of your own (-- COMMAND ARGS...)")
     group.add_argument("--output", type=Path, metavar="FILE", help="on the screen: append all output of the job to FILE")
+    group.add_argument(
+        "--store-command", action="store_true", help="store the command line in the snapshot and the recording, not only its digest"
+    )
     group.add_argument("--summary", type=Path, metavar="FILE", help="with --headless: write the summary to FILE, not to stderr")
 
 

@@ -1,0 +1,69 @@
+"""A user's job in the session: recorded events make the same state again, and the command stays private."""
+
+from __future__ import annotations
+
+from gpuconsole.engine.watch_baseline import key_of
+from gpuconsole.experiments.compare import compare
+from gpuconsole.model.job.facts import JobFacts
+from gpuconsole.model.machine.device import Device
+from gpuconsole.model.run import Run
+from gpuconsole.model.scenario import job_scenario
+from gpuconsole.model.snapshot import Environment
+from gpuconsole.processes.job import JobCommand
+from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import prelude
+from gpuconsole.wire.events import AgentOff, JobKnown, RunOpened, Started, decode_event, encode
+
+CPU = Device("cpu", "a CPU")
+
+
+def state_of_a_job() -> SessionState:
+    state = SessionState()
+    state.apply(RunOpened(1.0, "1", "train.py", "job", {}, "cpu", digest="abc"))
+    state.apply(JobKnown(2.0, 0, JobFacts("train.py", device="cpu")))
+    state.apply(Started(2.0, {"num_workers": 0}, {"parameters": 7.0}))
+    return state
+
+
+def test_a_recording_that_begins_later_knows_the_job() -> None:
+    before = state_of_a_job()
+    after = SessionState()
+    for event in prelude(before, Environment(), Started(2.0, {"num_workers": 0}, {"parameters": 7.0}), 3.0):
+        after.apply(decode_event(encode(event)))
+    assert before.record is not None and after.record is not None
+    assert after.record.run.job == before.record.run.job
+    assert (after.record.run.command_digest, after.record.run.knobs) == ("abc", {"num_workers": 0})
+
+
+def test_an_agent_that_fails_is_named_in_the_run() -> None:
+    state = state_of_a_job()
+    state.apply(AgentOff(3.0, 12, 0, "data.next", "KeyError: 'x'"))
+    assert state.record is not None
+    assert state.record.run.unavailable["agent"] == "the agent has switched itself off at data.next: KeyError: 'x'"
+
+
+def test_a_baseline_of_a_job_depends_on_its_command_and_its_knobs() -> None:
+    def key(command: str, **knobs: int) -> str:
+        run = Run("1", "train.py", "job", dict(knobs), "cpu", command_digest=JobCommand(tuple(command.split())).digest)
+        return key_of(job_scenario("train.py"), run, CPU, Environment()).name
+
+    assert key("python train.py --lr 1", num_workers=0) == key("/usr/bin/python train.py --lr 1", num_workers=0)
+    assert key("python train.py --lr 1", num_workers=0) != key("python train.py --lr 2", num_workers=0)
+    assert key("python train.py --lr 1", num_workers=0) != key("python train.py --lr 1", num_workers=2)
+
+
+def test_a_comparison_names_other_commands_without_showing_them() -> None:
+    one, other = (Run(name, "train.py", "job", {}, "cpu", command_digest=name) for name in ("abc", "def"))
+    found = compare(one, other, (Environment(), Environment()), ("a", "b"))
+    assert [(knob.name, knob.before, knob.after) for knob in found.knobs] == [("command", "abc", "def")]
+
+
+def test_the_name_of_a_command_is_its_script_or_its_module() -> None:
+    names = {
+        "python train.py --config a.py": "train.py",
+        "python -m package.train": "package.train",
+        "python -m torch.distributed.run --nproc-per-node 2 folder/train.py": "train.py",
+        "accelerate launch train.py": "train.py",
+        "./train.sh": "train.sh",
+    }
+    assert {words: JobCommand(tuple(words.split())).name for words in names} == names
