@@ -33,3 +33,15 @@ def test_the_user_chooses_the_card_by_the_environment(simulated: Machines, cli: 
     assert used[0] == 0 and used[1] > 1e9, "it was measured where it ran"
     refused = cli("run", "chatty-logging", "--device", "gpu:0", "--headless", env=env)
     assert refused.returncode == 2 and "gpu:0 is hidden from CUDA programs by CUDA_VISIBLE_DEVICES=1" in refused.stderr
+
+
+def test_the_ranks_of_a_run_get_the_cards_that_the_user_chose(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
+    machine = simulated("card l4", "card h100", "card h100", "values none")
+    small = [word for setting in ("nproc=2", "d_model=256", "n_layer=2", "batch_size=2") for word in ("--set", setting)]
+    env = machine.environment(CUDA_VISIBLE_DEVICES="0,2,1")
+    shown = cli("run", "ddp-small-batch", *small, "--device", "gpu:2", "--headless", "--duration", "1", "--snapshot", "snap.json", env=env)
+    assert shown.returncode == 0, shown.stderr
+    run = json.loads((tmp_path / "snap.json").read_text())["runs"][0]
+    assert run["device"] == "gpu:2" and run["knobs"]["nproc"] == 2
+    used = [max(run["series"][f"gpu.hbm_used_bytes{{device=gpu:{card}}}"]["v"]) for card in range(3)]
+    assert used[1] == 0 and used[2] > 4e8 and used[0] > 4e8, "the card that --device names, and then the first visible card"
