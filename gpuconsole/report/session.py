@@ -16,12 +16,20 @@ from gpuconsole.report.run.summary import figures, run_head
 
 
 def session_text(snapshot: Snapshot) -> str:
-    """All runs and trials, a block for each; then, with several runs, the table of runs."""
-    blocks = [run_text(run, snapshot.trials) for run in snapshot.runs]
+    """The names of the GPUs in use; all runs and trials, a block for each; then, with several runs, the table of runs."""
+    blocks = gpu_names(snapshot)
+    blocks += [run_text(run, snapshot.trials) for run in snapshot.runs]
     blocks += [trial_text(trial, snapshot) for trial in snapshot.trials]
     if len(snapshot.runs) > 1:
         blocks.append(printed([runs_table(snapshot.runs, snapshot.trials)]))
     return "\n\n".join(blocks)
+
+
+def gpu_names(snapshot: Snapshot) -> list[str]:
+    """One block with a line for each GPU that a run used; none on a CPU. A simulated GPU says so in its name."""
+    used = {run.device for run in snapshot.runs}
+    lines = [f"{device.id}  {visible(device.name)}" for device in snapshot.environment.devices if device.is_gpu and device.id in used]
+    return ["\n".join(lines)] if lines else []
 
 
 def run_text(run: Run, trials: list[Trial]) -> str:

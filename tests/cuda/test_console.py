@@ -13,6 +13,7 @@ def test_a_run_is_on_the_simulated_card_and_says_so(simulated: Machines, cli: Cl
     machine = simulated("card h100", "values none")
     shown = cli("run", "data-starved", "--headless", "--duration", "2", "--snapshot", "snap.json", env=machine.environment())
     assert shown.returncode == 0, shown.stderr
+    assert "gpu:0  simulated NVIDIA H100 80GB HBM3\n" in shown.stdout
     assert "run 1  data-starved  on gpu:0  finished" in shown.stdout
     snapshot = json.loads((tmp_path / "snap.json").read_text())
     assert snapshot["environment"]["devices"][0]["name"] == "simulated NVIDIA H100 80GB HBM3"
