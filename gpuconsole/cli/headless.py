@@ -14,17 +14,15 @@ from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.profile import nsys_line, profile_once
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.cli.progress import Progress
-from gpuconsole.diagnosis.standing import in_doubt
+from gpuconsole.cli.trying import nothing_to_try, ready, try_now
 from gpuconsole.engine.engine import Engine
-from gpuconsole.model.finding import Interval, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import Snapshot, encode
 from gpuconsole.model.text import visible
 from gpuconsole.processes.torchrun import MEETING_S
 from gpuconsole.processes.worker import SERVER_START_S, START_S
-from gpuconsole.report import facts
 from gpuconsole.report.run.validity import outage, verdict
-from gpuconsole.report.session import session_text, trial_text
+from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
 
@@ -140,9 +138,10 @@ class HeadlessRun:
                 profiled = True
                 await profile_once(engine, self._args.profile, self._interrupted, self._progress.line)
                 continue
-            if not tried and first_step is not None and self._ready(view, elapsed):
+            late = elapsed > self._duration_s * TRIAL_LATEST
+            if not tried and first_step is not None and ready(view, self._tries, late):
                 tried = True
-                await self._try(engine, view)
+                await try_now(engine, self._tries, self._interrupted, self._progress.line)
                 # a kept change is measured too, even if the trial used the whole duration
                 self._duration_s = max(self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S)
                 continue
@@ -157,39 +156,6 @@ class HeadlessRun:
         """Whether the run is steady, or the share TRIAL_LATEST of the duration has passed."""
         steady = view.run is not None and view.run.steady_from_s is not None
         return steady or elapsed > self._duration_s * TRIAL_LATEST
-
-    def _ready(self, view: View, elapsed: float) -> bool:
-        """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. With --apply-top there must be a suggestion too."""
-        run = view.run
-        if view.down:
-            return False  # a trial on a server that does not answer measures nothing
-        if not self._tries and top_suggestion(view) is None:
-            return False  # a later evaluation may suggest a change
-        if run is None or run.steady_from_s is None:
-            return elapsed > self._duration_s * TRIAL_LATEST
-        settled = bool(run.findings) and not view.probing and not in_doubt(run)
-        return settled or elapsed > self._duration_s * TRIAL_LATEST
-
-    async def _try(self, engine: Engine, view: View) -> None:
-        changes: Knobs = self._tries
-        predicted: Interval | None = None
-        if not changes:
-            top = top_suggestion(view)
-            assert top is not None
-            changes, predicted = top.changes, top.predicted_speedup
-        self._progress.line(f"trial: {describe_changes(changes, view.run.settings if view.run else None)}")
-        trial = asyncio.create_task(engine.try_change(changes, predicted))
-        stop = asyncio.create_task(self._interrupted.wait())
-        await asyncio.wait([trial, stop], return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if not trial.done():
-            trial.cancel()
-            return
-        try:
-            for line in trial_text(trial.result(), engine.snapshot()).splitlines():
-                self._progress.line(line)
-        except SessionError as error:
-            self._progress.line(f"trial: {error}")
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -244,18 +210,6 @@ def regressed(snapshot: Snapshot) -> bool:
 def _why_no_step(view: View) -> str:
     why = outage(view) or view.stage
     return f": {why}" if why else ""
-
-
-def top_suggestion(view: View) -> Suggestion | None:
-    """The first suggestion that can be tried, of the highest-ranked finding that has such a suggestion."""
-    return next((suggestion for _, suggestion in facts.suggestions(view).values()), None)
-
-
-def nothing_to_try(view: View) -> str:
-    """Why --apply-top has tried nothing."""
-    suggested = [one.changes for finding in facts.firing(view.run) for one in finding.suggestions]
-    reason = view.run.why_not(suggested[0]) if view.run is not None and suggested else ""
-    return f"the suggestion cannot be tried from here: {reason}" if reason else "no finding suggests a change"
 
 
 async def _nothing() -> None:

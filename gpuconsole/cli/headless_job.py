@@ -9,11 +9,16 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
+
 from gpuconsole.cli.headless import regressed
+from gpuconsole.cli.job_work import JobWork
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.job import NOT_EXECUTABLE
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
+from gpuconsole.engine.reader import write_snapshot
+from gpuconsole.model.text import visible
 from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
@@ -30,7 +35,11 @@ HARDER = {2: signal.SIGTERM, 3: signal.SIGKILL}
 class HeadlessJob:
     """One job from its start to the summary. `run` returns the exit code of the job."""
 
-    def __init__(self, args: argparse.Namespace, snapshot: Path | None, recording: Path | None, summary: Path | None) -> None:
+    def __init__(
+        self, args: argparse.Namespace, snapshot: Path | None, recording: Path | None, summary: Path | None, work: JobWork | None = None
+    ) -> None:
+        """`work` is done while the job runs."""
+        self._work = work
         self._args, self._snapshot, self._recording, self._summary = args, snapshot, recording, summary
         self._notes: list[str] = []
         self._interrupts = 0
@@ -45,12 +54,15 @@ class HeadlessJob:
         try:
             await open_engine(engine, self._recording)
             try:
-                job = await engine.start_job(JobCommand(tuple(self._args.job), stored=self._args.store_command))
+                job = await engine.start_job(JobCommand(tuple(self._args.job), stored=getattr(self._args, "store_command", False)))
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
                 return NOT_EXECUTABLE
             self._pass_signals_on(job)
+            working = asyncio.create_task(self._do_work(engine))
             await job.exited.wait()
+            working.cancel()
+            await asyncio.wait([working])
             await engine.baselines.settled()
             assert job.returncode is not None
             return 1 if self._report(engine) and job.returncode == 0 else job.returncode
@@ -58,6 +70,13 @@ class HeadlessJob:
             raise UsageError(str(error)) from None
         finally:
             await engine.close()
+
+    async def _do_work(self, engine: Engine) -> None:
+        if self._work is not None:
+            try:
+                await self._work.run(engine, lambda text: print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True))
+            except SessionError as error:
+                self._notes.append(str(error))
 
     def _pass_signals_on(self, job: JobChild) -> None:
         loop = asyncio.get_running_loop()
@@ -83,6 +102,9 @@ class HeadlessJob:
         be written does not change the exit code of the job."""
         snapshot = engine.snapshot()
         lines = [session_text(snapshot)]
+        if self._work is not None:
+            lines.append(self._work.report())
+            snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
         lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
         lines += [f"gpuconsole: {note}" for note in self._notes]
         text = "\n".join(lines) + "\n"
@@ -96,13 +118,13 @@ class HeadlessJob:
                 print(f"gpuconsole: {self._summary}: {error.strerror}", file=sys.stderr)
         if self._snapshot is not None:
             try:
-                engine.export(self._snapshot)
+                write_snapshot(snapshot, self._snapshot)
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
         for line in (*engine.baselines.kept, *engine.baselines.failed):
             print(f"gpuconsole: {line}", file=sys.stderr)
-        slower = self._args.fail_on_regression and regressed(snapshot)
-        return bool(slower or (self._args.save_baseline and engine.baselines.failed))
+        slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
+        return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
 
 
 def in_foreground() -> bool:

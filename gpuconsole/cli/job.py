@@ -7,38 +7,57 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpuconsole.cli.options.console import record_path
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import NotRunnable, check_options, check_program
+from gpuconsole.cli.options.scenario import assignments
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.model.scenario import job_scenario
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_terminal
 
+if TYPE_CHECKING:
+    from gpuconsole.cli.job_work import JobWork
+
 
 def run_job(args: argparse.Namespace) -> int:
-    """Run the command after `--`; returns its exit code. If a signal ends the job, the same signal ends this process. Raises UsageError."""
+    """`run -- COMMAND`; returns the exit code of the command. If a signal ends the job, the same signal ends this process. Raises UsageError."""
     check_options(args)
+    tries = assignments(args.tries, job_scenario(args.job[0]))
+    output = writable(args.output, "--output")
+    if args.headless:
+        from gpuconsole.cli.job_work import TrialOnJob
+
+        return headless_job(args, TrialOnJob(tries) if tries or args.apply_top else None)
+    if args.apply_top or args.tries:
+        raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
     snapshot, recording = writable(args.snapshot, "--snapshot"), record_path(args)
-    summary, output = writable(args.summary, "--summary"), writable(args.output, "--output")
-    if not args.headless:
-        if args.apply_top or args.tries:
-            raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
-        if why := why_no_terminal():
-            raise UsageError(f"{why}; add --headless")
+    if why := why_no_terminal():
+        raise UsageError(f"{why}; add --headless")
+    from gpuconsole.cli.console import open_console
+
+    return _ended(args, lambda: open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output))
+
+
+def headless_job(args: argparse.Namespace, work: JobWork | None = None) -> int:
+    """Run the command after `--` without a screen, and do `work` meanwhile. The exit code is as in `run_job`. Raises UsageError."""
+    files = writable(args.snapshot, "--snapshot"), record_path(args), writable(args.summary, "--summary")
+    from gpuconsole.cli.headless_job import HeadlessJob
+
+    return _ended(args, HeadlessJob(args, *files, work).run)
+
+
+def _ended(args: argparse.Namespace, run: Callable[[], int]) -> int:
+    """The exit code of `run`, if the command can be run. A negative code is the signal by which this process ends."""
     try:
         check_program(args.job)
     except NotRunnable as problem:
         print(f"gpuconsole: {problem}", file=sys.stderr)
         return problem.code
-    if args.headless:
-        from gpuconsole.cli.headless_job import HeadlessJob
-
-        code = HeadlessJob(args, snapshot, recording, summary).run()
-    else:
-        from gpuconsole.cli.console import open_console
-
-        code = open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output)
+    code = run()
     if code < 0:
         skeleton.restore()
         end_by(-code)

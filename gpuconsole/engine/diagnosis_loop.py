@@ -24,7 +24,7 @@ from gpuconsole.session.figures.summary import peaks_of
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import AnyEvent, Found, Note
+from gpuconsole.wire.events import AnyEvent, Found, Note, ProbeDone
 
 EVERY_S = 1.0
 SOON_S = 0.5
@@ -34,6 +34,9 @@ BETWEEN_PROBES_S = 0.25
 """Seconds between two probes: as many ordinary steps as one report holds."""
 WINDOW_S = 30.0
 """The signals are computed over the steps of so many seconds."""
+
+
+NO_CONSENT = "probes of your own job need --probe"
 
 
 class DiagnosisLoop:
@@ -118,11 +121,18 @@ class DiagnosisLoop:
         """The probes to run, in order."""
         record = self._state.record
         if record is not None and record.run.is_job and not self.may_probe_jobs:
+            self._report_consent(record.run.unavailable, wanted_probes(about(findings, self.tunable)))
             return []
         first = () if record is None or record.run.serves or self.tunable else ALWAYS
         wanted = wanted_probes(about(findings, self.tunable))
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
         return [probe for probe in order if probe not in self._probed]
+
+    def _report_consent(self, known: Collection[str], probes: Collection[str]) -> None:
+        """Report why these probes do not run, each once: a rule that needs one is final without it."""
+        for probe in probes:
+            if f"probe.{probe}" not in known:
+                self._emit(ProbeDone(time.monotonic(), 0, probe, error=NO_CONSENT))
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._state.memory_used(record.run.device)

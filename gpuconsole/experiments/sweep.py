@@ -1,4 +1,5 @@
-"""A sweep. Settings that apply live share a worker. Each other setting has its own worker, which pauses between its turns."""
+"""A sweep. Settings that apply live share a worker. Each other setting has its own worker, which pauses between its turns. A user's own job is
+the only worker of its sweep."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import Step
-from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.run import Run, Step
+from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.processes.pool import Devices
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.torchrun import Launch
@@ -83,8 +84,7 @@ class Sweeper:
 
     async def run(self, points: list[Knobs], repeats: int, stop_settled: bool, on_update: Callable[[Sweep], None]) -> Sweep:
         """Measure every point `repeats` times, after a warm-up round. Raises SessionError where no point can be measured."""
-        if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MOST_WORKERS:
-            raise SessionError(f"{own} settings need their own worker: at most {MOST_WORKERS} are possible at a time")
+        self._check_count(points)
         begun = time.monotonic()
         through_loader = any(CATALOGUE[name].loader for point in points for name in point)
         free = self._device.id == "cpu" and not through_loader and not self._chosen.workload.serves
@@ -111,6 +111,11 @@ class Sweeper:
             raise SessionError(sweep.points[0].error)
         return sweep
 
+    def _check_count(self, points: list[Knobs]) -> None:
+        """Raises SessionError where more workers would be needed than are possible."""
+        if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MOST_WORKERS:
+            raise SessionError(f"{own} settings need their own worker: at most {MOST_WORKERS} are possible at a time")
+
     async def close(self) -> None:
         for _, worker in self._workers:
             worker.kill()
@@ -125,8 +130,7 @@ class Sweeper:
             worker.resume(arm)
             self._running = worker
         worker.trial_steps.clear()
-        started = next(knobs for knobs, one in self._workers if one is worker)
-        answer = await worker.set_knobs({name: value for name, value in point.items() if _lives(name, value, started, worker)}, arm)
+        answer = await worker.set_knobs(self._changes(point, worker), arm)
         if answer.error:
             raise SessionError(answer.error)
         plan = BlockPlan({**self._base, **point}, point)
@@ -135,6 +139,11 @@ class Sweeper:
             if plan.complete(counted):
                 return list(plan.trimmed(counted))
             await self._next_steps(worker)
+
+    def _changes(self, point: Knobs, worker: WorkerHandle) -> Knobs:
+        """The values of `point` that are set in `worker`; the others are those of its start."""
+        started = next(knobs for knobs, one in self._workers if one is worker)
+        return {name: value for name, value in point.items() if _lives(name, value, started, worker)}
 
     async def _next_steps(self, worker: WorkerHandle) -> None:
         """Wait for steps. Raises WorkerGone. A worker that does not respond is stopped before SessionError is raised, so that it does not disturb
@@ -216,6 +225,40 @@ class Sweeper:
             self._failed.append((_cold(knobs), str(problem)))
             raise SessionError(str(problem)) from None
         return worker
+
+
+class JobSweeper(Sweeper):
+    """Measures settings that apply live to the job. A setting that does not apply live is reported with the reason. `close` brings the values from before
+    back; the job continues."""
+
+    def __init__(self, run: Run, worker: WorkerHandle, device: Device) -> None:
+        """`run`: the run of the job, with its knobs. `worker`: the job."""
+        super().__init__(job_scenario(run.scenario), dict(run.knobs), device, ServingChoice())
+        self._run, self._job = run, worker
+        self._running = worker
+        self._swept: set[str] = set()
+
+    def _check_count(self, points: list[Knobs]) -> None:
+        """One worker measures all points."""
+        self._swept = {name for point in points for name in point}
+
+    async def _worker(self, point: Knobs, points: list[Knobs]) -> WorkerHandle:
+        if not self._job.alive:
+            raise WorkerGone("the job has ended")
+        if reason := self._run.why_not({name: value for name, value in point.items() if value != self._run.knobs.get(name)}):
+            raise SessionError(reason)
+        return self._job
+
+    def _changes(self, point: Knobs, worker: WorkerHandle) -> Knobs:
+        return point
+
+    async def _end(self, worker: WorkerHandle) -> None:
+        """A job that makes no step is left alone."""
+
+    async def close(self) -> None:
+        before = {name: self._run.knobs[name] for name in self._swept if name in self._run.knobs}
+        with contextlib.suppress(WorkerGone):
+            await self._job.set_knobs(before, 0)
 
 
 def _cold(knobs: Knobs) -> Knobs:

@@ -16,6 +16,7 @@ REFUSED = {
     "duration": ("--duration", "the job runs until its own end"),
     "json": ("--json", "stdout belongs to the job; --snapshot FILE writes the session"),
     "profile": ("--profile", "not for a job of your own; on the screen, press f"),
+    "resume": ("--resume", "a job starts anew"),
     "rdzv_endpoint": ("--rdzv-endpoint", "start torchrun itself as the command"),
     "require_valid": ("--require-valid", "only for serving scenarios"),
     **{
@@ -40,7 +41,13 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store-command", action="store_true", help="store the command line in the snapshot and the recording, not only its digest"
     )
-    group.add_argument("--summary", type=Path, metavar="FILE", help="with --headless: write the summary to FILE, not to stderr")
+    add_summary_option(group)
+
+
+def add_summary_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--summary", type=Path, metavar="FILE", help="a job of your own, without a screen: write the summary to FILE, not to stderr"
+    )
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -51,10 +58,10 @@ def check_options(args: argparse.Namespace) -> None:
     if getattr(args, "nnodes", 1) != 1:
         raise UsageError("--nnodes does not go with a command after --: start torchrun itself as the command")
     if getattr(args, "scenario", None) is not None:
-        raise UsageError(f"run takes a scenario ({args.scenario}) or a command after --, not both")
-    if args.headless and args.output is not None:
+        raise UsageError(f"{args.command} takes a scenario ({args.scenario}) or a command after --, not both")
+    if args.command == "run" and args.headless and args.output is not None:
         raise UsageError("--output is for the screen; with --headless, the shell can redirect the output of the job")
-    if not args.headless and args.summary is not None:
+    if args.command == "run" and not args.headless and args.summary is not None:
         raise UsageError("--summary goes with --headless")
 
 

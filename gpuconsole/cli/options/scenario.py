@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, parse_assignment
 from gpuconsole.model.scenario import Scenario, ScenarioError
+
+
+def add_scenario(parser: argparse.ArgumentParser) -> None:
+    """Add the scenario of a command that also takes a command of the user's own after `--`."""
+    parser.add_argument(
+        "scenario",
+        metavar="SCENARIO",
+        nargs="?",
+        help="a name (see `gpuconsole scenarios`) or the path of a .toml file; or: -- COMMAND ARGS...",
+    )
+
+
+def scenario_of(args: argparse.Namespace) -> str:
+    """The scenario on the command line; raises UsageError where there is none."""
+    if args.scenario is None:
+        raise UsageError(f"{args.command} needs a SCENARIO, or a command of your own: gpuconsole {args.command} -- COMMAND ARGS...")
+    return str(args.scenario)
 
 
 def scenario(name: str) -> Scenario:

@@ -28,7 +28,8 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Certificate(msgspec.Struct, kw_only=True):
     """`start` and `end`: all knobs before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
-    allowed to change; empty: all tunable knobs. `stopped`: why the session ended.
+    allowed to change; empty: all tunable knobs. `stopped`: why the session ended. `command_digest` is set for a job
+    of the user's own: `scenario` is the name of its script then.
 
     `proof` is one trial of all kept changes together. Its change goes from `end` back to `start`, so the total gain is 1 / its speedup. None
     where no change was kept, or where no time was left.
@@ -48,6 +49,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     proof: Trial | None = None
     stopped: str = ""
     elapsed_s: float = 0.0
+    command_digest: str = ""
 
     @property
     def gain(self) -> Speedup | None:

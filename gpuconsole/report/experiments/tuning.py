@@ -92,7 +92,10 @@ def outcome(made: Certificate) -> Report:
     if not made.changed:
         return [*found, text("No change was kept: the settings are the same as at the start.")]
     found.append(Line([("Total gain: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
-    found += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
+    if made.command_digest:
+        found += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
+    else:
+        found += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
     code = dict.fromkeys(row for one in made.attempts if one.trial.kept for row in one.code.splitlines())
     if code:
         found += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]

@@ -12,7 +12,7 @@ from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import add_job_options
 from gpuconsole.cli.options.nodes import add_node_options, nodes
 from gpuconsole.cli.options.profile import add_profile_options, check_folder
-from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.tui.driver.terminal import why_no_terminal
@@ -49,12 +49,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "run", help="run a scenario", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "scenario",
-        metavar="SCENARIO",
-        nargs="?",
-        help="a name (see `gpuconsole scenarios`) or the path of a .toml file; or: -- COMMAND ARGS...",
-    )
+    add_scenario(parser)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step (headless default: 60)")
     parser.add_argument("--headless", action="store_true", help="no screen: progress on stderr, the summary on stdout")
@@ -93,9 +88,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("output", "summary"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} goes with a command of your own: gpuconsole run -- COMMAND ARGS...")
-    if args.scenario is None:
-        raise UsageError("run needs a SCENARIO, or a command of your own: gpuconsole run -- COMMAND ARGS...")
-    chosen = scenario(args.scenario)
+    chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
     tries = assignments(args.tries, chosen)
     snapshot = writable(args.snapshot, "--snapshot")

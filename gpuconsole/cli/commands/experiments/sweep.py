@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
+from gpuconsole.cli.job import headless_job
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
+from gpuconsole.cli.options.job import add_summary_option, check_options
 from gpuconsole.cli.options.nodes import add_node_options
-from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.experiments.sweep import Sweeper, points
@@ -23,7 +25,7 @@ from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import find
 from gpuconsole.model.knobs.knob import KnobError, Knobs, Value
-from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.report.experiments.sweep import sweep_report
@@ -35,6 +37,7 @@ EXAMPLES = """examples:
   gpuconsole sweep data-starved --vary num_workers=0,1,2 --vary prefetch_factor=2,8      one at a time, around the scenario's own values
   gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
   gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
+  gpuconsole sweep --vary num_workers=0,2,4 -- python train.py                           on the steps of your own job, live
 """
 
 
@@ -48,7 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    add_scenario(parser)
     parser.add_argument(
         "--vary", action="append", default=[], required=True, metavar="KNOB=A,B,...", help="values of a knob; may be repeated"
     )
@@ -59,6 +62,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--repeat", type=int, default=10, metavar="N", help="blocks of every setting (default 10)")
     parser.add_argument("--stop-settled", action="store_true", help="stop measuring a setting as soon as it is proven not to be the best")
     add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
+    add_summary_option(parser)
     add_node_options(parser)
     add_serving_options(parser)
     add_console_options(parser)
@@ -66,7 +70,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = scenario(args.scenario)
+    if args.job:
+        return run_on_job(args)
+    chosen = scenario(scenario_of(args))
     check_server(args, chosen.workload)
     knobs = assignments(args.knobs, chosen)
     vary = dict(varied(word, chosen) for word in args.vary)
@@ -79,6 +85,17 @@ def run(args: argparse.Namespace) -> int:
     except SessionError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
+
+
+def run_on_job(args: argparse.Namespace) -> int:
+    """Sweep on the steps of the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
+    check_options(args)
+    vary = dict(varied(word, job_scenario(args.job[0])) for word in args.vary)
+    if args.repeat < 2:
+        raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
+    from gpuconsole.cli.job_work import SweepJob
+
+    return headless_job(args, SweepJob(args, vary))
 
 
 def varied(word: str, chosen: Scenario) -> tuple[str, list[Value]]:

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpuconsole.cli.interrupt import on_interrupt
+from gpuconsole.cli.job import headless_job
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
+from gpuconsole.cli.options.job import add_summary_option, check_options
 from gpuconsole.cli.options.nodes import add_node_options
-from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.engine.engine import Engine
@@ -40,6 +42,7 @@ EXAMPLES = """examples:
   gpuconsole tune train-gpt --allow-training-changes --snapshot session.json
   gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    change no other knob
   gpuconsole tune serve-prefix --resume tuned.json          continue an interrupted session
+  gpuconsole tune --only num_workers,pin_memory -- python train.py       your own job; it continues with what is proven
   gpuconsole verify tuned.json                              check the certificate
 """
 
@@ -52,7 +55,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="a name (see `gpuconsole scenarios`) or the path of a .toml file")
+    add_scenario(parser)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
     parser.add_argument(
         "--budget",
@@ -74,6 +77,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="continue the session of this certificate: its attempts are not repeated, and new attempts are added to the file",
     )
     add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
+    add_summary_option(parser)
     add_node_options(parser)
     add_serving_options(parser)
     add_console_options(parser)
@@ -81,7 +85,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = scenario(args.scenario)
+    if args.job:
+        return run_on_job(args)
+    chosen = scenario(scenario_of(args))
     check_server(args, chosen.workload)
     knobs = assignments(args.knobs, chosen)
     if unknown := [name for name in args.only if name not in chosen.workload.knobs]:
@@ -103,6 +109,14 @@ def run(args: argparse.Namespace) -> int:
     except SessionError as error:
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 1
+
+
+def run_on_job(args: argparse.Namespace) -> int:
+    """Tune the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
+    check_options(args)
+    from gpuconsole.cli.job_work import TuneJob
+
+    return headless_job(args, TuneJob(args, writable(args.certificate, "--certificate")))
 
 
 def names(text: str) -> list[str]:
