@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = find_commands()
 DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
 EXAMPLES = """examples:
   gpuconsole                                      the console: devices, scenario picker
+  gpuconsole run -- python train.py               your own training job, without a changed line
   gpuconsole run data-starved                     one scenario on the screen
   gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
   gpuconsole replay session.jsonl                 a recorded session on the same screen

@@ -17,7 +17,10 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.tui.driver.terminal import why_no_terminal
 
-DESCRIPTION = """Run a scenario: on the screen, or without a terminal (--headless).
+DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...): on the screen, or without a terminal (--headless).
+
+Your own job needs no changed line. On the screen it has a terminal of its own, and key o shows its output. With --headless its output passes
+through, and the summary goes to stderr. The exit code is that of the job. The job continues when the console ends.
 
 --duration counts from the first step. Ctrl-C ends the run; the command keeps what was measured and still writes the snapshot.
 Each run is compared with the baseline of the same scenario, knobs, hardware and software, if there is one. --save-baseline keeps a
@@ -30,6 +33,8 @@ Exit code: 0 ok, 1 the workload failed, the figures are invalid, --require-valid
 regression, 2 bad usage. Ctrl-C does not change the code."""
 
 EXAMPLES = """examples:
+  gpuconsole run -- python train.py                             your own job; also python -m, torchrun, accelerate launch, a script
+  gpuconsole run --output job.txt -- torchrun --nproc-per-node 2 train.py
   gpuconsole run train-gpt
   gpuconsole run train-gpt --set batch_size=16 --set precision=bf16
   gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
@@ -40,7 +45,7 @@ EXAMPLES = """examples:
   gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
   gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
   gpuconsole run train-gpt --headless --save-baseline           run it three times, to measure the spread between runs
-  gpuconsole run --headless --snapshot out.json -- python train.py      your own training job, without a changed line
+  gpuconsole run --headless --try num_workers=4 --snapshot out.json -- python train.py
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline
 """
 
