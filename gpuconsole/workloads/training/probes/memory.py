@@ -99,7 +99,7 @@ def saved_bytes(forward: Callable[[], torch.Tensor], besides: Iterable[torch.Ten
             storage = part.untyped_storage()
             if storage.data_ptr() not in known and not isinstance(_root(part), torch.nn.Parameter):
                 found[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself may belong to the node that saves it: a cycle, which would keep a pass that broke off
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = forward()
