@@ -25,10 +25,11 @@ class ProbeError(RuntimeError):
 def untouched(loop: PassLoop) -> Iterator[None]:
     """After the block, the buffers of the model (batch norm), the random state of torch and the loop's own state are as before.
 
-    Gradients are dropped.
+    Gradients are dropped, before the block too: beside the activations of a pass there may be no room for those of the last step.
     """
     import torch
 
+    loop.drop_gradients()
     buffers = {name: buffer.clone() for name, buffer in loop.model.named_buffers()}
     try:
         with torch.random.fork_rng(devices=[loop.device] if loop.device.type == "cuda" else []), loop.preserved():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -139,7 +140,7 @@ class Service:
             loop.step()
             self._announce()
         elif error is not None:
-            loop.release_cached_memory()
+            self._release_memory()
             loop.set_knobs({name: value for name, value in before.items() if loop.knobs.get(name) != value}, arm)
             if loop.exchanges:
                 loop.recover()
@@ -147,6 +148,12 @@ class Service:
         self._answer(knobs_set(now(), command.request, first, loop.knobs, error))
         loop.restart_peak_memory()
         loop.account.restart()
+
+    def _release_memory(self) -> None:
+        """After an error: free the tensors of the pass that broke off. The exception and its frames may refer to each other, so call this after the
+        `except` block."""
+        gc.collect()
+        self._loop.release_cached_memory()
 
     def _probe(self, command: RunProbe) -> None:
         start, loop = now(), self._loop
@@ -158,7 +165,8 @@ class Service:
                 signals = loop.probes[command.probe]()
             except Exception as problem:  # a probe must not end the run; what went wrong is the answer
                 error = explain(problem, loop.knobs)
-                loop.release_cached_memory()
+            if error is not None:
+                self._release_memory()
         error = self._world.outcome(error)
         if error is not None and loop.exchanges:
             loop.recover()

@@ -190,6 +190,15 @@ def test_growth_of_memory_needs_fifty_steady_steps() -> None:
     found = signals(state, record)
     assert found["memory.growth_bytes_per_s"] == pytest.approx(2e7)
     assert found["memory.room_bytes"] == 5e9
+    record.run.knobs = {**record.run.knobs, "memory_limit_mb": 3000}
+    assert signals(state, record)["memory.room_bytes"] == pytest.approx(3000 * 2**20 - values_at_the_end(60))
+    record.run.knobs = {**record.run.knobs, "memory_limit_mb": 110_000}
+    assert signals(state, record)["memory.room_bytes"] == 5e9, "a limit above the card gives no room"
+
+
+def values_at_the_end(t: int) -> float:
+    """The allocator's peak at second t, in bytes."""
+    return 1e9 + 2e7 * t
 
 
 def test_the_case_of_a_run_has_them() -> None:

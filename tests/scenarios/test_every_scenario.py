@@ -78,6 +78,7 @@ def test_the_rule_and_the_fix_of_a_scenario_exist(scenario: Scenario) -> None:
     fix = check_knobs(teaches.fix, scenario.workload.knobs, scenario.workload.name)
     defaults = scenario.knobs_for("cpu")
     assert not [name for name, value in fix.items() if defaults.get(name) == value]
+    check_knobs(teaches.gpu_fix, scenario.workload.knobs, scenario.workload.name)
 
 
 # A first step may wait for the C++ compiler, several processes for one another.

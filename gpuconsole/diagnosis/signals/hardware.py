@@ -309,7 +309,11 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
         "memory.grown_bytes": Signal(values[-1] - values[0], "B", source),
     }
     limit = int(record.run.knobs.get("memory_limit_mb", 0)) * 2**20
-    room = limit - values[-1] if limit else state.readings.latest.get(series_key("gpu.hbm_free_bytes", device))
-    if room is not None:
-        found["memory.room_bytes"] = Signal(max(0.0, float(room)), "B", "memory_limit_mb" if limit else "NVML, free device memory")
+    free = state.readings.latest.get(series_key("gpu.hbm_free_bytes", device))
+    rooms = [(float(free), "NVML, free device memory")] if free is not None else []
+    if limit:
+        rooms.append((limit - values[-1], "memory_limit_mb"))  # the limit may be above what the card has
+    if rooms:
+        room, source = min(rooms)
+        found["memory.room_bytes"] = Signal(max(0.0, room), "B", source)
     return found
