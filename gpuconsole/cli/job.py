@@ -15,6 +15,7 @@ from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import NotRunnable, check_options, check_program
 from gpuconsole.cli.options.scenario import assignments
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_terminal
@@ -28,6 +29,11 @@ def run_job(args: argparse.Namespace) -> int:
     check_options(args)
     tries = assignments(args.tries, job_scenario(args.job[0]))
     output = writable(args.output, "--output")
+    if args.restart_knobs:
+        _check_restart(args, tries)
+        from gpuconsole.cli.job_work import try_by_restarts
+
+        return _ended(args, lambda: try_by_restarts(args, tries, writable(args.snapshot, "--snapshot")))
     if args.headless:
         from gpuconsole.cli.job_work import TrialOnJob
 
@@ -40,6 +46,17 @@ def run_job(args: argparse.Namespace) -> int:
     from gpuconsole.cli.console import open_console
 
     return _ended(args, lambda: open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output))
+
+
+def _check_restart(args: argparse.Namespace, tries: Knobs) -> None:
+    """Raises UsageError where --restart-knob does not fit the other options."""
+    if not args.headless or not tries:
+        raise UsageError("--restart-knob goes with --headless and --try KNOB=VALUE")
+    mapped = [one.knob for one in args.restart_knobs]
+    if missing := [name for name in tries if name not in mapped]:
+        raise UsageError(
+            f"--try {missing[0]}: needs --restart-knob '{missing[0]}={{FLAG}}' too, because this trial starts the command again"
+        )
 
 
 def headless_job(args: argparse.Namespace, work: JobWork | None = None) -> int:

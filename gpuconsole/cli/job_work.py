@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
+from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.engine import Engine
+from gpuconsole.engine.reader import write_snapshot
+from gpuconsole.experiments.blocks import BASELINE
+from gpuconsole.experiments.jobs.restart import RestartSides
 from gpuconsole.experiments.sweep import JobSweeper, points
+from gpuconsole.experiments.trial import TrialFailed, TrialLimits, run_trial
 from gpuconsole.experiments.tune import Tuner
 from gpuconsole.model.experiments.certificate import Certificate, encode
 from gpuconsole.model.experiments.sweep import Sweep
+from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.files import write_whole
+from gpuconsole.model.job.facts import JOB
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
+from gpuconsole.processes.job import JobCommand
 from gpuconsole.report.experiments.sweep import sweep_report
 from gpuconsole.report.experiments.tuning import attempt_line, certificate_report
 from gpuconsole.report.parts import printed
+from gpuconsole.report.session import trial_text
 from gpuconsole.session.api import SessionError
 
 TICK_S = 0.25
+RESTARTS_S = 300.0
+"""Seconds after which a trial by restarts ends as undecided."""
 Say = Callable[[str], None]
 
 
@@ -149,3 +163,49 @@ def current(engine: Engine) -> Run:
     run = engine.view().run
     assert run is not None
     return run
+
+
+def try_by_restarts(args: argparse.Namespace, tries: Knobs, target: Path | None) -> int:
+    """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns 0, or 1 where a side could not be measured."""
+    words = before = tuple(args.job)
+    for one in args.restart_knobs:
+        if one.knob in tries:
+            words = one.applied(words, tries[one.knob])
+    print(f"gpuconsole: without the change: {shlex.join(before)}\ngpuconsole: with the change:    {shlex.join(words)}", file=sys.stderr)
+    return asyncio.run(_restarts(args, tries, words, target))
+
+
+async def _restarts(args: argparse.Namespace, tries: Knobs, words: tuple[str, ...], target: Path | None) -> int:
+    engine = live_engine(args)
+    commands = [JobCommand(one, stored=args.store_command, apart=True) for one in (tuple(args.job), words)]
+    sides = RestartSides(commands[0], commands[1], lambda line: print(f"gpuconsole: {line}", file=sys.stderr, flush=True))
+    try:
+        await open_engine(engine)
+        measuring = asyncio.create_task(_measure(engine, sides, commands[0], tries, args))
+        on_interrupt(measuring.cancel)
+        try:
+            run, trial = await measuring
+        finally:
+            await sides.close()
+        snapshot = msgspec.structs.replace(engine.snapshot(), runs=[run], trials=[trial])
+        print(trial_text(trial, snapshot), file=sys.stderr)
+        if target is not None:
+            write_snapshot(snapshot, target)
+        return 0 if trial.state == "done" else 1
+    except TrialFailed as problem:
+        print(f"gpuconsole: {problem}", file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    finally:
+        await engine.close()
+
+
+async def _measure(engine: Engine, sides: RestartSides, command: JobCommand, tries: Knobs, args: argparse.Namespace) -> tuple[Run, Trial]:
+    """The run of the command without the change, and the trial. Raises TrialFailed."""
+    await sides.switch_to(BASELINE)
+    started = sides.started(BASELINE).started
+    own = {one.knob: value for one in args.restart_knobs if (value := one.value_in(command.words)) is not None}
+    knobs: Knobs = {**dict.fromkeys(tries, "default"), **own, **(started.knobs if started is not None else {})}
+    run = Run("1", command.name, JOB, knobs, engine.device().id, "finished", command_digest=command.digest)
+    return run, await run_trial(Trial("1", "1", tries), run, sides, lambda trial: None, TrialLimits(RESTARTS_S, RESTARTS_S))

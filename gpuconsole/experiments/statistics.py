@@ -35,7 +35,11 @@ NORMAL_975 = 1.96
 RUN_TO_RUN = 0.02
 """Assumed standard deviation between equal runs, until three runs are known: the same as MINIMUM_EFFECT. Six equal runs under equal
 load on a shared two-core VM differed by 2.7 %."""
-BETWEEN: dict[Method, float] = {"live ABBA": 0.0, "two workers ABBA": math.sqrt(2) * RUN_TO_RUN}
+BETWEEN: dict[Method, float] = {
+    "live ABBA": 0.0,
+    "two workers ABBA": math.sqrt(2) * RUN_TO_RUN,
+    "restarts ABBA": math.sqrt(2) * RUN_TO_RUN,
+}
 """Standard deviation of the log ratio between the two sides of a trial that have the same settings. Two processes differ by RUN_TO_RUN each,
 and this difference is the same in every pair."""
 LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + MINIMUM_EFFECT)

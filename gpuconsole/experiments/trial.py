@@ -43,7 +43,7 @@ class Sides(Protocol):
     method: Method
 
     async def switch_to(self, arm: int) -> None:
-        """Run only the side `arm`, and pause the other side. Raises TrialFailed, WorkerGone."""
+        """Run only the side `arm`, and pause the other side; forget the steps of earlier blocks. Raises TrialFailed, WorkerGone."""
         ...
 
     def worker(self, arm: int) -> WorkerHandle: ...
@@ -63,6 +63,7 @@ class OneWorker:
         self._values = {BASELINE: {name: before[name] for name in changes}, CHANGED: changes}
 
     async def switch_to(self, arm: int) -> None:
+        self._worker.trial_steps.clear()
         answer = await self._worker.set_knobs(self._values[arm], arm)
         if answer.error:
             raise TrialFailed(answer.error)
@@ -81,6 +82,7 @@ class TwoWorkers:
 
     async def switch_to(self, arm: int) -> None:
         other = CHANGED if arm == BASELINE else BASELINE
+        self._workers[arm].trial_steps.clear()
         await self._workers[other].pause()
         self._workers[arm].resume(arm)
 
@@ -303,9 +305,8 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
 
 async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
     """The counted steps of one block of `arm`, without the first steps after the switch."""
-    worker = sides.worker(arm)
-    worker.trial_steps.clear()
     await sides.switch_to(arm)
+    worker = sides.worker(arm)
     while True:
         counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
         if plan.complete(counted):

@@ -64,6 +64,7 @@ class JobCommand(msgspec.Struct, frozen=True):
 
     `leader`: the words of a program that takes the terminal on stdin as its own and then becomes the command (`JobTerminal.leader`). The job
     leads a session of its own then. `stored`: whether the words go into the snapshot and the recording.
+    `apart`: the job leads a session of its own also without a terminal, so that all its processes can be ended.
     """
 
     words: tuple[str, ...]
@@ -72,6 +73,12 @@ class JobCommand(msgspec.Struct, frozen=True):
     stdout: int | None = None
     stderr: int | None = None
     stored: bool = False
+    apart: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether the job leads a session of its own."""
+        return self.apart or bool(self.leader)
 
     @property
     def digest(self) -> str:
@@ -169,7 +176,7 @@ class JobChild(Child):
             stdin=self.command.stdin,
             stdout=self.command.stdout,
             stderr=self.command.stderr,
-            start_new_session=bool(self.command.leader),
+            start_new_session=self.command.leads,
             env={**os.environ, **self._folder.environment(self._token)},
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
@@ -179,7 +186,7 @@ class JobChild(Child):
         Nothing happens when the job has ended."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                (os.killpg if self.command.leader else os.kill)(self._process.pid, number)
+                (os.killpg if self.command.leads else os.kill)(self._process.pid, number)
 
     def send(self, command: Command) -> None:
         for writer in self._ranks.values():

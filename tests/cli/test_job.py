@@ -147,6 +147,12 @@ def test_the_command_line_is_not_in_the_snapshot(folder: Path, ran: dict[str, tu
         (("sweep", "--vary", "num_wokers=0,1", "--", "true"), "did you mean 'num_workers'?"),
         (("tune",), "tune needs a SCENARIO, or a command of your own: gpuconsole tune -- COMMAND"),
         (("run", "--try", "num_wokers=2", "--headless", "--", "true"), "did you mean 'num_workers'?"),
+        (("run", "--headless", "--restart-knob", "batch_size=--bs", "--", "true"), "expected KNOB={FLAG}"),
+        (("run", "--headless", "--restart-knob", "batch_size={--bs}", "--", "true"), "--restart-knob goes with --headless and --try"),
+        (
+            ("run", "--headless", "--restart-knob", "batch_size={--bs}", "--try", "optim=adamw", "--", "true"),
+            "--try optim: needs --restart-knob",
+        ),
         (("run", "--"), "run needs a SCENARIO, or a command of your own"),
         (("run", "train-gpt", "--summary", "x"), "--summary goes with a command of your own"),
         (("run", "--heedless", "--", "python", "--headless"), "there is no option '--heedless'"),
@@ -173,6 +179,16 @@ def test_a_command_that_cannot_be_run_has_the_exit_code_of_a_shell(
     monkeypatch.chdir(folder)
     assert main(["run", "--headless", "--", word]) == code
     assert capsys.readouterr().err.startswith(f"gpuconsole: {word}: ")
+
+
+def test_a_trial_by_restarts_says_why_a_side_cannot_be_measured(folder: Path) -> None:
+    words = console("--restart-knob", "batch_size={--bs}", "--try", "batch_size=2")
+    done = subprocess.run(
+        [*words, PYTHON, "-c", "raise SystemExit(3)", "--bs=1"], capture_output=True, text=True, cwd=folder, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "with the change:    " in done.stderr and "--bs=2" in done.stderr
+    assert "the job ended with exit code 3; the job's Python has not imported torch" in done.stderr
 
 
 WAITS = """

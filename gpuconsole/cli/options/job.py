@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.model.job.restart_knob import RestartKnob, parse_restart_knob
+from gpuconsole.model.knobs.knob import KnobError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command that cannot be run."""
@@ -39,6 +41,10 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a job of your own (-- COMMAND ARGS...)")
     group.add_argument("--output", type=Path, metavar="FILE", help="on the screen: append all output of the job to FILE")
     group.add_argument(
+        "--restart-knob", action="append", default=[], type=_restart_knob, metavar="KNOB={FLAG}", dest="restart_knobs",
+        help="with --headless --try KNOB=VALUE: the flag of the command that sets this knob. The trial starts the command again for both sides in turn",
+    )  # fmt: skip
+    group.add_argument(
         "--store-command", action="store_true", help="store the command line in the snapshot and the recording, not only its digest"
     )
     add_summary_option(group)
@@ -48,6 +54,13 @@ def add_summary_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--summary", type=Path, metavar="FILE", help="a job of your own, without a screen: write the summary to FILE, not to stderr"
     )
+
+
+def _restart_knob(text: str) -> RestartKnob:
+    try:
+        return parse_restart_knob(text)
+    except KnobError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
 TrialState = Literal["running", "done", "failed"]
-Method = Literal["live ABBA", "two workers ABBA"]
+Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
 """Both sides in one process, or each side in a separate process."""
 
 

@@ -28,12 +28,14 @@ def measured(trial: Trial) -> str:
 
 
 def verdict(trial: Trial) -> str:
-    """`win, kept`; `on trial` while the trial runs."""
+    """`win, kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
     if trial.state == "running":
         return "on trial"
     if trial.state == "failed":
         return "failed"
     words = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
+    if trial.method == "restarts ABBA":  # no side goes on after the trial
+        return words
     return f"{words}, {'kept' if trial.kept else 'reverted'}"
 
 

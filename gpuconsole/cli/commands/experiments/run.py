@@ -45,6 +45,7 @@ EXAMPLES = """examples:
   gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
   gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
   gpuconsole run train-gpt --headless --save-baseline           run it three times, to measure the spread between runs
+  gpuconsole run --headless --restart-knob 'batch_size={--per_device_train_batch_size}' --try batch_size=16 -- python train.py
   gpuconsole run --headless --try num_workers=4 --snapshot out.json -- python train.py
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline
 """

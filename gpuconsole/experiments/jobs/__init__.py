@@ -1,0 +1,1 @@
+"""Experiments that need more than one start of a user's job."""
