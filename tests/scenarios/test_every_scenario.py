@@ -41,11 +41,16 @@ OTHER_VALUES = (
     "context-cliff",
     "ddp-straggler",
     "decode-one",
+    "long-sequence",
+    "naive-attention",
+    "optimizer-heavy",
     "overload",
     "quantized",
     "serve-batch",
     "serve-long",
     "serve-prefix",
+    "slow-checkpoint",
+    "train-vision",
     "zero-memory",
 )
 """Scenarios that differ from those that are run here, or elsewhere, by the values of knobs and by sizes alone."""
