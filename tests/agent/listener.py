@@ -9,8 +9,6 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.processes.job import JobFolder
 from gpuconsole.session.job.segments import SegmentFold
@@ -91,11 +89,3 @@ class Listener:
     def by_script(self) -> dict[str, Watched]:
         """The processes that trained, by the name of their script."""
         return {one.first.script: one for one in self.watched if one.steps}
-
-
-def assert_agrees(one: Watched, steps: int, shares: dict[str, float], skipped: int, within: float = 0.02) -> None:
-    """The agent's account agrees with stamps by hand: the number of steps exactly, each phase within 2 points."""
-    assert one.off is None
-    assert [step.index for step in one.steps] == list(range(steps))
-    found = one.shares(skipped)
-    assert found == pytest.approx({name: shares.get(name, 0.0) for name in PHASES}, abs=within)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 
 from . import tracing
 from .guard import entry, switch
-from .recorder import COMM, LOG, SAVE, WHOLE
-from .watch import recorder
+from .recorder import COMM, COMPILED, GAP, LOG, SAVE, WHOLE
+from .watch import OWN, count_samples, recorder, watch
 
 COLLECTIVES = (
     "all_reduce all_gather all_gather_into_tensor reduce_scatter_tensor broadcast barrier reduce all_gather_object broadcast_object_list"
@@ -65,7 +68,6 @@ def around(*entries: tuple[str, str, int]) -> Callable[[Any], None]:
 def on_torch(module: Any) -> None:
     """`torch.save` is a name of its own for the function of torch.serialization."""
     import builtins
-    import sys
 
     tracing.use(module.compiler.is_compiling, module.is_grad_enabled)
     module.save = sys.modules["torch.serialization"].save
@@ -74,8 +76,108 @@ def on_torch(module: Any) -> None:
     switch.undo.append(lambda: setattr(builtins, "print", plain))
 
 
+# --- torch.compile ------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """Compiled functions. torch.compile leaves out the hooks of an optimizer that steps within one: the weights then show that a step ended."""
+
+    def __init__(self) -> None:
+        self.end_step: Callable[[], None] | None = None
+        """Ends a step of the program, and begins the account if need be."""
+
+    def made(self, function: Any) -> Any:
+        """`function`, which torch.compile has made, as a segment. Attributes that torch reads stay."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if tracing.is_compiling() or (before := self.begin(args, kwargs)) is None:
+                return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.end(before)
+
+        functools.update_wrapper(wrapper, function)
+        return wrapper
+
+    @entry("calls.begin_compiled")
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool] | None:
+        """Begin the segment. Returns the number of the step, the version of the weights, and whether there is a segment; None: nothing to end."""
+        if switch.failed or (recorder.on and (not recorder.watches() or recorder.stack[-1] != GAP)):
+            return None
+        if not recorder.on:
+            return (recorder.index, weights_version(), False) if not recorder.index else None
+        recorder.enter(COMPILED)
+        if not recorder.samples:
+            count_samples(args, kwargs)
+        return recorder.index, weights_version(), True
+
+    @entry("calls.end_compiled")
+    def end(self, before: tuple[int, int, bool]) -> None:
+        index, version, entered = before
+        if entered:
+            if not recorder.on:
+                return
+            recorder.leave()
+        if recorder.index == index and self.end_step is not None and weights_version() != version:
+            self.end_step()
+
+
+def weights_version() -> int:
+    """Changes whenever an optimizer that is known has stepped, in whatever way."""
+    version = 0
+    for optimizer in watch.alive(watch.optimizers):
+        for group in optimizer.param_groups[:1]:
+            version += sum(parameter._version for parameter in group["params"][:1])
+    return version
+
+
+def on_dynamo(module: Any) -> None:
+    """What torch.compile makes of a function. After a graph break, torch would compile the frames of our wrappers, and take them for traced."""
+    context = module._TorchDynamoContext
+    plain = context.__call__
+
+    def __call__(self: Any, fn: Any) -> Any:
+        made = plain(self, fn)
+        return compiled.made(made) if type(self).__name__ == "OptimizeContext" and isinstance(made, FunctionType) else made
+
+    context.__call__ = __call__
+    skip = getattr(module, "skip_code", None)
+    if skip is not None:
+        for code in own_code():
+            skip(code)
+
+
+def own_code() -> set[CodeType]:
+    """All code of the agent. torch.compile must not compile it where a graph breaks in one of our wrappers; it may still trace through it."""
+    package = __name__.partition(".hooks")[0]
+    found: set[CodeType] = set()
+    waiting: list[Any] = [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith(package) and module is not None
+        for value in vars(module).values()
+    ]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, CodeType):
+            if value not in found:
+                found.add(value)
+                waiting.extend(value.co_consts)
+        elif isinstance(value, FunctionType):
+            waiting += [value.__code__, getattr(value, "__wrapped__", None)]
+        elif isinstance(value, type) and value.__module__.startswith(package):
+            waiting.extend(vars(value).values())
+        elif isinstance(value, property):
+            waiting.append(value.fget)
+    return {code for code in found if code.co_filename.startswith(OWN)}
+
+
+compiled = Compiled()
+
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 HOOKS: dict[str, Callable[[Any], None]] = {
+    "torch._dynamo.eval_frame": on_dynamo,
     "torch": on_torch,
     "torch.serialization": around(("", "save", SAVE)),
     "torch.distributed.distributed_c10d": around(("", COLLECTIVES, COMM)),

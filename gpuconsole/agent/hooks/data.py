@@ -121,14 +121,12 @@ class SourceSearch:
         switch.undo.append(self.stop)
         sys.setprofile(self.event)
 
+    @entry("data.search")
     def event(self, frame: FrameType, event: str, arg: Any) -> None:
-        try:
-            if event == "return" and arg is not None and is_program(frame.f_code.co_filename):
-                tensors = tensors_in(arg)
-                if tensors:
-                    self._returned.append((frame.f_code, tensors))
-        except Exception as problem:
-            switch.off("data.search", problem)
+        if event == "return" and arg is not None and is_program(frame.f_code.co_filename):
+            tensors = tensors_in(arg)
+            if tensors:
+                self._returned.append((frame.f_code, tensors))
 
     def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {id(tensor) for tensor in tensors_in((args, kwargs))}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FAULT = os.environ.get("GPUCONSOLE_AGENT_FAULT", "")
-"""For tests: the entry point of this name raises."""
-ENTRY_POINTS: list[str] = []
-"""Names of all entry points that are loaded."""
+ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
+"""All entry points that are loaded, by name."""
 
 
 class Switch:
@@ -48,20 +45,10 @@ class Switch:
 switch = Switch()
 
 
-class ForcedFault(RuntimeError):
-    """Raised by the entry point that GPUCONSOLE_AGENT_FAULT names."""
-
-
 def entry(where: str) -> Callable[[F], F]:
     """Make a function an entry point: it returns None after a failure, and the agent is off then. KeyboardInterrupt and SystemExit pass."""
-    ENTRY_POINTS.append(where)
 
     def decorate(function: F) -> F:
-        if where == FAULT:
-
-            def function(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # takes the place of the function
-                raise ForcedFault(where)
-
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -70,6 +57,7 @@ def entry(where: str) -> Callable[[F], F]:
                 switch.off(where, problem)
                 return None
 
+        ENTRY_POINTS[where] = guarded
         return guarded  # type: ignore[return-value]
 
     return decorate

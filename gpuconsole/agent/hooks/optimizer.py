@@ -6,7 +6,7 @@ import sys
 import weakref
 from typing import Any
 
-from . import passes, tracing
+from . import calls, passes, tracing
 from .calls import spanned
 from .guard import entry
 from .recorder import BACKWARD, OPTIMIZER, OWN, ZERO
@@ -74,6 +74,7 @@ def on_optimizer(module: Any) -> None:
     module.register_optimizer_step_post_hook(after_step)
     module.Optimizer.zero_grad = spanned(ZERO, module.Optimizer.zero_grad)
     passes.state.end_in_backward = end_in_backward
+    calls.compiled.end_step = end_compiled
     plain = module.Optimizer.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -134,6 +135,13 @@ def end_in_backward() -> None:
     passes.state.inner = False
     if recorder.index in LOOK_AT:
         _look()
+    end_step(0)
+
+
+def end_compiled() -> None:
+    """The end of a compiled function in which optimizers have stepped."""
+    if not recorder.on:
+        recorder.begin([])
     end_step(0)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from . import tracing
 from .guard import entry
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD
-from .watch import recorder, watch
+from .watch import count_samples, recorder, watch
 
 MARK = "_gpuconsole_watched"
 DEPTH = 4
@@ -125,22 +125,6 @@ def autocast_precision(module: Any) -> str:
     if not torch.is_autocast_enabled(kind):
         return ""
     return "bf16" if torch.get_autocast_dtype(kind) is torch.bfloat16 else "fp16"
-
-
-def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens."""
-    for value in (*args, *kwargs.values()):
-        for _ in range(2):
-            if not hasattr(value, "shape") and hasattr(value, "values"):
-                value = next(iter(value.values()), None)
-            elif isinstance(value, (tuple, list)):
-                value = value[0] if value else None
-        shape = getattr(value, "shape", None)
-        if shape:
-            recorder.samples += shape[0]
-            if len(shape) == 2 and not value.dtype.is_floating_point:
-                recorder.tokens += shape[0] * shape[1]
-            return
 
 
 # --- backward -----------------------------------------------------------------------------------------------

@@ -65,3 +65,19 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
 
 recorder = Recorder()
 watch = Watch()
+
+
+def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens."""
+    for value in (*args, *kwargs.values()):
+        for _ in range(2):
+            if not hasattr(value, "shape") and hasattr(value, "values"):
+                value = next(iter(value.values()), None)
+            elif isinstance(value, (tuple, list)):
+                value = value[0] if value else None
+        shape = getattr(value, "shape", None)
+        if shape:
+            recorder.samples += shape[0]
+            if len(shape) == 2 and not value.dtype.is_floating_point:
+                recorder.tokens += shape[0] * shape[1]
+            return

@@ -15,6 +15,7 @@ import traceback
 
 import numpy as np
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -356,13 +357,13 @@ def ddp(steps):
 
 
 def inline_batches(steps):
-    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data, targets = torch.randn(4000, 256), torch.randn(4000, 1)
     for _ in range(steps):
         with phase("data_wait"):
-            at = torch.randint(4000, (64,))
-            time.sleep(0.001)
+            at = torch.randint(4000, (128,))
+            time.sleep(0.002)
             x, y = data[at], targets[at]
         with phase("forward"):
             loss = F.mse_loss(model(x), y)
@@ -447,7 +448,7 @@ def forward_called(steps):
 
 def within_backward(steps):
     """One optimizer for each parameter, stepped by a hook within backward."""
-    model = convnet()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(432, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     optimizers = {p: torch.optim.SGD([p], lr=0.01, foreach=False) for p in model.parameters()}
 
     def update(parameter):

@@ -1,0 +1,77 @@
+"""Breaks each entry point of the agent, and trains on. `python faults.py`: imports torch once, and makes each trial in a forked process.
+
+Without the agent the same trials run: the lines of both must be equal. The name of each trial is in the name of its script.
+"""
+
+import atexit
+import hashlib
+import os
+import sys
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+NAMES = sys.argv[1:]
+FIRST = ("made", "data.search", "optimizer.before", "job.step_ended")
+"""Entry points with these words break before the first step, the others after six steps."""
+
+
+def broken(*args, **kwargs):
+    raise RuntimeError("broken by the test")
+
+
+def break_entry_point(name):
+    guard = sys.modules.get("_gpuconsole_agent.hooks.guard")
+    if guard is not None:
+        guarded = guard.ENTRY_POINTS[name]
+        cells = dict(zip(guarded.__code__.co_freevars, guarded.__closure__, strict=True))
+        cells["function"].cell_contents = broken
+
+
+def train(name, at, loaded):
+    """14 steps, with a loader or with a function that makes batches; prints what must not change."""
+    if at == 0:
+        break_entry_point(name)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
+    loader = iter(DataLoader(data, 4, shuffle=True))
+
+    def make_batch():
+        at = torch.randint(64, (4,))
+        return data.tensors[0][at], data.tensors[1][at]
+
+    loss_function = torch.compile(F.cross_entropy, backend="eager") if "compiled" in name else F.cross_entropy
+    losses = []
+    for n in range(14):
+        if n == at > 0:
+            break_entry_point(name)
+        x, y = next(loader) if loaded else make_batch()
+        loss = loss_function(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(n, end=" ")
+        losses.append(loss.item())
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    print(name, hashlib.sha256(repr(losses).encode() + weights).hexdigest()[:16], flush=True)
+
+
+torch.set_num_threads(1)
+for name in NAMES:
+    pid = os.fork()
+    if pid == 0:
+        sys.argv[0] = name
+        code = 7
+        try:
+            train(name, 0 if any(word in name for word in FIRST) else 6, loaded="source" not in name and "search" not in name)
+        except BaseException as problem:
+            print("the program failed:", repr(problem), flush=True)
+            code = 8
+        atexit._run_exitfuncs()
+        os._exit(code)
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
