@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpuconsole.agent.inbox import Inbox
 from gpuconsole.agent.probes import untouched
 from gpuconsole.agent.protocol import Message, RunProbe
 from gpuconsole.agent.service import Service
+from gpuconsole.workloads.training.probes.memory import saved_bytes
 from tests.workloads.small import small_gpt_loop
 
 
@@ -67,3 +69,18 @@ def test_a_failed_probe_leaves_no_tensor_behind(tmp_path: Path) -> None:
     finally:
         gc.enable()
         loop.close()
+
+
+def test_a_pass_that_breaks_off_while_its_memory_is_counted_is_freed() -> None:
+    """exp() saves its own result: a hook that keeps this tensor makes a cycle that Python cannot see."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def failing() -> torch.Tensor:
+        result = torch.ones(8, requires_grad=True).exp()
+        held.append(weakref.ref(result))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with suppress(torch.OutOfMemoryError):
+        saved_bytes(failing, [])
+    gc.collect()
+    assert held[0]() is None
