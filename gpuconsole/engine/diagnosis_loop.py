@@ -36,7 +36,7 @@ WINDOW_S = 30.0
 """The signals are computed over the steps of so many seconds."""
 
 
-NO_CONSENT = "probes of your own job need --probe"
+NO_CONSENT = "probes do not run in a job of your own: a probe makes passes that the job did not ask for"
 
 
 class DiagnosisLoop:

@@ -35,6 +35,13 @@ def test_a_recording_that_begins_later_knows_the_job() -> None:
     assert (after.record.run.command_digest, after.record.run.knobs) == ("abc", {"num_workers": 0})
 
 
+def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:
+    state = SessionState()
+    state.apply(RunOpened(1.0, "1", "train.py", "job", {}, "gpu:0"))
+    state.apply(JobKnown(2.0, 0, JobFacts("train.py", device="cpu")))
+    assert state.record is not None and state.record.run.device == "cpu"
+
+
 def test_an_agent_that_fails_is_named_in_the_run() -> None:
     state = state_of_a_job()
     state.apply(AgentOff(3.0, 12, 0, "data.next", "KeyError: 'x'"))
