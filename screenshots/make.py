@@ -1,8 +1,8 @@
-"""Makes every picture in this folder again: `python screenshots/make.py`. `--only runs|serving|box` makes a part.
+"""Makes every picture in this folder again: `python screenshots/make.py`. `--only runs|serving|job|box` makes a part.
 
 `runs`: `data-starved` on this machine, with the finding, the sub-screens, and the verdict of its trial; `--record` keeps the session for
 `gpuconsole replay` too. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
-title of the picture says so. PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
+title of the picture says so. `job`: a Hugging Face Trainer of the user's own (needs transformers). PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
 and the exit code is 1.
 """
 
@@ -14,6 +14,7 @@ import importlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,10 +24,13 @@ from pathlib import Path
 
 from benchmarks.fake_box import FakeBox, build_driver
 from gpuconsole.engine.engine import Engine
+from gpuconsole.processes.job import JobCommand
+from gpuconsole.report import facts
 from gpuconsole.tui.app import ConsoleApp
 
 HERE = Path(__file__).parent
 SIZES = {"120x40": (120, 40), "80x24": (80, 24)}
+JOB_SIZES = {**SIZES, "200x50": (200, 50)}
 
 
 async def until(condition: Callable[[], object], timeout_s: float) -> None:
@@ -84,6 +88,43 @@ async def serving(scenario: str, size: tuple[int, int], label: str) -> Path:
         path.write_text(app.export_screenshot(title="gpuconsole"))
         await pilot.press("q")
     return path
+
+
+async def job(size: tuple[int, int], label: str) -> list[Path]:
+    """A Hugging Face Trainer that waits for its data: the finding, the trial, the proof, and the output of the job."""
+    engine = Engine()
+    command = JobCommand((sys.executable, str(HERE / "hf_starved.py"), "20000"))
+
+    async def start(columns: int, rows: int) -> None:
+        await engine.start_job_on_terminal(command, columns, rows, None)
+
+    app = ConsoleApp(engine, start_job=start)
+    files = []
+
+    def keep(name: str) -> None:
+        path = HERE / f"job-{name}-{label}.svg"
+        path.write_text(app.export_screenshot(title="gpuconsole run -- python hf_starved.py"))
+        files.append(path)
+
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: facts.suggestions(engine.view()), 120)
+        await pilot.pause(4)
+        keep("finding")
+        await pilot.press("enter")
+        await until(lambda: any(trial.blocks >= 4 for trial in engine.view().trials), 60)
+        await pilot.pause(1)
+        keep("trial")
+        await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
+        await pilot.pause(12)
+        keep("proven")
+        await pilot.press("o")
+        await pilot.pause(1)
+        keep("output")
+        assert engine.job is not None
+        engine.job.signal(signal.SIGTERM)
+        await until(lambda: engine.job is None or engine.job.ended, 20)
+        await pilot.press("q")
+    return files
 
 
 async def box(gpus: int) -> list[Path]:
@@ -153,13 +194,14 @@ def runs(scenario: str, record: Path | None) -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("runs", "serving", "box"), help="a part of the pictures")
+    parser.add_argument("--only", choices=("runs", "serving", "job", "box"), help="a part of the pictures")
     parser.add_argument("--scenario", default="data-starved")
     parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
     args = parser.parse_args()
     parts: dict[str, Callable[[], list[Path]]] = {
         "runs": lambda: runs(args.scenario, args.record),
         "serving": lambda: [asyncio.run(serving("kv-pressure", size, label)) for label, size in SIZES.items()],
+        "job": lambda: [path for label, size in JOB_SIZES.items() for path in asyncio.run(job(size, label))],
         "box": lambda: in_a_box(8),
     }
     made: list[Path] = []

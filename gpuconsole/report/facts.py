@@ -47,6 +47,8 @@ def reason(view: View, metric: str) -> str:
         return view.lost[device]
     if metric.startswith("workload.") and view.run is not None and view.run.state == "failed":
         return "the run failed"
+    if metric.startswith("workload.") and view.run is not None and view.run.is_job and view.run.summary.steps:
+        return "not counted in this job"
     if metric.startswith("workload."):
         return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
     return NO_SAMPLE

@@ -6,13 +6,15 @@ from gpuconsole.engine.watch_baseline import key_of
 from gpuconsole.experiments.compare import compare
 from gpuconsole.model.job.facts import JobFacts
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.run import Run
+from gpuconsole.model.run import Run, Summary
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.processes.job import JobCommand
+from gpuconsole.report import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import AgentOff, JobKnown, RunOpened, Started, decode_event, encode
+from tests.tui.fake_session import view
 
 CPU = Device("cpu", "a CPU")
 
@@ -74,3 +76,9 @@ def test_the_name_of_a_command_is_its_script_or_its_module() -> None:
         "./train.sh": "train.sh",
     }
     assert {words: JobCommand(tuple(words.split())).name for words in names} == names
+
+
+def test_a_figure_that_a_job_does_not_give_is_not_awaited() -> None:
+    run = Run("1", "train.py", "job", {}, "cpu", "running", summary=Summary(steps=9))
+    shown = facts.reason(view(runs=(run,), state="running"), "workload.mfu_ratio")
+    assert shown == "not counted in this job"
