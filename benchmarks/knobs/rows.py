@@ -67,6 +67,7 @@ OTHERS = (
         duration_s=1.0,
     ),
     Row("vision-healthy", {"pin_memory": True}, kind="no effect", duration_s=1.0),
+    Row("vision-healthy", {"cudnn_benchmark": True}, kind="no effect", duration_s=1.0),
     Row("unfused-chain", {"torch_compile": "reduce-overhead"}, kind="no effect", duration_s=1.0),
     Row("ddp-small-batch", {"comm_hook": "bf16"}),
     Row("ddp-small-batch", {"comm_hook": "powersgd"}),

@@ -181,12 +181,14 @@ class SetKnobs:
     """Change live knobs between two steps. Later steps carry `arm`.
 
     `at_step`: in a user's job with several processes, the step from which the change is in force in all of them; 0: the next step.
+    `numerics`: the user has agreed to changes that alter the numbers of the user's own job.
     """
 
     request: int
     changes: Knobs
     arm: int = 0
     at_step: int = 0
+    numerics: bool = False
 
 
 @dataclass(frozen=True)

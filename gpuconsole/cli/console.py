@@ -56,7 +56,9 @@ def open_console(
     async def start_job(columns: int, rows: int) -> None:
         from gpuconsole.processes.job import JobCommand
 
-        await engine.start_job_on_terminal(JobCommand(tuple(job), stored=args.store_command), columns, rows, output)
+        await engine.start_job_on_terminal(
+            JobCommand(tuple(job), stored=args.store_command, allows_numerics=args.allow_numerics), columns, rows, output
+        )
 
     async def session() -> int:
         """Run the screen. The engine starts its child processes while the screen's modules are imported."""

@@ -14,7 +14,9 @@ import msgspec
 from gpuconsole.cli.headless import regressed
 from gpuconsole.cli.job_work import JobWork
 from gpuconsole.cli.options.engine import live_engine, open_engine
+from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import NOT_EXECUTABLE
+from gpuconsole.cli.options.patch import patch_of, write_patch
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
@@ -42,6 +44,7 @@ class HeadlessJob:
         self._work = work
         self._args, self._snapshot, self._recording, self._summary = args, snapshot, recording, summary
         self._notes: list[str] = []
+        self._patch = writable(getattr(args, "patch", None), "--patch")
         self._interrupts = 0
 
     def run(self) -> int:
@@ -54,7 +57,8 @@ class HeadlessJob:
         try:
             await open_engine(engine, self._recording)
             try:
-                job = await engine.start_job(JobCommand(tuple(self._args.job), stored=getattr(self._args, "store_command", False)))
+                stored, numerics = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics"))
+                job = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, allows_numerics=numerics))
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
                 return NOT_EXECUTABLE
@@ -107,6 +111,10 @@ class HeadlessJob:
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
         lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
         lines += [f"gpuconsole: {note}" for note in self._notes]
+        patch, shown = patch_of(snapshot)
+        lines += [f"gpuconsole: {line}" for line in shown]
+        if self._patch is not None:
+            lines.append(f"gpuconsole: {write_patch(self._patch, patch)}")
         text = "\n".join(lines) + "\n"
         if self._summary is None:
             sys.stderr.write(text)

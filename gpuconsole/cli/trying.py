@@ -24,7 +24,8 @@ def ready(view: View, tries: Knobs, late: bool) -> bool:
         return False  # a later evaluation may suggest a change
     if run is None or run.steady_from_s is None:
         return late
-    return (bool(run.findings) and not view.probing and not in_doubt(run)) or late
+    settled = run.is_job or not in_doubt(run)  # a job runs no probe without the user's consent, so a doubt may stay
+    return (bool(run.findings) and not view.probing and settled) or late
 
 
 async def try_now(engine: Engine, tries: Knobs, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:

@@ -43,11 +43,18 @@ class BlockPlan:
     """The required length of a block of one side: whole periods of the events on that side, and a minimum time."""
 
     def __init__(
-        self, knobs: Knobs, changes: Collection[str], phases_ratio: Mapping[str, float] | None = None, others: Knobs | None = None
+        self,
+        knobs: Knobs,
+        changes: Collection[str],
+        phases_ratio: Mapping[str, float] | None = None,
+        others: Knobs | None = None,
+        *,
+        of_job: bool = False,
     ) -> None:
         """`knobs` are the values on this side, `others` the values on the other side, `changes` the names of the knobs that differ.
 
-        `phases_ratio`: the share of each phase in the step time before the trial, where it is known.
+        `phases_ratio`: the share of each phase in the step time before the trial, where it is known. `of_job`: the steps are those of the
+        user's own program, which does not mark its first steps after a change.
         """
         self.through_loader = any(CATALOGUE[name].loader for name in changes)
         self.serving = any(CATALOGUE[name].serving for name in changes)
@@ -60,6 +67,9 @@ class BlockPlan:
         periods = [every[name] for name in weighs if 0 < every[name] <= MAX_PERIOD and name not in rare]
         period = math.lcm(*periods)
         self.period = period if period <= MAX_PERIOD else max(periods)
+
+        self.settling = settling_steps(knobs, self.through_loader) if of_job else 0
+        """The first steps of a block that do not count."""
 
     def complete(self, steps: Sequence[Step]) -> bool:
         """Whether the block has enough counted `steps`."""
@@ -77,11 +87,17 @@ class BlockPlan:
         return steps[-whole:] if whole else steps
 
 
-def plans(knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None) -> dict[int, BlockPlan]:
-    """The plans of both sides of a trial of `changes` to `knobs`, by arm."""
+def settling_steps(knobs: Knobs, through_loader: bool) -> int:
+    """Steps after a change that show the queue of a loader that was idle, not its rate; one step after other changes."""
+    workers = int(knobs.get("num_workers", 0)) if through_loader else 0
+    return workers * int(knobs.get("prefetch_factor", 2)) + 2 if workers else 1
+
+
+def plans(knobs: Knobs, changes: Knobs, phases_ratio: Mapping[str, float] | None = None, *, of_job: bool = False) -> dict[int, BlockPlan]:
+    """The plans of both sides of a trial of `changes` to `knobs`, by arm. `of_job`: see `BlockPlan`."""
     sides = {BASELINE: knobs, CHANGED: {**knobs, **changes}}
     other = {BASELINE: sides[CHANGED], CHANGED: knobs}
-    return {arm: BlockPlan(values, changes, phases_ratio, other[arm]) for arm, values in sides.items()}
+    return {arm: BlockPlan(values, changes, phases_ratio, other[arm], of_job=of_job) for arm, values in sides.items()}
 
 
 def rate(steps: Sequence[Step], contention_free: bool) -> float:

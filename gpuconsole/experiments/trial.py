@@ -254,7 +254,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that delay (`num_threads`), or affects
     processes other than the training process (the dataloader, a model server).
     """
-    of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None)
+    of_side = plans(run.knobs, trial.changes, run.summary.phases_ratio or None, of_job=run.is_job)
     plan = of_side[CHANGED]
     contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
     ratios: list[float] = []
@@ -308,7 +308,7 @@ async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
     await sides.switch_to(arm)
     worker = sides.worker(arm)
     while True:
-        counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
+        counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0][plan.settling :]
         if plan.complete(counted):
             return list(plan.trimmed(counted))
         await worker.next_steps()

@@ -74,6 +74,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     stderr: int | None = None
     stored: bool = False
     apart: bool = False
+    allows_numerics: bool = False
+    """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
 
     @property
     def leads(self) -> bool:

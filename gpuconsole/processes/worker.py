@@ -83,6 +83,8 @@ class WorkerHandle:
         self.trial_steps: list[Step] = []
         self.joined: list[RankJoined] = []
         self.probed: list[str] = []
+        self.allows_numerics = job is not None and job.allows_numerics
+        """Whether the user has agreed to changes that alter the numbers of the user's own job."""
         self._child: Child
         self.job: JobChild | None = None
         if job is not None:
@@ -125,7 +127,7 @@ class WorkerHandle:
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
         """Apply live changes. The answer holds the first step with them, or the error. Raises WorkerGone."""
-        answer = await self._ask(lambda request: SetKnobs(request, changes, arm))
+        answer = await self._ask(lambda request: SetKnobs(request, changes, arm, numerics=self.allows_numerics))
         assert isinstance(answer, KnobsSet)
         return answer
 

@@ -68,7 +68,14 @@ class WorkCounts:
         if wall <= 0 or steps <= 0:
             return {}
         over = f"over {wall:.0f} s"
-        return {
+        found = {}
+        if gained["loader.wall_s"] > 0:
+            found["loader.cpu_ratio"] = Signal(
+                min(1.0, gained["loader.cpu_s"] / gained["loader.wall_s"]),
+                "ratio",
+                f"/proc and the thread's clock, {over}: CPU time of the processes that make the batches over their time",
+            )
+        return found | {
             "gc.pause_ratio": Signal(
                 gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
             ),

@@ -426,12 +426,13 @@ class Start(Command, frozen=True):
 
 class SetKnobs(Command, frozen=True):
     """Change hot knobs between two steps. Later steps carry `arm`. `at_step`: in a user's job with several processes, the step from which the
-    change is in force in all of them; 0: the next step."""
+    change is in force in all of them; 0: the next step. `numerics`: the user has agreed to changes that alter the numbers of the user's own job."""
 
     request: int
     changes: Knobs
     arm: int = 0
     at_step: int = 0
+    numerics: bool = False
 
 
 class RunProbe(Command, frozen=True):

@@ -95,6 +95,7 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
         "batch_size": 8,
         "optim": "adamw",
         "precision": "fp32",
+        "torch_compile": "off",
         "gradient_accumulation_steps": 1,
         "nproc": 1,
     }

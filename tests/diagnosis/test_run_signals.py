@@ -111,3 +111,24 @@ def test_without_a_known_bandwidth_the_rule_names_the_reason() -> None:
     unknown = served(Device("gpu:0", "a new GPU"), 0.005)["serve.decode_bandwidth_bound"]
     assert (unknown.state, unknown.missing) == ("cant_tell", ("server.peak_bytes_per_s",))
     assert "memory bandwidth of this device is not known" in unknown.summary
+
+
+@pytest.mark.parametrize(("workers", "rate", "more"), [(0, 16 / 0.08, 16 / 0.08), (2, 16 / 0.1, 16 / 0.1 * 3 / 2)])
+def test_the_loader_of_a_job_is_observed_without_a_probe(workers: int, rate: float, more: float) -> None:
+    """Steps of 0.1 s wait 0.08 s for a batch of 16 samples, and the loader uses a quarter of a core."""
+    state = SessionState()
+    state.apply(Devices(0.0, [Device("cpu", "cpu")]))
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {"num_workers": workers}, "cpu"))
+    phases = tuple(0.08 if n == DATA_WAIT else 0.02 if n == 2 else 0.0 for n in range(10))
+    for message in range(4):
+        steps = [Step(50 * message + n, 0.1 * (50 * message + n), 0.1, 16, 0, phases) for n in range(50)]
+        total = 50.0 * (message + 1)
+        counters = {"work.steps": total, "loader.cpu_s": 0.25 * 0.08 * total, "loader.wall_s": 0.08 * total}
+        state.apply(Steps(5.0 * (message + 1), steps, 0.0, 0.0, 0.0, 1e6, counters=counters))
+    assert state.record is not None
+    state.record.steady_t = 0.0
+    found = {name: signal.value for name, signal in run_signals(state.record, Summary(), 2, None).items()}
+    assert found["probe.loader_samples_per_s"] == pytest.approx(rate)
+    assert found["probe.loader_plus_1_samples_per_s"] == pytest.approx(more)
+    assert found["probe.loader_cpu_ratio"] == pytest.approx(0.25)
+    assert ("loader.receive_s" in found) == (workers == 0)

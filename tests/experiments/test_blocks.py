@@ -64,3 +64,11 @@ def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
 def test_rate_takes_off_run_queue_delay() -> None:
     assert rate(steps(10, 0.2, 0.1), contention_free=False) == pytest.approx(20.0)
     assert rate(steps(10, 0.2, 0.1), contention_free=True) == pytest.approx(40.0)
+
+
+def test_the_first_steps_of_a_block_of_a_job_do_not_count() -> None:
+    """The program does not mark them: an idle loader begins with a full queue."""
+    sides = plans({"num_workers": 0, "prefetch_factor": 2}, {"num_workers": 4}, of_job=True)
+    assert (sides[1].settling, sides[2].settling) == (1, 10)
+    assert plans({"optim": "adamw"}, {"optim": "adamw_fused"}, of_job=True)[2].settling == 1
+    assert plans({"num_workers": 0}, {"num_workers": 4})[2].settling == 0

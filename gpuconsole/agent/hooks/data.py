@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
 from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from ..clock import now, process_cpu_s
 from . import passes
 from .calls import spanned
+from .changes.loader import worker_pids
 from .guard import entry, switch
 from .recorder import DATA, LOADER, LOADERS
 from .watch import is_program, recorder, watch
@@ -30,15 +33,13 @@ MONITORING_TOOL = 4
 
 
 class LoaderNumbers:
-    """A small number for each DataLoader. `restarts`: epochs begun; `restart_s`: time from the end of an epoch to the next first batch."""
+    """A small number for each DataLoader."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.numbers: dict[int, int] = {}
-        self.main: weakref.ref[Any] | None = None
-        """The loader of the last training batch."""
 
     def code(self, loader: Any) -> int:
         key = id(loader)
@@ -87,7 +88,12 @@ def note_loader(loader: Any) -> None:
 
 @entry("data.iterator_made")
 def note_iterator(iterator: Any, loader: Any) -> None:
-    iterator.__dict__["_gpuconsole_loader"] = loader
+    if getattr(loader, "_gpuconsole_server", False):
+        return  # made by a change, not by the program
+    iterator.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
+    if not loader.persistent_workers:  # such a loader holds its iterator: a circle would delay the end of the workers
+        iterator.__dict__["_gpuconsole_keeps"] = loader  # `for batch in DataLoader(...)` drops the loader at once
+    iterator.__dict__["_gpuconsole_number"] = loaders.code(loader)
     watch.iterators[:] = [ref for ref in watch.iterators if ref() is not None]
     watch.iterators.append(weakref.ref(iterator))
 
@@ -96,14 +102,68 @@ def note_iterator(iterator: Any, loader: Any) -> None:
 def begin_batch(iterator: Any) -> bool:
     if not recorder.watches() or recorder.stack[-1] >= LOADER:
         return False
-    recorder.enter(loaders.code(iterator.__dict__.get("_gpuconsole_loader")))
+    recorder.enter(iterator.__dict__.get("_gpuconsole_number", LOADER))
+    watch.last_loader = iterator.__dict__.get("_gpuconsole_loader")
+    usage.begin()
     return True
 
 
 @entry("data.end")
 def end_batch() -> None:
     if recorder.on:
+        usage.end()
         recorder.leave()
+
+
+class LoaderUsage:
+    """Cumulative seconds: `cpu_s` of the loading processes on a CPU, `wall_s` in which they could have run.
+
+    Without workers both are those of the training thread while it waits for a batch.
+    """
+
+    def __init__(self) -> None:
+        self._here_cpu_s = self._here_wall_s = 0.0
+        self._begun_cpu = self._begun = 0.0
+        self._cpu_s = self._wall_s = 0.0
+        self._last: dict[int, tuple[float, float, float]] = {}
+        """For each worker: when it was read, its CPU seconds and its run-queue seconds then."""
+
+    def begin(self) -> None:
+        """The training thread asks for a batch."""
+        self._begun_cpu, self._begun = time.thread_time(), now()
+
+    def end(self) -> None:
+        """It has the batch."""
+        self._here_cpu_s += time.thread_time() - self._begun_cpu
+        self._here_wall_s += now() - self._begun
+
+    def counters(self) -> dict[str, float]:
+        """`loader.cpu_s` and `loader.wall_s`. Reads two numbers of each worker from /proc."""
+        pids = worker_pids(watch)
+        if pids:
+            self._read(pids)
+        else:
+            self._cpu_s += self._here_cpu_s
+            self._wall_s += self._here_wall_s
+        self._here_cpu_s = self._here_wall_s = 0.0
+        return {"loader.cpu_s": self._cpu_s, "loader.wall_s": self._wall_s}
+
+    def _read(self, pids: list[int]) -> None:
+        last, self._last = self._last, {}
+        for pid in pids:
+            try:
+                cpu, queued = process_cpu_s(pid)
+            except OSError:  # it has ended since
+                continue
+            t = now()
+            if pid in last:
+                before, cpu_before, queued_before = last[pid]
+                self._cpu_s += cpu - cpu_before
+                self._wall_s += max(0.0, t - before - (queued - queued_before))
+            self._last[pid] = t, cpu, queued
+
+
+usage = LoaderUsage()
 
 
 # --- functions that return batches --------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 from ..protocol import Knobs
+from . import changes
+from .changes.loader import training_loader
 from .watch import watch
 
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
@@ -23,14 +25,7 @@ def observed_knobs() -> Knobs:
     """The settings of the program, under the names of the knob catalogue; only those that were seen."""
     knobs: Knobs = {}
     knobs.update(_loader_knobs())
-    import torch
-
-    optimizers = watch.alive(watch.optimizers)
-    if optimizers:
-        name = _optimizer_name(optimizers[-1])
-        if name:
-            knobs["optim"] = name
-    knobs["precision"] = _precision(torch)
+    knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     world_size = int(os.environ.get("WORLD_SIZE", "1") or 1)
     knobs["nproc"] = world_size
@@ -40,46 +35,20 @@ def observed_knobs() -> Knobs:
 
 
 def _loader_knobs() -> Knobs:
-    from .data import loaders
-
-    found = [iterator.__dict__.get("_gpuconsole_loader") for iterator in watch.alive(watch.iterators)]
-    loader = loaders.main() if loaders.main is not None else None
-    loader = loader if loader is not None else next((one for one in found if one is not None), None)
+    """Settings of the loader that cannot change; for the others see `changes`."""
+    loader, _ = training_loader(watch)
     if loader is None:
         return {}
-    knobs: Knobs = {"num_workers": loader.num_workers, "pin_memory": bool(loader.pin_memory)}
-    if loader.num_workers:
-        knobs["prefetch_factor"] = loader.prefetch_factor or 2
-        knobs["persistent_workers"] = bool(loader.persistent_workers)
+    knobs: Knobs = {"persistent_workers": bool(loader.persistent_workers)} if loader.num_workers else {}
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if isinstance(size, int):
         knobs["batch_size"] = size
     return knobs
 
 
-def _optimizer_name(optimizer: Any) -> str:
-    name, group = type(optimizer).__name__, optimizer.param_groups[0]
-    if name in ("Adam", "AdamW"):
-        return "adamw_fused" if group.get("fused") else "adamw_foreach" if group.get("foreach") else "adamw"
-    return "sgd" if name == "SGD" else ""
-
-
-def _precision(torch: Any) -> str:
-    if watch.autocast:
-        return watch.autocast
-    root = next(iter(watch.alive(watch.roots)), None)
-    parameter = next(root.parameters(), None) if root is not None else None
-    dtype = str(parameter.dtype) if parameter is not None else ""
-    if dtype in ("torch.bfloat16", "torch.float16"):
-        return "bf16" if dtype == "torch.bfloat16" else "fp16"
-    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
-
-
 def fixed_knobs(knobs: Knobs) -> dict[str, str]:
     """Why knobs cannot change while the program runs, under `fixed: NAME`."""
-    from .changes import why_fixed
-
-    return {f"fixed: {name}": reason for name in knobs if (reason := why_fixed(name))}
+    return {f"fixed: {name}": reason for name in knobs if (reason := changes.why_fixed(name))}
 
 
 def facts() -> dict[str, float]:
@@ -127,9 +96,12 @@ def job_facts() -> dict[str, Any]:
 
 
 def sites() -> list[dict[str, Any]]:
-    """The lines of the program that made the loaders and optimizers that still exist."""
-    found = []
-    for (kind, file, line), (made, function) in watch.made.items():
-        if made() is not None:
-            found.append({"kind": kind, "file": file, "line": line, "function": function})
-    return found
+    """The lines of the program that made loaders, optimizers and DDP modules; those of the objects in use come first."""
+    loader, _ = training_loader(watch)
+    used = [loader, *reversed(watch.alive(watch.optimizers)), *watch.alive(watch.roots)]
+    order = {id(one): place for place, one in enumerate(used) if one is not None}
+    places = sorted(watch.made.items(), key=lambda item: order.get(id(item[1].ref()), len(order)))
+    return [
+        {"kind": kind, "file": file, "line": line, "function": made.function, "library": made.library}
+        for (kind, file, line), made in places
+    ]

@@ -33,8 +33,9 @@ from ..protocol import (
     started,
 )
 from ..service import Service
+from . import changes as changes_of
 from . import data, described
-from .changes import CHANGES, Refused, why_fixed
+from .changes import CHANGES, Refused
 from .connection import Connection
 from .guard import entry, switch
 from .optimizer import steppers
@@ -121,6 +122,7 @@ class JobLoop:
         self.scratch = Path()
         self.device = torch.device(described.device() or "cpu")
         self._counters = ProcessCounters()
+        self._before: Knobs = {}
 
     @property
     def arm(self) -> int:
@@ -138,28 +140,30 @@ class JobLoop:
         raise RuntimeError("the program makes its steps itself")
 
     def set_knobs(self, changes: Knobs, arm: int) -> None:
-        """Begin `changes`; see `pending`. Raises Refused where one is not possible; those before it are taken back."""
-        before = {name: self.knobs[name] for name in changes if name in self.knobs}
-        done: list[str] = []
+        """Begin `changes`; see `pending`. The steps until it is over belong to no side of a trial. Raises Refused where one is not possible;
+        those before it are taken back."""
+        self._before = before = changes_of.observed()
+        done = list[str]()
         try:
             for name, value in changes.items():
-                change = CHANGES.get(name)
-                reason = why_fixed(name)
-                if change is None or reason:
-                    raise Refused(f"{name}: {reason}")
-                change.set(watch, value)
+                changes_of.begin(name, value)
                 done.append(name)
         except Exception:
             for name in done:
-                if name in before:
-                    CHANGES[name].set(watch, before[name])
+                CHANGES[name].set(watch, before[name])
             raise
-        self.knobs = {**self.knobs, **changes}
-        self.arm = arm
+        self.arm = 0
+
+    def take_back(self, changes: Knobs) -> None:
+        """Undo changes of which one has failed."""
+        for name in changes:
+            if name in self._before and CHANGES[name].read(watch) != self._before[name]:
+                CHANGES[name].set(watch, self._before[name])
 
     def pending(self, changes: Knobs) -> bool:
         """Whether a change that `set_knobs` began is still under way. Raises Refused where it failed."""
-        return any(CHANGES[name].pending(watch) for name in changes)
+        under_way = [CHANGES[name].pending(watch) for name in changes]  # ask all: each counts its steps
+        return any(under_way)
 
     def try_out(self) -> None:
         """The next step of the program shows whether the change works."""
@@ -172,7 +176,7 @@ class JobLoop:
     def settle(self) -> None: ...
 
     def counters(self) -> dict[str, float]:
-        found = {"work.steps": float(recorder.index), **self._counters.read()}
+        found = {"work.steps": float(recorder.index), **self._counters.read(), **data.usage.counters()}
         if "torch._dynamo.utils" in sys.modules:
             found.update(compile_counters())
         return found
@@ -202,6 +206,12 @@ class JobLoop:
         self._counters.close()
 
 
+def refusal(problem: Exception) -> str:
+    """Why a change is not in force, in one line."""
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return lines[0] if isinstance(problem, Refused) else f"{type(problem).__name__}: {lines[0]}"
+
+
 class JobService(Service):
     """Serves the console between two steps of a user's loop. A change may need several steps; its answer comes then."""
 
@@ -222,22 +232,21 @@ class JobService(Service):
     def between_steps(self) -> bool:
         if self._changing is not None:
             self._go_on_changing(self._changing)
-        for command in [command for command in self._waiting if command.at_step <= recorder.index]:
-            self._waiting.remove(command)
-            self._set_knobs(command)
+        due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
+        if due is not None and self._changing is None:
+            self._waiting.remove(due)
+            self._set_knobs(due)
         return super().between_steps()
 
     def _set_knobs(self, command: SetKnobs) -> None:
-        if command.at_step > recorder.index:
+        if command.at_step > recorder.index or self._changing is not None:
             self._waiting.append(command)
             return
-        if self._changing is not None:
-            self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, "another change is under way"))
-            return
+        watch.allows_numerics = command.numerics
         try:
             self.loop.set_knobs(command.changes, command.arm)
-        except Refused as refused:
-            self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, str(refused)))
+        except Exception as problem:  # the program goes on as before; the problem is the answer
+            self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, refusal(problem)))
             return
         self._changing = command
         self._go_on_changing(command)
@@ -247,8 +256,10 @@ class JobService(Service):
         try:
             if self.loop.pending(command.changes):
                 return
-        except Refused as refused:
-            error = str(refused)
+            self.loop.arm = command.arm
+        except Exception as problem:
+            error = refusal(problem)
+            self.loop.take_back(command.changes)
         self._changing = None
         self.loop.knobs = described.observed_knobs()
         self._announce()

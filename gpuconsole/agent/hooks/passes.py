@@ -101,6 +101,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     grad = tracing.grad_enabled()
     recorder.enter(FORWARD if grad else NO_GRAD)
     if grad:
+        watch.loader = watch.last_loader
         if not state.sized:
             state.sized = True
             count_samples(args, kwargs)

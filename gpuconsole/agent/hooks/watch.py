@@ -7,13 +7,22 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .recorder import Recorder
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 """Paths with one of these parts are no code of the program itself."""
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Made(NamedTuple):
+    """`ref`: the newest object that a line of the program made. `function`: the function around the line. `library`: the package that made the
+    object on behalf of that line; empty where the line itself did."""
+
+    ref: weakref.ref[Any]
+    function: str
+    library: str = ""
 
 
 class Watch:
@@ -30,8 +39,14 @@ class Watch:
         self.roots: list[weakref.ref[Any]] = []
         self.called: set[type] = set()
         """Classes of the modules that the program has called itself."""
-        self.made: dict[tuple[str, str, int], tuple[weakref.ref[Any], str]] = {}
-        """Where loaders, optimizers and DDP modules were made: (kind, file, line) -> the newest object, and the function around the line."""
+        self.made: dict[tuple[str, str, int], Made] = {}
+        """Where loaders, optimizers and DDP modules were made, by kind, file and line."""
+        self.loader: weakref.ref[Any] | None = None
+        """The DataLoader of the last training pass."""
+        self.last_loader: weakref.ref[Any] | None = None
+        """The DataLoader of the last batch."""
+        self.allows_numerics = False
+        """Whether the user has agreed to changes that alter the numbers of the program."""
         self.wrap_forward: Callable[..., Any] | None = None
         self.last_inputs: tuple[Any, ...] | None = None
         self.keep_inputs = False
@@ -48,12 +63,24 @@ class Watch:
         """Remember the line of the program that made an object. Called while the object's `__init__` runs."""
         frame = program_frame(sys._getframe(1))
         if frame is not None:
-            self.made[kind, frame.f_code.co_filename, frame.f_lineno] = weakref.ref(made), frame.f_code.co_name
+            file = os.path.abspath(frame.f_code.co_filename)
+            self.made[kind, file, frame.f_lineno] = Made(weakref.ref(made), frame.f_code.co_name, library_of(sys._getframe(1), frame))
 
 
 def is_program(file: str) -> bool:
     """Whether a file belongs to the program itself, not to Python, to a library or to the agent."""
     return not file.startswith(("<", OWN)) and not any(part in file for part in LIBRARIES)
+
+
+def library_of(frame: FrameType | None, program: FrameType) -> str:
+    """The package, other than torch, whose code the line of the program called to make an object."""
+    package = ""
+    while frame is not None and frame is not program:
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in ("", "torch", __name__.partition(".")[0], "functools", "contextlib"):
+            package = package or name
+        frame = frame.f_back
+    return package
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:

@@ -48,6 +48,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--store-command", action="store_true", help="store the command line in the snapshot and the recording, not only its digest"
     )
     add_summary_option(group)
+    add_change_options(group)
 
 
 def add_summary_option(parser: argparse._ActionsContainer) -> None:
@@ -61,6 +62,18 @@ def _restart_knob(text: str) -> RestartKnob:
         return parse_restart_knob(text)
     except KnobError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_change_options(parser: argparse._ActionsContainer) -> None:
+    """Options of the commands that change a job."""
+    parser.add_argument(
+        "--patch", type=Path, metavar="FILE", help="a job of your own: write kept changes as a patch of your code (git apply)"
+    )
+    parser.add_argument(
+        "--allow-numerics",
+        action="store_true",
+        help="a job of your own: allow changes that alter its numbers (bf16, torch.compile, other random numbers in a random dataset)",
+    )
 
 
 def check_options(args: argparse.Namespace) -> None:

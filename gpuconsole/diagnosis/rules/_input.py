@@ -140,12 +140,12 @@ def compute_s(case: Case) -> float:
 
 
 def predicted(case: Case, workers: int) -> float:
-    """Speed-up with `workers`: T' = max(T_compute, T_load / k). Free cores limit workers that compute; the storage limits workers that wait."""
+    """Speed-up with `workers`: T' = max(T_compute + T_receive, T_load / k). T_receive counts for a job without workers. Free cores limit workers that compute; the storage limits workers that wait."""
     cpu = loading_cpu_ratio(case)
     free = max(1.0, case.value("cores") - case.value("threads"))
     useful = min(workers, max(1.0, free / max(cpu, 0.05)))
     rate = min(one_worker_rate(case) * useful, rate_of_waiting(case, workers))
-    return case.value("step_s") / max(compute_s(case), case.value("samples_per_step") / rate)
+    return case.value("step_s") / max(compute_s(case) + case.get("loader.receive_s", 0.0), case.value("samples_per_step") / rate)
 
 
 def predicted_interval(case: Case, workers: int) -> Interval:

@@ -368,6 +368,13 @@ MODEL = (
 )
 
 OTHERS = (
+    Knob(
+        "cudnn_benchmark",
+        "bool",
+        "let cuDNN time its algorithms for convolutions and take the fastest",
+        default=False,
+        examples=(False, True),
+    ),
     Knob("channels_last", "bool", "NHWC memory layout for convolutions", default=False, examples=(False, True)),
     Knob(
         "image_size",

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from .change import Change, Refused
+from ...protocol import Value
+from .change import CHANGES_NUMERICS, Change, Refused
+from .fixed import site, why
+from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
+from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
+from .optimizer import Optimizer
 
-__all__ = ["CHANGES", "Change", "Refused", "why_fixed"]
+__all__ = ["CHANGES", "Change", "Refused", "begin", "effects", "observed", "why_fixed"]
 
-CHANGES: dict[str, Change] = {}
+_ALL = (NumWorkers, PrefetchFactor, PinMemory, Optimizer, Precision, TorchCompile, ChannelsLast, CudnnBenchmark)
+CHANGES: dict[str, Change] = {change.knob: change() for change in _ALL}
 """The changes that this agent can make, by the name of the knob."""
-
-RESTART = "set in the program; a new value takes effect when the job starts again"
 
 
 def why_fixed(knob: str) -> str:
-    """Why `knob` cannot change while the program runs; empty where it can."""
+    """Why `knob` cannot change while the program runs, with the code that sets it; empty where it can."""
     from ..watch import watch
 
     change = CHANGES.get(knob)
-    return RESTART if change is None else change.why_fixed(watch)
+    if change is None:
+        return why(knob, watch)
+    reason = change.why_fixed(watch)
+    place = site(watch, "loader") if isinstance(change, LoaderChange) else site(watch, "optimizer") if knob == "optim" else ""
+    return f"{reason} ({place})" if reason and place else reason
+
+
+def observed() -> dict[str, Value]:
+    """The values in force of all knobs that can change."""
+    from ..watch import watch
+
+    return {knob: value for knob, change in CHANGES.items() if (value := change.read(watch)) is not None}
+
+
+def effects() -> dict[str, str]:
+    """What each change does to the numbers of the program."""
+    return {knob: change.effect for knob, change in CHANGES.items()}
+
+
+def begin(knob: str, value: Value) -> None:
+    """Begin to set `knob`. Raises Refused."""
+    from ..watch import watch
+
+    change = CHANGES.get(knob)
+    if change is None or (reason := why_fixed(knob)):
+        raise Refused(f"{knob}: {why_fixed(knob) if change is None else reason}")
+    if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
+        raise Refused(f"{knob} changes numerics: allow it first (--allow-numerics)")
+    change.set(watch, value)

@@ -135,6 +135,12 @@ class Control:
         self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
         """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
 
+    @property
+    def workers(self) -> list[Any]:
+        """The workers that serve now."""
+        epoch = self.epoch() if self.epoch is not None else None
+        return epoch.line[-1].workers if epoch is not None and epoch.line and not epoch.over else []
+
     # --- asked for by the training thread ----------------------------------------------------------------------
 
     def ask(self, settings: Settings, outer: Any) -> None:
@@ -186,7 +192,7 @@ class Control:
                 self.follow(outer)
             return outer
         outer = self.recipe.posing(loader) if self.program.num_workers else plain(loader)
-        outer.__dict__["_gpuconsole_loader"] = weakref.ref(loader)
+        outer.__dict__.update(_gpuconsole_loader=weakref.ref(loader), _gpuconsole_keeps=None if loader.persistent_workers else loader)
         self.begin_epoch(outer)
         return outer
 

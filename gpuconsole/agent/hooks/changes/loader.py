@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import multiprocessing
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol import Value
 from .change import SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control
-from .servers import PREFETCH, Settings, missing_names, settings_of
+from .servers import Settings, missing_names, settings_of
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -37,14 +35,21 @@ def control_of(loader: Any) -> Control | None:
 def training_loader(watch: Watch) -> tuple[Any, Any]:
     """The DataLoader of the last training batch and its newest iterator; None for each that does not exist."""
     iterators = [found for ref in watch.iterators if (found := ref()) is not None]
-    main = getattr(sys.modules.get(f"{__package__.rpartition('.')[0]}.data"), "loaders", None)
-    loader = main.main() if main is not None and main.main is not None else None
+    loader = watch.loader() if watch.loader is not None else None
     if loader is None and iterators:
         loader = loader_of(iterators[-1])
     if loader is None:  # between two epochs
         loader = next((found for ref in reversed(_loaders) if (found := ref()) is not None), None)
     newest = next((one for one in reversed(iterators) if loader_of(one) is loader), None)
     return loader, newest
+
+
+def worker_pids(watch: Watch) -> list[int]:
+    """Process ids of the workers that serve the training's DataLoader; empty without workers."""
+    loader, iterator = training_loader(watch)
+    control = control_of(loader) if loader is not None else None
+    workers = control.workers if control is not None else getattr(iterator, "_workers", None) or ()
+    return [worker.pid for worker in workers]
 
 
 def loader_of(iterator: Any) -> Any:
@@ -77,6 +82,8 @@ def why_no_workers(loader: Any) -> str:
     """Why worker processes cannot be started for a loader that has none; empty where they can."""
     if loader.num_workers:
         return ""
+    import multiprocessing
+
     methods = multiprocessing.get_all_start_methods()
     method = multiprocessing.get_start_method(allow_none=True) or methods[0]
     if method == "fork" or _main_is_guarded():
@@ -89,6 +96,8 @@ def why_no_workers(loader: Any) -> str:
 @functools.cache
 def _main_is_guarded() -> bool:
     """Whether the program's main module may be imported again, as spawn and forkserver do it."""
+    import ast
+
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if file is None:
         return True
@@ -176,6 +185,7 @@ class LoaderChange(Change):
             raise Refused(reason)
         if not wanted.num_workers and control.program.num_workers and loader.worker_init_fn is not None:
             raise Refused("worker_init_fn prepares each worker: without workers it would not run")
+        control.allows_numerics = watch.allows_numerics
         control.ask(wanted, iterator)
 
     def pending(self, watch: Watch) -> bool:
@@ -205,8 +215,8 @@ class NumWorkers(LoaderChange):
 class PrefetchFactor(LoaderChange):
     knob = "prefetch_factor"
 
-    def value(self, settings: Settings) -> Value:
-        return settings.prefetch_factor or PREFETCH
+    def value(self, settings: Settings) -> Value | None:
+        return settings.prefetch_factor or None
 
     def changed(self, settings: Settings, value: Value) -> Settings:
         """Without workers there is nothing to change; the value in force stays the default."""

@@ -13,6 +13,7 @@ ON_A_CPU: dict[str, tuple[tuple[Value, ...], str]] = {
     "precision": (("tf32",), "a CPU has no TF32: matrix products stay in fp32"),
     "torch_compile": (("reduce-overhead",), "CUDA graphs need a GPU: the model is compiled, and launched as with default"),
     "pin_memory": ((True,), "page-locked memory serves copies to a GPU"),
+    "cudnn_benchmark": ((True,), "a CPU has no cuDNN"),
     "non_blocking": ((True,), "batches are already on the device: nothing is copied"),
     "h2d_stream": ((True,), "batches are already on the device: nothing is copied"),
     "pytorch_alloc_conf": (("expandable_segments:True",), "it configures CUDA's allocator, which a CPU run does not use"),

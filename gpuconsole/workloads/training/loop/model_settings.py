@@ -44,6 +44,8 @@ def apply_model_knobs(model: torch.nn.Module, knobs: Knobs) -> None:
     """Apply every knob that is a flag of the model or of torch."""
     set_matmul_precision(str(knobs["precision"]))
     set_threads(int(knobs["num_threads"]))
+    if "cudnn_benchmark" in knobs:
+        torch.backends.cudnn.benchmark = bool(knobs["cudnn_benchmark"])
     inner = unwrapped(model)
     for name in ("gradient_checkpointing", "attention"):
         if name in knobs:

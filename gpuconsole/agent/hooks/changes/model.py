@@ -1,0 +1,252 @@
+"""Live changes of how the model computes: precision, torch.compile, memory layout, and cuDNN's choice of algorithms."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ...protocol import Value
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused
+
+if TYPE_CHECKING:
+    from ..watch import Watch
+
+COMPILE_STEPS = 2
+"""Steps after which torch.compile has compiled forward and backward, and what follows from a second shape."""
+HALF = ("torch.bfloat16", "torch.float16")
+
+
+def _roots(watch: Watch) -> list[Any]:
+    return [found for ref in watch.roots if (found := ref()) is not None]
+
+
+def _device(watch: Watch) -> str:
+    """`cpu` or `cuda`, where the parameters of the model are."""
+    for root in _roots(watch):
+        parameter = next(root.parameters(), None)
+        if parameter is not None:
+            return str(parameter.device.type)
+    return ""
+
+
+class Precision(Change):
+    """bf16: autocast around the call of the model, with outputs in fp32, as accelerate does it. tf32: for matrix products."""
+
+    knob, effect = "precision", CHANGES_NUMERICS
+
+    def __init__(self) -> None:
+        self._value = ""
+        self._matmul_before = ""
+
+    def read(self, watch: Watch) -> Value | None:
+        import torch
+
+        if self._value:
+            return self._value
+        if watch.autocast:
+            return watch.autocast
+        parameter = next((one for root in _roots(watch) for one in root.parameters()), None)
+        if parameter is not None and str(parameter.dtype) in HALF:
+            return "bf16" if parameter.dtype is torch.bfloat16 else "fp16"
+        return "tf32" if _device(watch) == "cuda" and torch.get_float32_matmul_precision() != "highest" else "fp32"
+
+    def why_fixed(self, watch: Watch) -> str:
+        if not _roots(watch):
+            return "no call of a model was seen"
+        if watch.autocast and not self._value:
+            return "the program calls its model inside autocast: the precision is set there"
+        if next(one for root in _roots(watch) for one in root.parameters()).dtype.itemsize < 4:
+            return "the weights of the model are in 16 bits: the precision was chosen when the model was made"
+        return ""
+
+    def set(self, watch: Watch, value: Value) -> None:
+        import torch
+
+        if reason := self.why_fixed(watch):
+            raise Refused(reason)
+        before = self.read(watch)
+        if value == "fp16":
+            raise Refused("fp16 needs a GradScaler in the program; bf16 does not")
+        if value == "tf32" and _device(watch) != "cuda":
+            raise Refused("only a GPU has TF32")
+        if value == before:
+            return
+        self._undo(watch)
+        if value == "tf32":
+            self._matmul_before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high")
+        elif value == "bf16":
+            watch.wrap_forward = in_bf16
+        elif before == "tf32" and torch.get_float32_matmul_precision() != "highest":  # the program's own setting
+            self._matmul_before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+        self._value = str(value)
+
+    def _undo(self, watch: Watch) -> None:
+        import torch
+
+        if watch.wrap_forward is in_bf16:
+            watch.wrap_forward = None
+        if self._matmul_before:
+            torch.set_float32_matmul_precision(self._matmul_before)
+        self._value = self._matmul_before = ""
+
+
+def in_bf16(call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a model in autocast to bf16. Its outputs are fp32 again."""
+    import torch
+
+    parameter = next(module.parameters(), None)
+    with torch.autocast(parameter.device.type if parameter is not None else "cpu", torch.bfloat16):
+        found = call(*args, **kwargs)
+    return in_fp32(found)
+
+
+def in_fp32(value: Any) -> Any:
+    """`value` with all 16-bit tensors in fp32. A mapping is altered in place, so that it keeps its class."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(in_fp32, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(in_fp32, value))
+    if isinstance(value, dict):
+        for key in list(value):
+            value[key] = in_fp32(value[key])
+    return value
+
+
+class TorchCompile(Change):
+    """torch.compile of the modules that the program calls, in place. Dropout draws other random numbers then."""
+
+    knob, effect = "torch_compile", CHANGES_NUMERICS
+
+    def __init__(self) -> None:
+        self._compiled: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._mode = ""
+        self._steps_left = 0
+        self._suppressed: Any = None
+
+    def read(self, watch: Watch) -> Value | None:
+        if self._mode:
+            return self._mode
+        return "default" if any(map(_is_compiled, _roots(watch))) else "off"
+
+    def why_fixed(self, watch: Watch) -> str:
+        roots = _roots(watch)
+        if not roots:
+            return "no call of a model was seen"
+        if not self._mode and any(map(_is_compiled, roots)):
+            return "the program compiles its model itself"
+        if not all(hasattr(root, "_compiled_call_impl") and hasattr(root, "compile") for root in roots):
+            return "this version of torch has no Module.compile"
+        return ""
+
+    def set(self, watch: Watch, value: Value) -> None:
+        if reason := self.why_fixed(watch):
+            raise Refused(reason)
+        if value == self.read(watch):
+            return
+        import torch._dynamo
+
+        for ref, before in self._compiled.values():
+            root = ref()
+            if root is not None:
+                root._compiled_call_impl = before
+        self._compiled.clear()
+        if self._suppressed is not None:
+            torch._dynamo.config.suppress_errors, self._suppressed = self._suppressed, None
+        self._mode = ""
+        if value == "off":
+            return
+        self._suppressed = torch._dynamo.config.suppress_errors
+        torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as before
+        for root in _roots(watch):
+            self._compiled[id(root)] = weakref.ref(root), root._compiled_call_impl
+            compile_in_place(root, str(value))
+        self._mode, self._steps_left = str(value), COMPILE_STEPS + 1
+
+    def pending(self, watch: Watch) -> bool:
+        """The next steps compile."""
+        self._steps_left = max(0, self._steps_left - 1)
+        return bool(self._mode and self._steps_left)
+
+
+def compile_in_place(root: Any, mode: str) -> None:
+    root.compile(mode=None if mode == "default" else mode)
+
+
+def _is_compiled(root: Any) -> bool:
+    return type(root).__name__ == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
+
+
+class ChannelsLast(Change):
+    """NHWC layout of the convolutions' weights, and of what the optimizer keeps for them. Activations follow the weights."""
+
+    knob, effect = "channels_last", SAME_SAMPLES
+
+    def read(self, watch: Watch) -> Value | None:
+        weights = _weights_of_convolutions(watch)
+        return None if not weights else all(map(_is_channels_last, weights))
+
+    def why_fixed(self, watch: Watch) -> str:
+        if not _weights_of_convolutions(watch):
+            return "the model has no convolution of images"
+        if any(type(root).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") for root in _roots(watch)):
+            return "the processes exchange gradients in the layout that the weights had when the model was wrapped"
+        return ""
+
+    def set(self, watch: Watch, value: Value) -> None:
+        import torch
+
+        if reason := self.why_fixed(watch):
+            raise Refused(reason)
+        layout = torch.channels_last if value else torch.contiguous_format
+        for root in _roots(watch):
+            root.to(memory_format=layout)
+        for optimizer in (found for ref in watch.optimizers if (found := ref()) is not None):
+            for parameter, state in optimizer.state.items():
+                for name, kept in list(state.items()):
+                    if isinstance(kept, torch.Tensor) and kept.dim() == 4 and kept.shape == parameter.shape:
+                        state[name] = kept.to(memory_format=layout)
+
+
+def _weights_of_convolutions(watch: Watch) -> list[Any]:
+    """The weights whose layout matters: 1x1 convolutions with one channel are the same in both layouts."""
+    found = [one for root in _roots(watch) for one in root.parameters() if one.dim() == 4]
+    return [one for one in found if one.shape[1] > 1 and one.shape[2] * one.shape[3] > 1]
+
+
+def _is_channels_last(weight: Any) -> bool:
+    import torch
+
+    return bool(weight.is_contiguous(memory_format=torch.channels_last))
+
+
+class CudnnBenchmark(Change):
+    """cuDNN times its algorithms for each new shape and takes the fastest. Another algorithm may round in another way."""
+
+    knob, effect = "cudnn_benchmark", SAME_SAMPLES
+
+    def read(self, watch: Watch) -> Value | None:
+        torch = sys.modules.get("torch")
+        if torch is None or not _weights_of_convolutions(watch):
+            return None
+        return bool(torch.backends.cudnn.benchmark)
+
+    def why_fixed(self, watch: Watch) -> str:
+        if _device(watch) != "cuda":
+            return "no GPU: cuDNN is not used"
+        import torch
+
+        return "the program asks for deterministic algorithms" if torch.backends.cudnn.deterministic else ""
+
+    def set(self, watch: Watch, value: Value) -> None:
+        import torch
+
+        if reason := self.why_fixed(watch):
+            raise Refused(reason)
+        torch.backends.cudnn.benchmark = bool(value)

@@ -1,0 +1,178 @@
+"""Live change of the optimizer's implementation: fused, foreach, or one operation at a time."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ...protocol import Value
+from .change import SAME_SAMPLES, Change, Refused
+from .servers import in_one_line
+
+if TYPE_CHECKING:
+    from ..watch import Watch
+
+Flags = tuple[Any, Any]
+"""`fused` and `foreach` of a parameter group."""
+FLAGS: dict[str, Flags] = {"adamw": (False, False), "adamw_foreach": (False, True), "adamw_fused": (True, False)}
+
+
+class Optimizer(Change):
+    """Adam and AdamW. The flags are set for the time of a step only, so a checkpoint of the program holds its own flags.
+
+    The moments are kept. A fused update rounds in another order.
+    """
+
+    knob, effect = "optim", SAME_SAMPLES
+
+    def __init__(self) -> None:
+        self._changed: weakref.WeakKeyDictionary[Any, Flagged] = weakref.WeakKeyDictionary()
+
+    def read(self, watch: Watch) -> Value | None:
+        optimizers = _optimizers(watch)
+        if not optimizers:
+            return None
+        flagged = self._changed.get(optimizers[-1])
+        return flagged.name if flagged is not None else present(optimizers[-1])
+
+    def why_fixed(self, watch: Watch) -> str:
+        optimizers = _optimizers(watch)
+        if not optimizers:
+            return "the program has no optimizer of torch"
+        return next((reason for one in optimizers if (reason := _why_not(one))), "")  # one that does not fit: none is changed
+
+    def set(self, watch: Watch, value: Value) -> None:
+        name = str(value)
+        if reason := self.why_fixed(watch):
+            raise Refused(reason)
+        optimizers = _optimizers(watch)
+        if name not in FLAGS:
+            raise Refused(f"optim={name}: another algorithm has another state; only the implementation of Adam and AdamW can change")
+        for optimizer in optimizers:
+            if name != present(optimizer):
+                _try_out(optimizer, FLAGS[name])
+        for optimizer in optimizers:
+            flagged = self._changed.pop(optimizer, None)
+            if flagged is not None:
+                flagged.remove()
+            if name != present(optimizer):
+                self._changed[optimizer] = Flagged(optimizer, name)
+
+
+class Flagged:
+    """An optimizer whose steps run with other flags."""
+
+    def __init__(self, optimizer: Any, name: str) -> None:
+        self.name = name
+        self._optimizer = weakref.ref(optimizer)
+        self._before: list[Flags] = []
+        self._hooks = [optimizer.register_step_pre_hook(self._set), optimizer.register_step_post_hook(self._put_back)]
+
+    def remove(self) -> None:
+        """The program's own flags again, and the step counters where they were."""
+        for hook in self._hooks:
+            hook.remove()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            for group in optimizer.param_groups:
+                move_counters(optimizer, group, bool(group.get("fused")))
+
+    def _set(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._before = [_flags(group) for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["fused"], group["foreach"] = FLAGS[self.name]
+            move_counters(optimizer, group, FLAGS[self.name][0])
+
+    def _put_back(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for group, (fused, foreach) in zip(optimizer.param_groups, self._before, strict=False):  # the program may add a group
+            group["fused"], group["foreach"] = fused, foreach
+
+
+def present(optimizer: Any) -> str:
+    """The implementation that the program chose. Where it chose none, torch takes foreach on a GPU."""
+    group = optimizer.param_groups[0]
+    fused, foreach = _flags(group)
+    if fused:
+        return "adamw_fused"
+    on_gpu = any(parameter.is_cuda for parameter in group["params"][:1])
+    return "adamw_foreach" if foreach or (foreach is None and on_gpu) else "adamw"
+
+
+def move_counters(optimizer: Any, group: dict[str, Any], fused: bool) -> None:
+    """Put the step counters where the implementation wants them: fused on the parameter's device, else on the CPU."""
+    for parameter in group["params"]:
+        step = optimizer.state.get(parameter, {}).get("step")
+        if step is None or not hasattr(step, "device"):
+            continue
+        device = parameter.device if fused else "cpu"
+        if step.device.type != (parameter.device.type if fused else "cpu"):
+            optimizer.state[parameter]["step"] = step.to(device)
+
+
+def _optimizers(watch: Watch) -> list[Any]:
+    return [found for ref in watch.optimizers if (found := ref()) is not None]
+
+
+def _flags(group: dict[str, Any]) -> Flags:
+    return group.get("fused"), group.get("foreach")
+
+
+def _why_not(optimizer: Any) -> str:
+    import torch
+
+    name = type(optimizer).__name__
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return f"{name} is made by the program with one implementation; for Adam and AdamW it can change"
+    if not optimizer.state:
+        return f"{name} has not stepped"
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        return "this version of torch lacks register_step_pre_hook"
+    for group in optimizer.param_groups:
+        if group.get("capturable") or group.get("differentiable"):
+            return f"{name} was made with capturable or differentiable: its state has another form"
+        if not all(parameter.is_floating_point() for parameter in group["params"]):
+            return "the fused kernel takes real numbers only"
+    return ""
+
+
+def _try_out(optimizer: Any, flags: Flags) -> None:
+    """Run the update once on a copy of the smallest parameter of each kind. Raises Refused where it does not work.
+
+    A kernel that fails within a step of the program would end the program. Gradients must lie in memory as their parameters do.
+    """
+    import torch
+
+    kinds: dict[Any, tuple[Any, dict[str, Any]]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if not state:
+                continue
+            beside = [value for value in (*state.values(), parameter.grad) if isinstance(value, torch.Tensor) and value.dim()]
+            if any(one.dtype != parameter.dtype or one.stride() != parameter.stride() for one in beside if one.shape == parameter.shape):
+                raise Refused("parameters, gradients and moments have different types or layouts: the fused kernel would fail")
+            kind = (parameter.dtype, parameter.device, parameter.is_contiguous())
+            if kind not in kinds or parameter.numel() < kinds[kind][0].numel():
+                kinds[kind] = parameter, group
+    try:
+        with torch.no_grad():
+            for parameter, group in kinds.values():
+                _step_of_a_copy(optimizer, parameter, group, flags)
+    except Exception as problem:
+        raise Refused(f"an update of a copy failed: {in_one_line(problem)}") from None
+
+
+def _step_of_a_copy(optimizer: Any, parameter: Any, group: dict[str, Any], flags: Flags) -> None:
+    import copy
+
+    import torch
+
+    made = torch.nn.Parameter(parameter.detach().clone(memory_format=torch.preserve_format))
+    made.grad = torch.zeros_like(made) if parameter.grad is None else parameter.grad.detach().clone(memory_format=torch.preserve_format)
+    other = object.__new__(type(optimizer))
+    other.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in ("state", "param_groups")})
+    other.state = {made: copy.deepcopy(dict(optimizer.state[parameter]))}
+    other.param_groups = [{**group, "params": [made], "fused": flags[0], "foreach": flags[1]}]
+    move_counters(other, other.param_groups[0], bool(flags[0]))
+    step = type(optimizer).step
+    getattr(step, "__wrapped__", step)(other)  # without the hooks of steps

@@ -1,0 +1,201 @@
+"""Live changes of the optimizer, the precision and the model, in one process."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpuconsole.agent.hooks.changes import change
+from gpuconsole.agent.hooks.changes import model as model_changes
+from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
+from gpuconsole.agent.hooks.changes.optimizer import Optimizer
+from gpuconsole.agent.hooks.watch import Watch
+
+
+class Job:
+    """A small training, with the hook of the forward pass as docs/own-job.md describes it."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+        self.optimizer = kind(self.model.parameters(), lr=1e-2, **options)
+        self.watch = Watch()
+        self.watch.roots.append(weakref.ref(self.model))
+        self.watch.optimizers.append(weakref.ref(self.optimizer))
+        self.batches = torch.Generator().manual_seed(2)
+
+    def step(self) -> float:
+        x, y = torch.randn(4, 3, 8, 8, generator=self.batches), torch.randint(0, 4, (4,), generator=self.batches)
+        wrap = self.watch.wrap_forward
+        out = self.model(x) if wrap is None else wrap(self.model, self.model, (x,), {})
+        loss = F.cross_entropy(out, y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        assert out.dtype == torch.float32
+        return loss.item()
+
+
+def losses(job: Job, changes: dict[int, Any]) -> list[float]:
+    found = []
+    for number in range(12):
+        if number in changes:
+            changes[number]()
+        found.append(job.step())
+    return found
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_a_fused_optimizer_and_back(kind: type[torch.optim.Optimizer]) -> None:
+    plain, job, fused = losses(Job(kind), {}), Job(kind), Optimizer()
+    states = []
+
+    def on() -> None:
+        fused.set(job.watch, "adamw_fused")
+        states.append(fused.read(job.watch))
+
+    found = losses(job, {3: on, 6: lambda: states.append(job.optimizer.state_dict()), 8: lambda: fused.set(job.watch, "adamw")})
+    assert found == pytest.approx(plain, rel=1e-5)
+    assert states[0] == "adamw_fused" and fused.read(job.watch) == "adamw"
+    own = Job(kind).optimizer.state_dict()["param_groups"]
+    assert states[1]["param_groups"] == own, "a checkpoint of the program holds its own flags"
+    assert not job.optimizer._optimizer_step_pre_hooks and not job.optimizer._optimizer_step_post_hooks
+
+
+def test_the_fused_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    plain = torch._fused_adamw_
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_fused_adamw_", kernel)
+    job, fused = Job(), Optimizer()
+    losses(job, {3: lambda: fused.set(job.watch, "adamw_fused"), 8: lambda: fused.set(job.watch, "adamw")})
+    assert len(calls) == 5 + 1, "five steps, and one of a copy"
+
+
+def test_a_fused_optimizer_survives_copies_and_pickles() -> None:
+    job, fused = Job(), Optimizer()
+    losses(job, {3: lambda: fused.set(job.watch, "adamw_fused")})
+    torch.save(job.optimizer, __import__("io").BytesIO())
+    assert copy.deepcopy(job.optimizer).param_groups[0]["fused"] is None
+
+
+@pytest.mark.parametrize(
+    ("job", "value", "words"),
+    [
+        (lambda: Job(torch.optim.SGD), "adamw_fused", "SGD is made by the program"),
+        (lambda: Job(capturable=False, differentiable=True, foreach=False), "adamw_fused", "differentiable"),
+        (Job, "adamw_8bit", "another algorithm"),
+    ],
+)
+def test_optimizers_that_cannot_change(job: Any, value: str, words: str) -> None:
+    made = job()
+    if "differentiable" not in words:
+        made.step()
+    else:
+        made.optimizer.state[made.model[0].weight]["step"] = torch.tensor(1.0)
+    with pytest.raises(Refused, match=words):
+        Optimizer().set(made.watch, value)
+
+
+def test_gradients_in_another_layout_are_refused() -> None:
+    job = Job()
+    job.step()
+    job.model[0].weight.grad = job.model[0].weight.grad.to(memory_format=torch.channels_last)
+    with pytest.raises(Refused, match="layouts"):
+        Optimizer().set(job.watch, "adamw_fused")
+
+
+def test_bf16_and_back() -> None:
+    job, precision = Job(), Precision()
+    plain = losses(Job(), {})
+    found = losses(job, {3: lambda: precision.set(job.watch, "bf16"), 8: lambda: precision.set(job.watch, "fp32")})
+    assert found[:3] == plain[:3] and found[3] != plain[3]
+    assert found == pytest.approx(plain, rel=0.05)
+    assert job.watch.wrap_forward is None and precision.read(job.watch) == "fp32"
+
+
+def test_precisions_that_cannot_change() -> None:
+    job, precision = Job(), Precision()
+    for value, words in (("fp16", "GradScaler"), ("tf32", "only a GPU")):
+        with pytest.raises(Refused, match=words):
+            precision.set(job.watch, value)
+    job.watch.autocast = "bf16"
+    assert precision.read(job.watch) == "bf16"
+    assert "inside autocast" in precision.why_fixed(job.watch)
+
+
+def test_outputs_of_all_kinds_are_fp32_again() -> None:
+    half = torch.zeros(2, dtype=torch.bfloat16)
+    found = model_changes.in_fp32({"a": half, "b": (half, [half, 3]), "c": torch.zeros(1, dtype=torch.int64)})
+    assert found["a"].dtype == found["b"][0].dtype == found["b"][1][0].dtype == torch.float32
+    assert found["b"][1][1] == 3 and found["c"].dtype == torch.int64
+
+
+def test_torch_compile_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_changes, "compile_in_place", lambda root, mode: root.compile(backend="eager"))
+    job, compiled = Job(), TorchCompile()
+    before = torch._dynamo.config.suppress_errors
+    assert compiled.read(job.watch) == "off"
+    compiled.set(job.watch, "default")
+    assert compiled.pending(job.watch) and compiled.read(job.watch) == "default"
+    assert job.step() == Job().step()
+    compiled.set(job.watch, "off")
+    assert job.model._compiled_call_impl is None and torch._dynamo.config.suppress_errors == before
+    assert not compiled.pending(job.watch)
+
+
+def test_a_model_that_the_program_compiles_is_left_alone() -> None:
+    job = Job()
+    job.model.compile(backend="eager")
+    assert TorchCompile().read(job.watch) == "default"
+    assert "itself" in TorchCompile().why_fixed(job.watch)
+
+
+def test_channels_last_and_back() -> None:
+    job, layout = Job(), ChannelsLast()
+    assert layout.read(job.watch) is False
+    found = losses(job, {3: lambda: layout.set(job.watch, True), 8: lambda: layout.set(job.watch, False)})
+    assert found == pytest.approx(losses(Job(), {}), rel=1e-4)
+    assert layout.read(job.watch) is False
+    assert all(kept.is_contiguous() for state in job.optimizer.state.values() for kept in state.values())
+
+
+def test_channels_last_and_cudnn_need_convolutions_and_a_gpu() -> None:
+    job = Job()
+    assert "no GPU" in CudnnBenchmark().why_fixed(job.watch)
+    job.model = nn.Linear(2, 2)
+    job.watch.roots[:] = [weakref.ref(job.model)]
+    assert ChannelsLast().read(job.watch) is None
+    assert "no convolution" in ChannelsLast().why_fixed(job.watch)
+
+
+def test_what_changes_numerics_needs_the_users_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuconsole.agent.hooks import changes, watch
+
+    job = Job()
+    monkeypatch.setattr(watch, "watch", job.watch)
+    with pytest.raises(Refused, match="changes numerics"):
+        changes.begin("precision", "bf16")
+    job.watch.allows_numerics = True
+    changes.begin("precision", "bf16")
+    changes.begin("precision", "fp32")
+    assert changes.effects()["precision"] == change.CHANGES_NUMERICS
+
+
+def test_settings_that_cannot_change_say_why_and_show_code() -> None:
+    from gpuconsole.agent.hooks.changes import fixed
+
+    job = Job()
+    assert "DataLoader(dataset, batch_size=...)" in fixed.why("batch_size", job.watch)
+    assert "torchrun" in fixed.why("nproc", job.watch)

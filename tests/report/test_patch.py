@@ -1,0 +1,123 @@
+"""Kept changes of a job as a patch: `git apply` accepts it, and the result is the program with the arguments."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.cli.options.patch import base, name_in_patch, write_patch
+from gpuconsole.model.job.facts import JobFacts, Site
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.report.experiments.patch import Patch, kept_changes, make_patch, patch_text
+
+BEFORE: Knobs = {"num_workers": 0, "optim": "adamw"}
+
+
+def patched(folder: Path, code: str, changes: Knobs, *sites: Site, before: Knobs = BEFORE) -> tuple[str, Patch]:
+    """The program after `git apply`, and the patch."""
+    (folder / "train.py").write_bytes(code.encode())
+    facts = JobFacts("train.py", sites=list(sites) or [Site("loader", "train.py", 1), Site("optimizer", "train.py", 1)])
+    patch = make_patch(changes, facts, before, lambda file: (folder / file).read_bytes().decode(), lambda file: file)
+    if patch.diff:
+        (folder / "p.diff").write_bytes(patch.diff.encode())
+        subprocess.run(["git", "apply", "p.diff"], cwd=folder, check=True)
+    text = (folder / "train.py").read_bytes().decode()
+    ast.parse(text)
+    return text, patch
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = DataLoader(d)\n", "x = DataLoader(d, num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader()\n", "x = DataLoader(num_workers=4, persistent_workers=True)\n"),
+        ("x = DataLoader(d, num_workers=0)", "x = DataLoader(d, num_workers=4, persistent_workers=True)"),
+        ("x = data.DataLoader(d, num_workers=args.workers)\n", "x = data.DataLoader(d, num_workers=4, persistent_workers=True)\n"),
+        (
+            "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8),\n)\n",
+            "x = torch.utils.data.DataLoader(\n    D('ä'),  # a (comment\n    batch_size=f(8), num_workers=4, persistent_workers=True,\n)\n",
+        ),
+        ("x = DataLoader(d, batch_size=(8))\r\ny = 1\r\n", "x = DataLoader(d, batch_size=(8), num_workers=4, persistent_workers=True)\r\ny = 1\r\n"),
+        ("x = DataLoader(d, persistent_workers=False)\n", "x = DataLoader(d, persistent_workers=True, num_workers=4)\n"),
+        ("x = DataLoader(list(i for i in d))\n", "x = DataLoader(list(i for i in d), num_workers=4, persistent_workers=True)\n"),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_loader(tmp_path: Path, before: str, after: str) -> None:
+    text, patch = patched(tmp_path, before, {"num_workers": 4})
+    assert text == after
+    assert not patch.lines
+
+
+def test_the_call_on_the_line_is_changed_and_no_other(tmp_path: Path) -> None:
+    code = "a = DataLoader(\n    d,\n    8,\n)\nb = DataLoader(e)\nopt = torch.optim.AdamW(p, foreach=True)\n"
+    sites = Site("loader", "train.py", 2), Site("loader", "train.py", 5), Site("optimizer", "train.py", 6)
+    text, patch = patched(tmp_path, code, {"num_workers": 2, "prefetch_factor": 4, "optim": "adamw_fused"}, *sites)
+    assert text == code.replace("    8,\n", "    8, num_workers=2, prefetch_factor=4, persistent_workers=True,\n").replace(
+        "foreach=True", "foreach=False, fused=True"
+    )
+    assert patch_text(patch, {"num_workers": 2})[0] == "for your own code (num_workers=2):"
+
+
+def test_persistence_is_left_alone_where_the_program_had_workers(tmp_path: Path) -> None:
+    text, _ = patched(tmp_path, "DataLoader(d, num_workers=1)\n", {"num_workers": 4}, before={"num_workers": 1})
+    assert text == "DataLoader(d, num_workers=4)\n"
+    assert (
+        patched(tmp_path, "DataLoader(d, num_workers=1)\n", {"num_workers": 0}, before={"num_workers": 1})[0]
+        == "DataLoader(d, num_workers=0)\n"
+    )
+
+
+def test_arguments_of_the_hf_trainer(tmp_path: Path) -> None:
+    code = "args = TrainingArguments('out', max_steps=5)\nTrainer(args=args).train()\n"
+    sites = Site("loader", "train.py", 2, library="transformers"), Site("optimizer", "train.py", 2, library="transformers")
+    text, patch = patched(tmp_path, code, {"num_workers": 4, "optim": "adamw_fused", "precision": "bf16"}, *sites)
+    wanted = 'dataloader_num_workers=4, dataloader_persistent_workers=True, optim="adamw_torch_fused", bf16=True'.replace('"', "'")
+    assert text == code.replace("max_steps=5", f"max_steps=5, {wanted}")
+    assert not patch.lines
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("DataLoader(d, **options)\n", "takes its arguments from a dict"),
+        ("make(d)\n", "no call of DataLoader"),
+        ("for i in 1, 2: a = 1\na = DataLoader(d); b = DataLoader(d)\n", "several calls of DataLoader"),
+    ],
+)
+def test_what_cannot_be_patched_is_shown_with_the_reason(tmp_path: Path, code: str, words: str) -> None:
+    text, patch = patched(tmp_path, code, {"num_workers": 4})
+    assert text == code and not patch.diff
+    assert patch.lines[0].startswith("DataLoader(..., num_workers=4, persistent_workers=True)") and words in patch.lines[0]
+
+
+def test_a_file_that_is_gone_and_lines_without_a_call(tmp_path: Path) -> None:
+    def gone(file: str) -> str:
+        raise FileNotFoundError(2, "No such file or directory", file)
+
+    facts = JobFacts("train.py", sites=[Site("loader", "train.py", 1)])
+    patch = make_patch({"num_workers": 4, "precision": "bf16"}, facts, BEFORE, gone, str)
+    assert "No such file" in patch.lines[0] and "torch.autocast" in patch.lines[1]
+
+
+def test_the_patch_applies_where_the_command_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / "repo" / "code").mkdir()
+    file = tmp_path / "repo" / "code" / "train.py"
+    file.touch()
+    monkeypatch.chdir(tmp_path / "repo" / "code")
+    assert name_in_patch(str(file)) == "train.py"
+    monkeypatch.chdir(tmp_path)
+    assert name_in_patch(str(file)) == "repo/code/train.py"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (name_in_patch(str(file)), base(str(file))) == ("code/train.py", tmp_path / "repo")
+    assert "no patch" in write_patch(tmp_path / "p.diff", Patch())
+
+
+def test_kept_changes_are_the_difference_of_the_knobs() -> None:
+    assert kept_changes({"num_workers": 0, "optim": "adamw"}, {"num_workers": 4, "optim": "adamw", "prefetch_factor": 2}) == {
+        "num_workers": 4
+    }
