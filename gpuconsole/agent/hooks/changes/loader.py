@@ -20,7 +20,7 @@ ITERABLE = "an IterableDataset divides its samples among the workers itself: ano
 
 _controls: dict[int, Control] = {}
 """By the id of the DataLoader."""
-_loaders: list[weakref.ref[Any]] = []
+changed_loaders: list[weakref.ref[Any]] = []
 """The DataLoaders under control, the newest last."""
 
 
@@ -39,7 +39,7 @@ def training_loader(watch: Watch) -> tuple[Any, Any]:
     if loader is None and iterators:
         loader = loader_of(iterators[-1])
     if loader is None:  # between two epochs
-        loader = next((found for ref in reversed(_loaders) if (found := ref()) is not None), None)
+        loader = next((found for ref in reversed(changed_loaders) if (found := ref()) is not None), None)
     newest = next((one for one in reversed(iterators) if loader_of(one) is loader), None)
     return loader, newest
 
@@ -116,7 +116,7 @@ def under_control(loader: Any, iterator: Any) -> Control:
         data = module()
         install(data)
         control = _controls[id(loader)] = Control(data, loader, iterator)
-        _loaders[:] = [ref for ref in _loaders if ref() is not None] + [weakref.ref(loader)]
+        changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
         weakref.finalize(loader, _forget, id(loader)).atexit = False
     return control
 

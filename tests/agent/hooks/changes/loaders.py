@@ -14,7 +14,7 @@ import torch.utils.data.dataloader as dataloader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from gpuconsole.agent.hooks.changes.change import Refused
-from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor
+from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor, changed_loaders
 from gpuconsole.agent.hooks.changes.random_state import RandomState
 from gpuconsole.agent.hooks.watch import Watch
 
@@ -46,6 +46,7 @@ def hooked() -> Iterator[Watch]:
         base.__init__, base.__next__ = init, following
         several._reset, DataLoader._get_iterator = reset, get_iterator
         del base._gpuconsole_plain_next
+        changed_loaders.clear()
 
 
 class Numbers(Dataset[Any]):
