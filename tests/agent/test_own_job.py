@@ -100,6 +100,9 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
         "nproc": 1,
     }
     assert run["facts"]["parameters"] == 32 * 256 + 256 + 2560 + 10
+    first, second = 32 * 256, 256 * 10
+    assert run["facts"]["flops_per_sample"] == 2 * (first + second) + 2 * (first + second) + 2 * second  # no gradient of the inputs
+    assert run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(8 * run["facts"]["parameters"], rel=0.01)
     sites = {site["kind"]: site for site in run["job"]["sites"]}
     text = (PROGRAMS / "plain.py").read_text().splitlines()
     assert "DataLoader(Samples()" in text[sites["loader"]["line"] - 1]

@@ -19,6 +19,7 @@ from ..inbox import Inbox
 from ..loop import Probe
 from ..protocol import (
     COUNTS,
+    SETTLING,
     Command,
     Knobs,
     Message,
@@ -28,6 +29,7 @@ from ..protocol import (
     job_known,
     job_process,
     knobs_set,
+    probe_done,
     rank_joined,
     segments,
     started,
@@ -37,6 +39,7 @@ from . import changes as changes_of
 from . import data, described
 from .changes import CHANGES, Refused
 from .connection import Connection
+from .evidence.arithmetic import Arithmetic, memory_parts
 from .guard import entry, switch
 from .optimizer import steppers
 from .recorder import OWN, pack
@@ -45,6 +48,8 @@ from .watch import recorder, watch
 SOCKET = "socket"
 POLL_EVERY_S, POLL_IN_TRIAL_S = 0.05, 0.02
 """Between two looks at the clock, the commands and the messages. Most steps of a fast loop end without any work of the agent."""
+COUNT_AT = 20
+"""The step after which one step's operators are counted."""
 EAGER = 8
 """Steps at the start after each of which the agent works."""
 DESCRIBE_AT = 3
@@ -283,6 +288,7 @@ class Agent:
         self._next_t = self._described = 0.0
         self._every_step, self._searched = True, False
         self._sampler = StepSampler()
+        self._arithmetic = Arithmetic()
         self._known: tuple[Any, ...] = ()
 
     @property
@@ -347,9 +353,15 @@ class Agent:
             self._described = recorder.start
             service.loop.knobs = described.observed_knobs()
             self._announce()
+        if recorder.index >= COUNT_AT and not self._arithmetic.done:
+            counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
+            recorder.kind = SETTLING if counted else COUNTS
+            if self._arithmetic.done:
+                self._announce()
+                self._send_memory()
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
-        self._every_step = recorder.index < EAGER or self._search is not None or service.waits
+        self._every_step = recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or service.waits
         recorder.sample_all = bool(recorder.arm)
         if recorder.sample_all or self._sampler.wants(recorder.start, service.loop.account.low_rate):
             recorder.sampled(True)
@@ -377,6 +389,7 @@ class Agent:
         self._known = ()
         self._next_t = self._described = 0.0
         self._every_step, self._searched = True, False
+        self._arithmetic = Arithmetic()
         steppers.reset()
         data.loaders.reset()
 
@@ -391,8 +404,15 @@ class Agent:
         """Send what is known, if it has changed."""
         assert self._connection is not None and self._service is not None
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
+        if self._arithmetic.per_sample is not None:
+            facts["flops_per_sample"] = self._arithmetic.per_sample
         if (knobs, facts, about) == self._known:
             return
         self._known = (knobs, facts, about)
         self._connection.send(job_known(now(), self.rank, about))
         self._connection.send(started(now(), knobs, facts, described.fixed_knobs(knobs)))
+
+    def _send_memory(self) -> None:
+        """Send the memory of the parts of the program, as an answer that nobody asked for."""
+        assert self._connection is not None
+        self._connection.send(probe_done(now(), 0, "observed", memory_parts()))

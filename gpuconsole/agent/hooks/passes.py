@@ -30,6 +30,8 @@ class State:
         """Whether an optimizer has stepped within the backward pass under way."""
         self.end_in_backward: Any = None
         """Called at the end of such a backward pass."""
+        self.counting: Any = None
+        """Counts the operators of each pass: `enter` and `leave`."""
         self.tracing_batches: Any = None
         """A function that receives the arguments of each pass, where the source of batches is looked for."""
 
@@ -109,11 +111,15 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
                 watch.autocast = autocast_precision(module)
         if watch.keep_inputs:
             watch.last_inputs = (weakref.ref(module), args, kwargs)
+    if state.counting is not None:
+        state.counting.enter()
     return True
 
 
 @entry("passes.end")
 def end_pass() -> None:
+    if state.counting is not None:
+        state.counting.leave()
     if recorder.on:
         recorder.leave()
 
@@ -156,11 +162,15 @@ def begin_backward() -> bool:
     if not recorder.watches() or BACKWARD in recorder.stack:
         return False
     recorder.enter(BACKWARD)
+    if state.counting is not None:
+        state.counting.enter()
     return True
 
 
 @entry("passes.end_backward")
 def end_backward(tensors: Any) -> None:
+    if state.counting is not None:
+        state.counting.leave()
     if not recorder.watches() or recorder.stack[-1] != BACKWARD:
         return
     recorder.leave()
