@@ -198,7 +198,8 @@ def end(number, frame):
     sys.exit(40 + number)
 signal.signal(signal.SIGUSR1, end)
 print(os.getpid(), flush=True)
-while not os.path.exists("go"):
+until = time.monotonic() + 90
+while not os.path.exists("go") and time.monotonic() < until:
     time.sleep(0.02)
 print("finished", flush=True)
 """

@@ -13,7 +13,8 @@ import os, sys, time
 print("tty", sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(), os.ttyname(0) == os.ttyname(2), flush=True)
 patience = int(sys.argv[1])
 print("asked:", input("question? "), flush=True)
-while True:
+until = time.monotonic() + 90
+while time.monotonic() < until:
     try:
         time.sleep(0.02)
     except KeyboardInterrupt:

@@ -21,7 +21,8 @@ patience = int(sys.argv[1])  # how many interrupts are ignored
 for n in range(100):
     print(f"\\rprogress {n} %", end="", flush=True)
 print("\\n\\x1b[31mred\\x1b[0m \\u202e hidden", flush=True)
-while not os.path.exists("go"):
+until = time.monotonic() + 90  # no process stays after a test that failed
+while not os.path.exists("go") and time.monotonic() < until:
     try:
         time.sleep(0.02)
     except KeyboardInterrupt:
@@ -155,7 +156,7 @@ def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
 
 
 def test_a_resized_terminal_resizes_that_of_the_job(tmp_path: Path) -> None:
-    (tmp_path / "size.sh").write_text("trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done")
+    (tmp_path / "size.sh").write_text("trap 'stty size' WINCH; echo ready; for n in $(seq 1000); do sleep 0.05; done")
     with Terminal("run", "--", "sh", "size.sh", cwd=tmp_path) as terminal:
         terminal.press("o")
         terminal.wait_for("ready")

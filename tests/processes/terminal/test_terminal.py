@@ -103,7 +103,7 @@ def test_a_job_that_prints_without_end_is_not_slowed_and_its_newest_lines_are_sh
 @pytest.mark.parametrize("hangs_up", [False, True])
 def test_a_job_survives_the_end_of_the_console_and_its_output_goes_to_a_file(tmp_path: Path, hangs_up: bool) -> None:
     """`hangs_up`: the job is detached by the console; otherwise the console is killed."""
-    script = "echo ready; while [ ! -e go ]; do sleep 0.02; done; echo still here; tty -s && echo done > finished"
+    script = "echo ready; for n in $(seq 1000); do [ -e go ] && break; sleep 0.02; done; echo still here; tty -s && echo done > finished"
 
     async def detach() -> None:
         terminal = JobTerminal(80, 24, None, tmp_path / "job.log")
