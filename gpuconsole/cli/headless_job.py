@@ -58,10 +58,12 @@ class HeadlessJob:
             await open_engine(engine, self._recording)
             try:
                 stored, numerics = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics"))
-                job = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, allows_numerics=numerics))
+                worker = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, allows_numerics=numerics))
             except SessionError as error:
                 print(f"gpuconsole: {error}", file=sys.stderr)
                 return NOT_EXECUTABLE
+            job = worker.job
+            assert job is not None
             self._pass_signals_on(job)
             working = asyncio.create_task(self._do_work(engine))
             await job.exited.wait()

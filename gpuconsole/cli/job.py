@@ -41,6 +41,7 @@ def run_job(args: argparse.Namespace) -> int:
     if args.apply_top or args.tries:
         raise UsageError("--apply-top and --try go with --headless; on the screen, press Enter on a suggestion")
     snapshot, recording = writable(args.snapshot, "--snapshot"), record_path(args)
+    writable(args.patch, "--patch")
     if why := why_no_terminal():
         raise UsageError(f"{why}; add --headless")
     from gpuconsole.cli.console import open_console

@@ -34,7 +34,7 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.processes.job import JobChild, JobCommand
+from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.pool import SPARE_S, WorkerPool
 from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.processes.scratch import sweep_scratch
@@ -162,14 +162,14 @@ class Engine(StateReader, SessionApi):
         await self._tuning.finish()
         await self.control.start(plan)
 
-    async def start_job(self, command: JobCommand) -> JobChild:
+    async def start_job(self, command: JobCommand) -> WorkerHandle:
         """Start the user's own command as a run. Raises SessionError, also where the command cannot be started."""
         await self._tuning.finish()
         await self.control.start(self.control.plan_job(command))
         worker = self.control.worker
         if worker is None or worker.job is None:
             raise SessionError((self.state.record and self.state.record.run.error) or f"{command.words[0]} has ended already")
-        return worker.job
+        return worker
 
     async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None) -> None:
         """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""

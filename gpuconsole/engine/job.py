@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.processes.job import JobChild, JobCommand
+from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.terminal.pty import JobTerminal
+from gpuconsole.processes.worker import WorkerHandle
 from gpuconsole.session.api import JobApi, Output, SessionError
 
 HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -22,9 +23,12 @@ HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 class ScreenJob(JobApi):
     """A job whose process and terminal have been started."""
 
-    def __init__(self, name: str, child: JobChild, terminal: JobTerminal) -> None:
-        self.child = child
-        self._name, self._terminal = name, terminal
+    def __init__(self, worker: WorkerHandle, terminal: JobTerminal) -> None:
+        """`worker`: the handle of the job."""
+        assert worker.job is not None
+        self.child = worker.job
+        self._worker = worker
+        self._name, self._terminal = self.child.command.name, terminal
         self._interrupts = 0
         self._left = False
 
@@ -62,6 +66,9 @@ class ScreenJob(JobApi):
     def signal(self, number: int) -> None:
         self.child.signal(number)
 
+    def allow_numerics(self) -> None:
+        self._worker.allows_numerics = True
+
     def type(self, text: str) -> None:
         self._terminal.type(text)
 
@@ -81,7 +88,7 @@ class ScreenJob(JobApi):
 
 
 async def start_on_terminal(
-    start: Callable[[JobCommand], Awaitable[JobChild]], command: JobCommand, columns: int, rows: int, output: Path | None
+    start: Callable[[JobCommand], Awaitable[WorkerHandle]], command: JobCommand, columns: int, rows: int, output: Path | None
 ) -> ScreenJob:
     """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
 
@@ -94,12 +101,12 @@ async def start_on_terminal(
         raise SessionError(f"no terminal for the job: {error.strerror}") from None
     try:
         slave = terminal.slave
-        child = await start(msgspec.structs.replace(command, leader=terminal.leader, stdin=slave, stdout=slave, stderr=slave))
+        worker = await start(msgspec.structs.replace(command, leader=terminal.leader, stdin=slave, stdout=slave, stderr=slave))
     except SessionError:
         await terminal.close(ended=True)
         raise
     terminal.job_started()
-    return ScreenJob(child.command.name, child, terminal)
+    return ScreenJob(worker, terminal)
 
 
 def log_path() -> Path:

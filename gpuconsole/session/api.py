@@ -132,6 +132,10 @@ class JobApi(Protocol):
         """Send a signal to the job. Nothing happens when the job has ended."""
         ...
 
+    def allow_numerics(self) -> None:
+        """Allow changes that alter the numbers of the job."""
+        ...
+
     def type(self, text: str) -> None:
         """Send `text` to the job's stdin."""
         ...

@@ -45,6 +45,7 @@ class Actions:
     def __init__(self, app: ConsoleApp, api: SessionApi) -> None:
         self._app = app
         self._api = api
+        self._asked_numerics = False
 
     async def do(self, name: str) -> None:
         """Do the action of this id."""
@@ -86,6 +87,18 @@ class Actions:
     def leave(self) -> None:
         """Quit without a question."""
         self._app.run_worker(self._app.leave(0), exit_on_error=False)
+
+    def allow_numerics(self) -> None:
+        """Allow changes that alter the numbers of the user's own job, when this is called a second time."""
+        job = self._api.job
+        if job is None or job.ended:
+            self.report("no job of your own runs here")
+        elif self._asked_numerics:
+            job.allow_numerics()
+            self.report("changes may now alter the numbers of your job; u reverts a change")
+        else:
+            self._asked_numerics = True
+            self.report("N again: changes may alter the numbers of your job, such as its losses (bf16, torch.compile)")
 
     def end_job(self) -> None:
         """Interrupt the user's own job, and quit when it has ended."""

@@ -163,6 +163,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("record", "r", "record", "Start or end a recording of the session.", makes_sense=_live),
     Action("export", "e", "export", "Write a snapshot (JSON) of the session.", makes_sense=_has_run),
     # --- some screens ------------------------------------------------------------------------------------------
+    Action(
+        "numerics",
+        "N",
+        "",
+        "A job of your own: allow changes that alter its numbers (bf16, torch.compile). The key must be pressed twice.",
+        ("main",),
+        _is_job,
+    ),
     Action("choose_previous", "up", "", "Select the suggestion above.", ("main",)),
     Action("choose_next", "down", "", "Select the suggestion below.", ("main",)),
     Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",), bar="enter"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -166,3 +168,28 @@ def test_a_resized_terminal_resizes_that_of_the_job(tmp_path: Path) -> None:
         terminal.wait_for("has ended")
         terminal.press("q")
         assert terminal.wait_exit() == -signal.SIGINT
+
+
+def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_replays(tmp_path: Path) -> None:
+    """The one test here with PyTorch. The patch is printed and written when the console quits."""
+    script = tmp_path / "starved.py"
+    shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", script)
+    options = ("--device", "cpu", "--patch", "p.diff", "--record", "r.jsonl", "--snapshot", "s.json")
+    with Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path) as terminal:
+        terminal.wait_for("starved.py", "agent on", "data_wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
+        terminal.press("N")
+        terminal.wait_for("N again: changes may alter the numbers")
+        terminal.press("enter")
+        terminal.wait_for("trial running", timeout_s=30)
+        terminal.wait_for("win, kept", timeout_s=60)
+        (tmp_path / "end").touch()
+        terminal.wait_gone("agent on")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+        assert "patch written: git apply p.diff" in terminal.text
+    assert "num_workers=" in (tmp_path / "p.diff").read_text()
+    assert json.loads((tmp_path / "s.json").read_text())["runs"][-1]["changes"]["num_workers"] >= 2
+    with Terminal("replay", "r.jsonl", "--speed", "30", cwd=tmp_path) as terminal:
+        terminal.wait_for("RECORDING", "starved.py", "data_wait", "kept")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0

@@ -127,5 +127,8 @@ class MainScreen(Screen[None]):
     def action_choose_next(self) -> None:
         self._choose(1)
 
+    def action_numerics(self) -> None:
+        self.actions.allow_numerics()
+
     def action_try_selected(self) -> None:
         self.actions.try_selected()
