@@ -80,6 +80,11 @@ def open_console(
     finally:  # save the session also after a crash of the screen
         session_file.save()
         session_file.report()
+        if engine.job is not None:
+            from gpuconsole.cli.options.patch import patch_lines
+
+            for line in patch_lines(engine.snapshot(), args.patch):
+                report(line)
         if engine.job is not None and engine.job.exit_code is None:
             report(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
         if engine.job is not None:

@@ -16,7 +16,7 @@ from gpuconsole.cli.job_work import JobWork
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import NOT_EXECUTABLE
-from gpuconsole.cli.options.patch import patch_of, write_patch
+from gpuconsole.cli.options.patch import patch_lines
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
@@ -113,10 +113,7 @@ class HeadlessJob:
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
         lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
         lines += [f"gpuconsole: {note}" for note in self._notes]
-        patch, shown = patch_of(snapshot)
-        lines += [f"gpuconsole: {line}" for line in shown]
-        if self._patch is not None:
-            lines.append(f"gpuconsole: {write_patch(self._patch, patch)}")
+        lines += [f"gpuconsole: {line}" for line in patch_lines(snapshot, self._patch)]
         text = "\n".join(lines) + "\n"
         if self._summary is None:
             sys.stderr.write(text)

@@ -133,9 +133,9 @@ class Sweeper:
         answer = await worker.set_knobs(self._changes(point, worker), arm)
         if answer.error:
             raise SessionError(answer.error)
-        plan = BlockPlan({**self._base, **point}, point)
+        plan = BlockPlan({**self._base, **point}, point, of_job=worker.job is not None)
         while True:
-            counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0]
+            counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0][plan.settling :]
             if plan.complete(counted):
                 return list(plan.trimmed(counted))
             await self._next_steps(worker)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -260,6 +261,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
     ratios: list[float] = []
     wall_ratios: list[float] = []
     nulls: list[float] = []
+    losses: list[tuple[list[float], list[float]]] = []
     last: tuple[int, float] | None = None
     between = BETWEEN[sides.method]
     start = time.monotonic()
@@ -279,6 +281,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
             if not all(rate(block, False) > 0 for block in blocks.values()):
                 raise TrialFailed("no work was done in a whole block")
             rates = {arm: rate(block, contention_free) for arm, block in blocks.items()}
+            losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
             ratios.append(math.log(rates[CHANGED] / rates[BASELINE]))
             if last is not None and last[0] == pair[0]:  # two blocks of one side in a row
                 nulls.append(math.log(rates[pair[0]] / last[1]))
@@ -300,7 +303,8 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
                 break
     except (TrialFailed, WorkerGone) as error:
         return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - start)
-    return msgspec.structs.replace(trial, state="done", verdict=decided or "undecided")
+    trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided")
+    return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial
 
 
 async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
@@ -317,16 +321,36 @@ async def _block(sides: Sides, arm: int, plan: BlockPlan) -> list[Step]:
 async def with_quality(trial: Trial, sides: Sides) -> Trial:
     """`trial` with a quality measure of both sides, if the change alters computed values: perplexity (model server) or held-out loss
     (training). Without the measure if it is not available on both sides."""
-    if trial.state != "done":
+    if trial.state != "done" or trial.held_out_loss is not None or not trial.checked:
         return trial
-    knobs = [CATALOGUE[name] for name in trial.changes]
-    if any(knob.changes_output for knob in knobs):
+    if any(CATALOGUE[name].changes_output for name in trial.changes):
         return await _with_perplexity(trial, sides)
-    if (
-        any(knob.changes_numerics for knob in knobs) and sides.method == "live ABBA"
-    ):  # with two workers the sides have different weights after some steps
+    if changes_numerics(trial) and sides.method == "live ABBA":  # with two workers the sides have different weights after some steps
         return await _with_loss(trial, sides)
     return trial
+
+
+def changes_numerics(trial: Trial) -> bool:
+    return any(CATALOGUE[name].changes_numerics for name in trial.changes)
+
+
+def losses_of(steps: Sequence[Step]) -> list[float]:
+    return [step.loss for step in steps if step.loss is not None]
+
+
+def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[float]]]) -> Trial:
+    """`trial` of a user's job with the losses of its own steps, without and with the change, for each pair of blocks.
+
+    The job has no held-out batches. The order of the blocks cancels the progress of the training; `drift` is twice the standard error of
+    the differences.
+    """
+    means = [(statistics.fmean(before), statistics.fmean(after)) for before, after in pairs if before and after]
+    if len(means) < 2:
+        return msgspec.structs.replace(trial, error="no loss of the job was seen", checked=False)
+    differences = [after - before for before, after in means]
+    before = statistics.fmean(before for before, _ in means)
+    drift = 2 * statistics.stdev(differences) / math.sqrt(len(differences))
+    return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss(before, before + statistics.fmean(differences), drift, training=True))
 
 
 async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import math
 from typing import Any
 
 import pytest
 
 from gpuconsole.experiments.blocks import BASELINE, CHANGED
-from gpuconsole.experiments.trial import with_quality
+from gpuconsole.experiments.trial import with_quality, with_training_loss
 from gpuconsole.model.experiments.trial import HeldOutLoss, Speedup, Trial
 from gpuconsole.model.finding import Signal
 from gpuconsole.wire.events import ProbeDone
@@ -61,3 +62,23 @@ def test_arms_are_those_of_blocks() -> None:
     sides = Sides(0.0)
     asyncio.run(with_quality(Trial("1", "1", {"precision": "bf16"}, "done"), sides))  # type: ignore[arg-type]
     assert sides.looks[1:] == [BASELINE, CHANGED, BASELINE]
+
+
+@pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.05, False)])
+def test_the_loss_of_a_job_is_that_of_its_own_steps(worse: float, keeps: bool) -> None:
+    """The loss falls while the trial runs, and the noise of single batches is larger than the progress."""
+    noise = random.Random(1)
+
+    def block(number: int, change: float) -> list[float]:
+        return [(3.0 - 0.01 * number) * (1 + change) + noise.gauss(0, 0.1) for _ in range(50)]
+
+    pairs = [(block(2 * n + n % 2, 0.0), block(2 * n + 1 - n % 2, worse)) for n in range(8)]
+    trial = with_training_loss(Trial("1", "1", {"precision": "bf16"}, "done", verdict="win"), pairs)
+    assert trial.held_out_loss is not None and trial.held_out_loss.training
+    assert trial.held_out_loss.cost_ratio == pytest.approx(worse, abs=0.01)
+    assert trial.worth_keeping is keeps
+
+
+def test_without_a_loss_of_the_job_a_change_of_numerics_is_not_kept() -> None:
+    trial = with_training_loss(Trial("1", "1", {"precision": "bf16"}, "done", verdict="win"), [([], [])] * 4)
+    assert not trial.worth_keeping and trial.error == "no loss of the job was seen"

@@ -20,6 +20,12 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
     return patch, patch_text(patch, changes)
 
 
+def patch_lines(snapshot: Snapshot, path: Path | None) -> list[str]:
+    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`."""
+    patch, lines = patch_of(snapshot)
+    return [*lines, write_patch(path, patch)] if path is not None else lines
+
+
 def source(file: str) -> str:
     """The text of a file with its own line ends. Raises OSError."""
     return Path(file).read_bytes().decode("utf-8", errors="surrogateescape")

@@ -56,13 +56,14 @@ class Perplexity(msgspec.Struct, frozen=True):
         return self.cost_ratio > MOST_PERPLEXITY_COST
 
 
-class HeldOutLoss(msgspec.Struct, frozen=True):
+class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
     """Loss of the same held-out batches, without and with the change. `drift`: how much training changed the loss between the two measurements
-    without the change."""
+    without the change. `training`: instead the loss of a user's job on its own training batches, whose noise is the `drift`."""
 
     before: float
     after: float
     drift: float = 0.0
+    training: bool = False
 
     @property
     def cost_ratio(self) -> float:

@@ -71,7 +71,8 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.speedup:
         how = f"   ({trial.blocks} blocks, {trial.method}, {trial.clock.replace('_', '-')} clock)"
         found.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
-    for name, cost in (("perplexity", trial.perplexity), ("held-out loss", trial.held_out_loss)):
+    loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
+    for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
         if cost is not None:
             words = f"{units.plain(cost.before)} -> {units.plain(cost.after)} ({units.change(cost.cost_ratio)})"
             found.append(Line([(f"{name} {words}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
