@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import math
+import random
 from typing import Any
 
 import pytest
