@@ -30,7 +30,6 @@ from gpuconsole.tui.app import ConsoleApp
 
 HERE = Path(__file__).parent
 SIZES = {"120x40": (120, 40), "80x24": (80, 24)}
-JOB_SIZES = {**SIZES, "200x50": (200, 50)}
 
 
 async def until(condition: Callable[[], object], timeout_s: float) -> None:
@@ -201,7 +200,7 @@ def main() -> int:
     parts: dict[str, Callable[[], list[Path]]] = {
         "runs": lambda: runs(args.scenario, args.record),
         "serving": lambda: [asyncio.run(serving("kv-pressure", size, label)) for label, size in SIZES.items()],
-        "job": lambda: [path for label, size in JOB_SIZES.items() for path in asyncio.run(job(size, label))],
+        "job": lambda: asyncio.run(job(SIZES["120x40"], "120x40")),
         "box": lambda: in_a_box(8),
     }
     made: list[Path] = []

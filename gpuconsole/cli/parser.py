@@ -123,4 +123,5 @@ def _explain(words: list[str], named: list[str]) -> NoReturn:
         if name.startswith("--") and not any(option.startswith(name) for option in options):
             last.error(f"there is no option {name!r}{nearest(name, options)}")
     _, unknown = parser.parse_known_args(words)
-    last.error(f"unexpected argument {unknown[0]!r}")
+    hint = "; a command of your own goes after --" if set(TAKE_JOBS) & set(words) else ""
+    last.error(f"unexpected argument {unknown[0]!r}{hint}")

@@ -153,6 +153,8 @@ def test_the_command_line_is_not_in_the_snapshot(folder: Path, ran: dict[str, tu
             ("run", "--headless", "--restart-knob", "batch_size={--bs}", "--try", "optim=adamw", "--", "true"),
             "--try optim: needs --restart-knob",
         ),
+        (("run", "python", "train.py"), "unexpected argument 'train.py'; a command of your own goes after --"),
+        (("run", "train.py"), "train.py is no scenario; a command of your own goes after --, as in: gpuconsole run -- python train.py"),
         (("run", "--"), "run needs a SCENARIO, or a command of your own"),
         (("run", "train-gpt", "--summary", "x"), "--summary goes with a command of your own"),
         (("run", "--heedless", "--", "python", "--headless"), "there is no option '--heedless'"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, parse_assignment
 from gpuconsole.model.scenario import Scenario, ScenarioError
+
+OWN = "a command of your own goes after --, as in: gpuconsole run -- python train.py"
 
 
 def add_scenario(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,8 @@ def scenario(name: str) -> Scenario:
     try:
         return find_scenario(name)
     except ScenarioError as error:
+        if name.endswith(".py") or shutil.which(name) is not None:
+            raise UsageError(f"{name} is no scenario; {OWN}") from None
         raise UsageError(str(error)) from None
 
 
