@@ -21,7 +21,10 @@ class Scratch:
         """Raises OSError where no folder can be made."""
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # another console swept the folder at once
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
