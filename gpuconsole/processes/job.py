@@ -19,6 +19,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpuconsole.model.run import RunState
 from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child, EndProtocol
@@ -99,6 +100,14 @@ class JobCommand(msgspec.Struct, frozen=True):
             if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS):
                 return os.path.basename(word)
         return os.path.basename(self.words[0])
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """The children of a process, and their children; empty where the process has ended."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 class JobFolder:
@@ -185,10 +194,15 @@ class JobChild(Child):
 
     def signal(self, number: int) -> None:
         """Send a signal to the job: to all processes of its session if it leads one, else to the process of the command, as a shell's `kill` does.
-        Nothing happens when the job has ended."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                (os.killpg if self.command.leads else os.kill)(self._process.pid, number)
+        SIGKILL also goes to all its descendants, because a launcher that is killed cannot end its workers. Nothing happens when the job has ended."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        below = descendants(self._process.pid) if number == signal.SIGKILL else []
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if self.command.leads else os.kill)(self._process.pid, number)
+        for process in below:
+            with contextlib.suppress(psutil.Error):  # it has ended with its parent
+                process.kill()
 
     def send(self, command: Command) -> None:
         for writer in self._ranks.values():

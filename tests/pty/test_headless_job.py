@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.pty.terminal import Terminal
+from tests.waiting import gone, wait_until
 
 JOB = """
 import os, sys, time
@@ -25,9 +26,9 @@ while time.monotonic() < until:
 """
 
 
-def job(folder: Path, patience: int) -> Terminal:
+def job(folder: Path, patience: int, script: str = JOB) -> Terminal:
     """The job in a shell with job control."""
-    (folder / "job.py").write_text(JOB)
+    (folder / "job.py").write_text(script)
     console = [sys.executable, "-m", "gpuconsole", "run", "--headless"]
     return Terminal(*console, "--", sys.executable, "job.py", str(patience), cwd=folder, module="tests.pty.small_shell")
 
@@ -52,13 +53,22 @@ def test_the_terminal_is_the_jobs(tmp_path: Path) -> None:
         assert "job.py  on" in text
 
 
-def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
-    with job(tmp_path, 0) as terminal:
-        (tmp_path / "job.py").write_text(
-            "import signal, time\nfor n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
-        )
-        terminal.wait_for("ready")
+STUBBORN = """
+import signal, subprocess, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+worker = subprocess.Popen(["sleep", "90"], start_new_session=True)
+print("ready, worker", worker.pid, flush=True)
+time.sleep(90)
+"""
+
+
+def test_the_third_ctrl_c_kills_the_job_and_its_workers(tmp_path: Path) -> None:
+    with job(tmp_path, 0, STUBBORN) as terminal:
+        text = terminal.wait_for("ready, worker")
+        worker = int(text.partition("ready, worker ")[2].split()[0])
         for words in ("^C", "SIGTERM sent to the job", "SIGKILL sent to the job"):
             terminal.press("\x03")
             terminal.wait_for(words)
         terminal.wait_for(f"shell: ended with {-signal.SIGKILL}")
+    wait_until(lambda: gone(worker), 10, "the worker ends")
