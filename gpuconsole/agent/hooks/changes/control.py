@@ -8,6 +8,7 @@ what was under way. Everything happens on the thread that asks for batches; othe
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections import deque
@@ -61,6 +62,7 @@ class Epoch:
                 control.recover(self, f"{in_one_line(problem)}")
                 continue
             break
+        self.indices.delivered()
         outer = self.outer()
         if outer is not None and not server.own:
             outer._num_yielded += 1
@@ -108,6 +110,16 @@ class Epoch:
             outer._shutdown_workers()
         self.control.epoch_ended()
 
+    def abandon(self) -> None:
+        """The program begins another epoch, or drops the iterator."""
+        if not self.over:
+            self.over = True
+            with contextlib.suppress(Exception):  # the interpreter may be ending
+                self.indices.rewind()
+
+    def __del__(self) -> None:
+        self.abandon()
+
     def leave(self) -> None:
         outer = self.outer()
         if outer is not None and hasattr(outer, "_persistent_workers"):
@@ -123,6 +135,7 @@ class Control:
 
     def __init__(self, module: Any, loader: Any, outer: Any) -> None:
         self.module = module
+        self._loader = weakref.ref(loader)
         self.recipe = Recipe(module, loader, outer)
         self.program = self.in_force = settings_of(loader)
         self.wanted: Settings | None = None
@@ -140,6 +153,29 @@ class Control:
         """The workers that serve now."""
         epoch = self.epoch() if self.epoch is not None else None
         return epoch.line[-1].workers if epoch is not None and epoch.line and not epoch.over else []
+
+    @property
+    def _depth(self) -> int:
+        """How many indices the program's own loader draws ahead."""
+        return self.program.num_workers * self.program.prefetch_factor
+
+    def _generators(self) -> list[Any]:
+        """The generators that the program gave to its loader and its samplers."""
+        loader = self._loader()
+        holders = [
+            loader,
+            getattr(loader, "sampler", None),
+            batches := getattr(loader, "batch_sampler", None),
+            getattr(batches, "sampler", None),
+        ]
+        found = [getattr(holder, "generator", None) for holder in holders]
+        return list({id(one): one for one in found if hasattr(one, "get_state")}.values())
+
+    def abandon(self) -> None:
+        """A new epoch begins. The one before may not have come to its end."""
+        epoch = self.epoch() if self.epoch is not None else None
+        if epoch is not None:
+            epoch.abandon()
 
     # --- asked for by the training thread ----------------------------------------------------------------------
 
@@ -176,7 +212,8 @@ class Control:
 
     def attach(self, outer: Any) -> Epoch:
         """Follow the indices of the program's own iterator, which serves as before."""
-        indices = Indices(outer._sampler_iter, begun=bool(outer._num_yielded or getattr(outer, "_send_idx", 0)))
+        drawn = outer._send_idx if self.program.num_workers else outer._num_yielded
+        indices = Indices(outer._sampler_iter, self._generators(), drawn, outer._num_yielded, self._depth)
         epoch = Epoch(self, outer, indices)
         server = Server(self.module, outer, self.program, own=True)
         under_way = outer._send_idx - outer._rcvd_idx if self.program.num_workers else 0
@@ -186,6 +223,7 @@ class Control:
 
     def new_iterator(self, loader: Any, plain: Any) -> Any:
         """The iterator of a new epoch, which the servers in force will serve."""
+        self.abandon()
         if self.in_force == self.program:
             outer = plain(loader)
             if self.wanted is not None:
@@ -198,9 +236,9 @@ class Control:
 
     def begin_epoch(self, outer: Any) -> None:
         """Let the server in force serve a new iterator. A program with workers draws its first indices now, without them at the first batch."""
-        epoch = Epoch(self, outer, Indices(outer._sampler_iter, begun=False))
+        epoch = Epoch(self, outer, Indices(outer._sampler_iter, self._generators(), depth=self._depth))
         if self.program.num_workers:
-            epoch.indices.peek(self.program.num_workers * self.program.prefetch_factor)
+            epoch.indices.peek(self._depth)
             self._begin(epoch)
         else:
             outer.__dict__["_gpuconsole_serves"] = lambda: self._begin(epoch).serve()

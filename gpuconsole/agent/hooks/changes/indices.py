@@ -21,12 +21,19 @@ class Indices:
     would ask it.
     """
 
-    def __init__(self, draws: Iterator[Any], begun: bool) -> None:
-        """`begun`: the first index has been drawn. The first draw is not checked, because most samplers draw their seed then."""
+    def __init__(self, draws: Iterator[Any], generators: list[Any], drawn: int = 0, delivered: int = 0, depth: int = 0) -> None:
+        """`generators`: generators of the program's own from which the sampler may draw. `drawn`, `delivered`: indices that were drawn, and batches
+        that the program got, before. `depth`: how far the program's own loader draws ahead. The first draw is not checked, because most samplers
+        draw their seed then."""
         self._draws = draws
         self._ahead: deque[Any] = deque()
         self._error: Exception | None = None
-        self._unchecked = 0 if begun else 1
+        self._ended = False
+        self._drawn, self._delivered, self._depth = drawn, delivered, depth
+        self._generators = generators
+        self._states: deque[tuple[int, list[Any]]] = deque()
+        self._remember()
+        self._unchecked = 0 if drawn else 1
         self._checks = 0
         self.random = False
 
@@ -56,10 +63,50 @@ class Indices:
         """Put what was drawn in front again."""
         self._ahead.extendleft(reversed(drawn))
 
+    def delivered(self) -> None:
+        """The program got one more batch."""
+        self._delivered += 1
+
+    def rewind(self) -> None:
+        """The program leaves the epoch before its end: put its generators where they would be, had no index been drawn earlier.
+
+        RandomSampler, for example, draws once more at its end. Where the program itself has drawn since, nothing is changed.
+        """
+        import torch
+
+        if not self._generators or not all(map(torch.equal, self._states[-1][1], self._now())):
+            return
+        states = [states for drawn, states in self._states if drawn <= self._delivered + self._depth]
+        for generator, state in zip(self._generators, states[-1] if states else (), strict=False):
+            generator.set_state(state)
+        self._generators = []
+
+    def _now(self) -> list[Any]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _remember(self) -> None:
+        """Keep the states of the generators after each draw that the program's own loader has not made yet."""
+        self._states.append((self._drawn, self._now()))
+        while len(self._states) > 1 and self._states[1][0] <= self._delivered + self._depth:
+            self._states.popleft()
+
     def _draw(self) -> Any:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._checked_draw()
+        except StopIteration:
+            self._ended = True
+            raise
+        finally:
+            self._drawn += 1
+            if self._generators:
+                self._remember()
+
+    def _checked_draw(self) -> Any:
         if self._unchecked:
             self._unchecked -= 1
             return next(self._draws)

@@ -143,6 +143,7 @@ def install(data: Any) -> None:
         control = None if first_iter else control_of(loader)
         if control is None:
             return plain_reset(self, loader, first_iter)
+        control.abandon()
         epoch = self.__dict__.pop("_gpuconsole_epoch", None)
         self.__dict__.pop("_gpuconsole_serves", None)
         if epoch is not None:

@@ -105,6 +105,28 @@ def test_a_rehearsal_finds_what_does_not_work(watch: Watch, fault: str, words: s
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_is_left_early_leaves_the_programs_own_generator_as_without_us(watch: Watch, workers: int) -> None:
+    """RandomSampler draws from it once more at its end. New workers ask the sampler earlier, so they may have come to that end."""
+
+    def program(change: bool) -> list[int]:
+        options = {"num_workers": 1, "prefetch_factor": 1, "persistent_workers": True} if workers else {}
+        loader = DataLoader(Faulty("none"), 40, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
+        seen = []
+        for stop in (8, 20):
+            for step, (_, index) in enumerate(loader):
+                seen += index.tolist()
+                if change and step == 0:
+                    WORKERS.set(watch, 2)
+                time.sleep(0.02)
+                if step == stop:
+                    break
+        assert not change or WORKERS.read(watch) == 2
+        return seen
+
+    assert program(True) == program(False)
+
+
 def test_workers_that_hang_are_refused(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.rehearsal.LIMIT_S", 0.5)
     loader = DataLoader(Faulty("hangs"), 4)
