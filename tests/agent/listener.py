@@ -75,7 +75,9 @@ class Listener:
 
     def run(self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run `command` under the agent, and wait for the end of its connections."""
-        env = {**os.environ, **(environment or {}), **self.folder.environment(TOKEN)}
+        env = {**os.environ, **(environment or {})}
+        path = os.pathsep.join(filter(None, (str(self.folder.path), env.get("PYTHONPATH", ""))))
+        env |= {**self.folder.environment(TOKEN), "PYTHONPATH": path}
         try:
             return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=150)
         finally:

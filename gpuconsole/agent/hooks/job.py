@@ -40,6 +40,7 @@ from . import data, described
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.arithmetic import Arithmetic, memory_parts
+from .evidence.stream import StreamClock
 from .guard import entry, switch
 from .optimizer import steppers
 from .recorder import OWN, pack
@@ -64,7 +65,12 @@ class SegmentAccount:
     def __init__(self, times: ThreadTimes) -> None:
         self.times = times
         self.low_rate = False
-        recorder.read_runq = times.runq_s if times.available else None
+        self.stream: StreamClock | None = None
+        if described.device().startswith("cuda"):
+            self.stream = StreamClock()
+            recorder.on_stream, recorder.read, recorder.settle = True, self.stream.record, self.stream.settle
+        else:
+            recorder.read = times.runq_s if times.available else None
         self._mark_s = _cost_of_a_mark()
         self._marks = 0
 
@@ -79,7 +85,15 @@ class SegmentAccount:
         return segments(t, pack(steps), self.times.cpu_s(), self.times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
 
     def finish(self) -> None:
-        """Nothing is pending on a CPU."""
+        """Wait for the events of finished steps; on a CPU nothing is pending."""
+        if self.stream is not None:
+            recorder.done, _ = self.stream.settle(recorder.done, wait=True)
+
+    def give_up(self) -> None:
+        """Take the times of the host for steps whose events are not passed yet."""
+        if self.stream is not None:
+            known, rest = self.stream.settle(recorder.done)
+            recorder.done = known + [(*step[:6], None, *step[7:9], None) for step in rest]
 
     def restart(self) -> None:
         """The agent's own work has segments of its own."""
@@ -228,6 +242,11 @@ class JobService(Service):
         super().__init__(loop, inbox, channel, announce=announce)
         self.loop = loop
         self._waiting = []
+
+    def end(self) -> None:
+        """The process ends: send what is known. Nothing waits for the device."""
+        self.loop.account.give_up()
+        self.reporter.send()
 
     @property
     def waits(self) -> bool:

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from . import tracing
+from .evidence.stream import PinnedLoss
 from .guard import entry
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD
 from .watch import count_samples, recorder, watch
@@ -180,6 +181,8 @@ def end_backward(tensors: Any) -> None:
     if getattr(loss, "ndim", 1) == 0 and loss.device.type == "cpu":
         value = loss.item()
         recorder.loss = value if recorder.loss is None else recorder.loss + value
+    elif recorder.on_stream and recorder.readings is not None and getattr(loss, "ndim", 1) == 0:
+        recorder.loss = PinnedLoss(loss, recorder.loss)
     if state.inner and state.end_in_backward is not None:
         state.end_in_backward()
 

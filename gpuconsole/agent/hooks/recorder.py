@@ -24,11 +24,12 @@ MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a pass within a save is the save's."""
 HEAD = struct.Struct("<IdIIdBBHI")
 """Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, flags, number of segments. Then the codes (a byte each) and the
-ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end."""
-RUN_QUEUE = 1
+ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
+those of the CUDA stream."""
+RUN_QUEUE, STREAM = 1, 2
 
 RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "list[float] | None"]
-"""index, start, codes, ends, samples, tokens, loss, arm, kind, run-queue readings."""
+"""index, start, codes, ends, samples, tokens, loss, arm, kind, readings (see `read`); an empty list: the times are those of the stream."""
 
 get_ident = threading.get_ident
 
@@ -56,10 +57,13 @@ class Recorder:
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
         self.own_s = 0.0
-        self.read_runq: Callable[[], float] | None = None
-        """Reads the run-queue seconds of the training thread; used in sampled steps only."""
+        self.read: Callable[[], Any] | None = None
+        """What a mark of a sampled step reads: the run-queue seconds of the training thread; on CUDA an event in the stream."""
+        self.on_stream = False
+        self.settle: Callable[..., Any] | None = None
+        """On CUDA: divides finished steps into those whose events are known, and the rest."""
         self.sample_all = False
-        """Whether every step has run-queue readings: in a trial both sides pay the same for them."""
+        """Whether every step has readings: in a trial both sides pay the same for them."""
         self.sampled(False)
         self.at_end: Callable[[], None] | None = None
         """Called after each step."""
@@ -87,12 +91,12 @@ class Recorder:
         self.times.append(now())
 
     def sampled(self, wanted: bool) -> None:
-        """Whether the step that begins now has run-queue readings. Such a step has other functions, so that the usual step pays nothing."""
-        if wanted and self.read_runq is not None:
-            self.runq: list[float] | None = [self.read_runq()] * (1 + len(self.codes))
+        """Whether the step that begins now has readings. Such a step has other functions, so that the usual step pays nothing."""
+        if wanted and self.read is not None:
+            self.readings: list[Any] | None = [self.read()] * (1 + len(self.codes))
             self.enter, self.leave = self._enter_sampled, self._leave_sampled  # type: ignore[method-assign]
         else:
-            self.runq = None
+            self.readings = None
             self.__dict__.pop("enter", None)
             self.__dict__.pop("leave", None)
 
@@ -105,24 +109,24 @@ class Recorder:
         self._read()
 
     def _read(self) -> None:
-        assert self.runq is not None and self.read_runq is not None
-        self.runq.append(self.read_runq())
+        assert self.readings is not None and self.read is not None
+        self.readings.append(self.read())
 
     def cut(self) -> None:
         """The step ends here, within whatever is going on."""
         end = now()
         self.codes.append(self.stack[-1])
         self.times.append(end)
-        if self.runq is not None:
+        if self.readings is not None:
             self._read()
         self.done.append(
-            (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.runq)
+            (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )
         self.index += 1
         self.start, self.codes, self.times = end, [], []
         self.samples = self.tokens = self.passes = self.backwards = 0
         self.loss = None
-        if self.runq is not None:
+        if self.readings is not None:
             self.sampled(self.sample_all)
 
     def merge(self, last: list[bool]) -> None:
@@ -144,6 +148,8 @@ class Recorder:
     def take(self) -> list[RawStep]:
         """The steps that have ended since the last call."""
         done, self.done = self.done, []
+        if self.settle is not None:
+            done, self.done = self.settle(done)
         return done
 
 
@@ -152,20 +158,20 @@ def joined(parts: list[RawStep], index: int) -> RawStep:
     codes = [code for part in parts for code in part[2]]
     times = [t for part in parts for t in part[3]]
     losses = [part[6] for part in parts if part[6] is not None]
+    loss = None if not losses else sum(losses) if all(isinstance(one, float) for one in losses) else losses[-1]
     samples, tokens = sum(part[4] for part in parts), sum(part[5] for part in parts)
-    return index, parts[0][1], codes, times, samples, tokens, sum(losses) if losses else None, parts[-1][7], parts[-1][8], None
+    return index, parts[0][1], codes, times, samples, tokens, loss, parts[-1][7], parts[-1][8], None
 
 
 def pack(steps: list[RawStep]) -> str:
     """Steps as base64 text. As JSON numbers the times would take 22 µs a step, packed they take 1 µs."""
     parts = []
-    for index, start, codes, times, samples, tokens, loss, arm, kind, runq in steps:
+    for index, start, codes, times, samples, tokens, loss, arm, kind, readings in steps:
+        flags = 0 if readings is None else RUN_QUEUE if readings else STREAM
         value = float("nan") if loss is None else float(loss)
-        parts.append(
-            HEAD.pack(index, start, samples & 0xFFFFFFFF, tokens & 0xFFFFFFFF, value, arm, kind, RUN_QUEUE if runq else 0, len(codes))
-        )
+        parts.append(HEAD.pack(index, start, samples & 0xFFFFFFFF, tokens & 0xFFFFFFFF, value, arm, kind, flags, len(codes)))
         parts.append(bytes(codes))
         parts.append(array.array("d", times).tobytes())
-        if runq:
-            parts.append(array.array("d", runq).tobytes())
+        if readings:
+            parts.append(array.array("d", readings).tobytes())
     return base64.b64encode(b"".join(parts)).decode("ascii")

@@ -11,7 +11,7 @@ import base64
 import binascii
 import math
 import struct
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 from gpuconsole.model.run import PHASES, SETTLING, Step
@@ -20,7 +20,7 @@ from gpuconsole.wire.events import Segments, Steps
 DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE = range(13)
 LOADER = 16
 HEAD = struct.Struct("<IdIIdBBHI")
-RUN_QUEUE = 1
+RUN_QUEUE, STREAM = 1, 2
 
 P_DATA, P_H2D, P_FORWARD, P_BACKWARD, P_OPTIMIZER, P_COMM, P_LOGGING, P_CHECKPOINT, P_EVAL, P_OTHER = range(len(PHASES))
 FIXED = {
@@ -36,6 +36,9 @@ FIXED = {
     WHOLE: P_FORWARD,
 }
 """The phase of a segment that needs no neighbours."""
+RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
+STREAM_STEPS = 16
+"""Steps on the stream's timeline by which the time of other steps is divided."""
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
 MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE}
 """Segments by which a gap is named."""
@@ -44,7 +47,8 @@ MARKS = {DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, COMPILED, WHOLE}
 class RawStep(NamedTuple):
     """One step as it was sent. `codes` and `ends` have one entry for each segment; times are seconds on CLOCK_MONOTONIC.
 
-    `runq`: run-queue seconds of the training thread, at the start and at each end; None where they were not read.
+    `runq`: run-queue seconds of the training thread, at the start and at each end; None where they were not read. `on_stream`: the times are
+    those of the CUDA stream, not of the host.
     """
 
     index: int  # type: ignore[assignment]  # hides the method tuple.index
@@ -57,6 +61,7 @@ class RawStep(NamedTuple):
     arm: int
     kind: int
     runq: list[float] | None = None
+    on_stream: bool = False
 
 
 def unpack(packed: str) -> list[RawStep]:
@@ -74,7 +79,11 @@ def unpack(packed: str) -> list[RawStep]:
             if flags & RUN_QUEUE:
                 runq = array.array("d", data[at : at + 8 * (n + 1)]).tolist()
                 at += 8 * (n + 1)
-            steps.append(RawStep(index, start, codes, ends, samples, tokens, None if math.isnan(loss) else loss, arm, kind, runq))
+            steps.append(
+                RawStep(
+                    index, start, codes, ends, samples, tokens, None if math.isnan(loss) else loss, arm, kind, runq, bool(flags & STREAM)
+                )
+            )
     except (binascii.Error, struct.error) as error:
         raise ValueError(str(error)) from None
     return steps
@@ -89,6 +98,7 @@ class SegmentFold:
         """For each loader: batches that met a pass with gradients, and batches that met only passes without."""
         self._waiting: int | None = None
         self._touched = self._graded = self._has_data = False
+        self._stream_steps: deque[list[float]] = deque(maxlen=STREAM_STEPS)
         self._whole = False
         """Whether the last pass with gradients was a framework's training step with its loss."""
         self._last: int | None = None
@@ -127,6 +137,8 @@ class SegmentFold:
             if raw.runq is not None:
                 delays[phase] += raw.runq[i + 1] - raw.runq[i]
         wall = raw.ends[-1] - raw.start - own
+        if self.on_device:
+            phases = self._on_device(phases, wall, raw.on_stream)
         kind = SETTLING if raw.index == 0 else raw.kind  # the account of the first step began in its middle
         return Step(
             raw.index,
@@ -140,6 +152,19 @@ class SegmentFold:
             raw.arm,
             kind,
         )
+
+    def _on_device(self, phases: list[float], wall: float, on_stream: bool) -> list[float]:
+        """The phases of a step on a GPU. The host runs ahead of the device, so only steps on the stream's timeline show where the time goes: other
+        steps divide their time as the last STREAM_STEPS of those did. Saving, logging and evaluation are rare, and count as the host saw them."""
+        if on_stream:
+            self._stream_steps.append([0.0 if phase in RARE else seconds for phase, seconds in enumerate(phases)])
+            return phases
+        sums = [sum(column) for column in zip(*self._stream_steps, strict=True)]
+        total = sum(sums)
+        if not total:
+            return phases
+        rare = sum(phases[phase] for phase in RARE)
+        return [phases[phase] if phase in RARE else (wall - rare) * sums[phase] / total for phase in range(len(PHASES))]
 
     def _phase(self, code: int, before: int | None, after: int | None) -> int:
         if code >= LOADER:

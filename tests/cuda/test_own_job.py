@@ -1,0 +1,48 @@
+"""A user's own job on a simulated card: the account follows the stream, and the agent waits for nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.listener import Listener
+from tests.cuda.conftest import Machines
+
+PROGRAM = Path(__file__).parents[1] / "agent" / "programs" / "on_gpu.py"
+STEPS, SKIPPED = 50, 24
+
+
+def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(simulated: Machines, tmp_path: Path) -> None:
+    machine = simulated("card h100 fp32=1e13", "values none")
+    command = (sys.executable, str(PROGRAM), str(STEPS))
+    runs = {}
+    for watched in (False, True):
+        folder = tmp_path / ("watched" if watched else "alone")
+        folder.mkdir()
+        env = machine.environment(watch_syncs=True, OMP_NUM_THREADS="1", STAMPS=str(folder / "stamps.json"))
+        before = syncs(env)
+        if watched:
+            listener = Listener(folder)
+            done = listener.run(*command, environment=env, cwd=folder)
+        else:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=150)
+        assert done.returncode == 0, done.stderr
+        runs[watched] = done.stdout, syncs(env) - before
+    assert runs[True] == runs[False], "the same output, and as many synchronisations"
+    (one,) = listener.watched
+    assert one.off is None and len(one.steps) == STEPS
+    assert any(step.loss is not None for step in one.steps[SKIPPED:])
+    by_hand, shares = json.loads((folder / "stamps.json").read_text()), one.shares(SKIPPED)
+    passes = shares["forward"] + shares["backward"]
+    assert passes > 0.5, "the device is the limit, though the host is in a pass for a small part of a step"
+    assert shares["forward"] / passes == pytest.approx(by_hand["forward"] / (by_hand["forward"] + by_hand["backward"]), abs=0.02)
+    assert shares["h2d"] > 0.02
+
+
+def syncs(environment: dict[str, str]) -> int:
+    path = Path(environment["SIMULATED_CUDA_SYNCS"])
+    return len(path.read_text().splitlines()) if path.exists() else 0
