@@ -9,8 +9,9 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from . import tracing
-from .guard import entry, switch
+from .guard import NO_LEVEL, entry, switch, wrappers_without_level
 from .recorder import COMM, COMPILED, GAP, LOG, SAVE, WHOLE
+from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, recorder, watch
 
 COLLECTIVES = (
@@ -18,6 +19,7 @@ COLLECTIVES = (
 )
 
 
+@wrappers_without_level
 def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, as a segment with `code` on the training thread. Its name, module and documentation stay."""
 
@@ -39,7 +41,7 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
 @entry("calls.begin")
 def begin(code: int) -> bool:
     """Begin a segment. Returns whether there is one to end."""
-    if not recorder.watches() or code in recorder.stack or (code == WHOLE and not tracing.grad_enabled()):
+    if not recorder.watches() or code in recorder.stack or recorder.stack[-1] == OWN_WORK or (code == WHOLE and not tracing.grad_enabled()):
         return False
     recorder.passes += code == WHOLE
     recorder.enter(code)
@@ -86,6 +88,7 @@ class Compiled:
         self.end_step: Callable[[], None] | None = None
         """Ends a step of the program, and begins the account if need be."""
 
+    @wrappers_without_level
     def made(self, function: Any) -> Any:
         """`function`, which torch.compile has made, as a segment. Attributes that torch reads stay."""
 
@@ -170,7 +173,7 @@ def own_code() -> set[CodeType]:
             waiting.extend(vars(value).values())
         elif isinstance(value, property):
             waiting.append(value.fget)
-    return {code for code in found if code.co_filename.startswith(OWN)}
+    return {code for code in found if code.co_filename.startswith((OWN, NO_LEVEL))}
 
 
 compiled = Compiled()

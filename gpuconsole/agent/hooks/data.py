@@ -14,7 +14,7 @@ from ..clock import now, process_cpu_s
 from . import passes
 from .calls import spanned
 from .changes.loader import worker_pids
-from .guard import entry, switch
+from .guard import entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS
 from .watch import is_program, recorder, watch
 
@@ -52,6 +52,7 @@ class LoaderNumbers:
 loaders = LoaderNumbers()
 
 
+@wrappers_without_level
 def on_dataloader(module: Any) -> None:
     """`_BaseDataLoaderIter.__next__`. The class is private: tests pin it for each torch version."""
     base = module._BaseDataLoaderIter
@@ -273,6 +274,7 @@ def _replace_code(function: FunctionType) -> None:
     switch.undo.append(lambda: setattr(function, "__code__", code))
 
 
+@wrappers_without_level
 def _spanned_generator(former: Any) -> Any:
     """The generator function `former`, with each resumption as a segment."""
 

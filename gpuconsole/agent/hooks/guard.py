@@ -5,12 +5,24 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 ENTRY_POINTS: dict[str, Callable[..., Any]] = {}
 """All entry points that are loaded, by name."""
+NO_LEVEL = "<gpuconsole, skipped like importlib._bootstrap>"
+"""A file name with these two words: `warnings.warn` does not count such frames as levels of the stack (`_is_internal_frame`)."""
+
+
+def wrappers_without_level(function: F) -> F:
+    """Make the functions that `function` defines no levels of the stack for `warnings.warn(..., stacklevel=2)`: a warning then names the same line
+    as without these wrappers."""
+    code = function.__code__
+    constants = tuple(one.replace(co_filename=NO_LEVEL) if isinstance(one, CodeType) else one for one in code.co_consts)
+    function.__code__ = code.replace(co_consts=constants)
+    return function
 
 
 class Switch:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from . import calls, data, optimizer, passes
-from .guard import entry, switch
+from .guard import entry, switch, wrappers_without_level
 from .job import Agent
 from .watch import recorder
 
@@ -38,6 +38,7 @@ class Finder:
         return None
 
 
+@wrappers_without_level
 def _hook_into(spec: Any, name: str) -> None:
     """Make the loader of `spec` run our hooks, once. A loader of a kind that we do not know stays as it is."""
     loader = spec.loader

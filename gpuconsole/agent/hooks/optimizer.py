@@ -8,7 +8,7 @@ from typing import Any
 
 from . import calls, passes, tracing
 from .calls import spanned
-from .guard import entry
+from .guard import entry, wrappers_without_level
 from .recorder import BACKWARD, OPTIMIZER, OWN, ZERO
 from .watch import recorder, watch
 
@@ -68,6 +68,7 @@ class Steppers:
 steppers = Steppers()
 
 
+@wrappers_without_level
 def on_optimizer(module: Any) -> None:
     """torch's official hooks of all optimizers; `zero_grad`; and where optimizers are made."""
     module.register_optimizer_step_pre_hook(before_step)

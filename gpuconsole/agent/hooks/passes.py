@@ -12,7 +12,7 @@ from typing import Any
 
 from . import tracing
 from .evidence.stream import PinnedLoss
-from .guard import entry
+from .guard import entry, wrappers_without_level
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD
 from .watch import count_samples, recorder, watch
 
@@ -67,6 +67,7 @@ def find_roots() -> None:
         ]
 
 
+@wrappers_without_level
 def watch_class(cls: Any) -> None:
     """Make calls of instances of `cls` a segment where the program itself makes them."""
     import torch
@@ -138,6 +139,7 @@ def autocast_precision(module: Any) -> str:
 # --- backward -----------------------------------------------------------------------------------------------
 
 
+@wrappers_without_level
 def on_autograd(module: Any) -> None:
     """torch.autograd.backward: `Tensor.backward` calls it too."""
     plain = module.backward

@@ -37,4 +37,5 @@ print(
     subprocess.run([sys.executable, "-c", "import sitecustomize; print(sitecustomize.WHOSE)"], capture_output=True, text=True).stdout,
 )
 print("to stderr", file=sys.stderr)
+iter(DataLoader(Samples(), pin_memory=True))  # torch warns, and names the line from which its caller was called
 sys.exit(3)
