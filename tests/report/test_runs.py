@@ -5,8 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.figure import Figure
+from gpuconsole.model.job.facts import JOB
 from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.session.api import View
 from tests.tui.fake_session import KNOBS, cpu_view, gpu_view
@@ -63,3 +67,12 @@ def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:
     row = next(row for row in painted if "32" in text([row]))
     assert "failed" in text([row]) and "kept" not in text([row])
     assert ("  failed  ", "alert") in row
+
+
+def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a_scenario() -> None:
+    known = Figure("memory.parameters_bytes", "Parameters", "bytes", predicted=1024.0, note="not measured: no probe")
+    unknown = Figure("flops.sample", "FLOPs of a sample", "FLOP", note="neither")
+    job = Run("1", "train.py", JOB, {}, "cpu", "finished", figures=[known, unknown])
+    words = printed(models_report(job))
+    assert "Parameters" in words and "FLOPs of a sample" not in words and "1 further model is n/a for this job" in words
+    assert "FLOPs of a sample" in printed(models_report(msgspec.structs.replace(job, workload="training.gpt")))

@@ -24,8 +24,13 @@ Entry = Figure | Rank
 
 
 def models_report(run: Run) -> Report:
-    """Both tables, or the reason why there are no figures."""
-    found: Report = [figure_table(run.figures)] if run.figures else []
+    """Both tables, or the reason why there are no figures. Of a user's own job many models do not apply: one line counts them."""
+    known = [one for one in run.figures if not run.is_job or one.predicted is not None or one.measured is not None]
+    found: Report = [figure_table(known)] if known else []
+    if left_out := len(run.figures) - len(known):
+        counted = "1 further model is" if left_out == 1 else f"{left_out} further models are"
+        words = f"{counted} n/a for this job: neither the prediction nor the measurement is known"
+        found.append(text(f"{words} (the snapshot has the reasons)", "dim"))
     if len(run.ranks) > 1:
         found += [*([BLANK] if found else []), text(f"{len(run.ranks)} processes", "title"), rank_table(run)]
     if MISSING in run.unavailable:
