@@ -33,7 +33,7 @@ def run_job(args: argparse.Namespace) -> int:
         _check_restart(args, tries)
         from gpuconsole.cli.job_work import try_by_restarts
 
-        return _ended(args, lambda: try_by_restarts(args, tries, writable(args.snapshot, "--snapshot")))
+        return run_if_possible(args, lambda: try_by_restarts(args, tries, writable(args.snapshot, "--snapshot")))
     if args.headless:
         from gpuconsole.cli.job_work import TrialOnJob
 
@@ -46,7 +46,7 @@ def run_job(args: argparse.Namespace) -> int:
         raise UsageError(f"{why}; add --headless")
     from gpuconsole.cli.console import open_console
 
-    return _ended(args, lambda: open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output))
+    return run_if_possible(args, lambda: open_console(args, snapshot=snapshot, recording=recording, job=args.job, output=output))
 
 
 def _check_restart(args: argparse.Namespace, tries: Knobs) -> None:
@@ -65,10 +65,10 @@ def headless_job(args: argparse.Namespace, work: JobWork | None = None) -> int:
     files = writable(args.snapshot, "--snapshot"), record_path(args), writable(args.summary, "--summary")
     from gpuconsole.cli.headless_job import HeadlessJob
 
-    return _ended(args, HeadlessJob(args, *files, work).run)
+    return run_if_possible(args, HeadlessJob(args, *files, work).run)
 
 
-def _ended(args: argparse.Namespace, run: Callable[[], int]) -> int:
+def run_if_possible(args: argparse.Namespace, run: Callable[[], int]) -> int:
     """The exit code of `run`, if the command can be run. A negative code is the signal by which this process ends."""
     try:
         check_program(args.job)

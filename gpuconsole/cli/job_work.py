@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,17 +19,17 @@ from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.experiments.blocks import BASELINE
-from gpuconsole.experiments.jobs.restart import RestartSides
+from gpuconsole.experiments.jobs.restart import RestartSides, sweep_by_restarts
 from gpuconsole.experiments.sweep import JobSweeper, points
 from gpuconsole.experiments.trial import TrialFailed, TrialLimits, run_trial
 from gpuconsole.experiments.tune import Tuner
 from gpuconsole.model.experiments.certificate import Certificate, encode
-from gpuconsole.model.experiments.sweep import Sweep
+from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.job.facts import JOB
-from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.knobs.knob import Value
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
+from gpuconsole.model.knobs.knob import KnobError, Value
 from gpuconsole.model.run import Run
 from gpuconsole.processes.job import JobCommand
 from gpuconsole.report.experiments.sweep import sweep_report
@@ -178,7 +180,7 @@ def try_by_restarts(args: argparse.Namespace, tries: Knobs, target: Path | None)
 async def _restarts(args: argparse.Namespace, tries: Knobs, words: tuple[str, ...], target: Path | None) -> int:
     engine = live_engine(args)
     commands = [JobCommand(one, stored=args.store_command, apart=True) for one in (tuple(args.job), words)]
-    sides = RestartSides(commands[0], commands[1], lambda line: print(f"gpuconsole: {line}", file=sys.stderr, flush=True))
+    sides = RestartSides(commands[0], commands[1], _say)
     try:
         await open_engine(engine)
         measuring = asyncio.create_task(_measure(engine, sides, commands[0], tries, args))
@@ -209,3 +211,50 @@ async def _measure(engine: Engine, sides: RestartSides, command: JobCommand, tri
     knobs: Knobs = {**dict.fromkeys(tries, "default"), **own, **(started.knobs if started is not None else {})}
     run = Run("1", command.name, JOB, knobs, engine.device().id, "finished", command_digest=command.digest)
     return run, await run_trial(Trial("1", "1", tries), run, sides, lambda trial: None, TrialLimits(RESTARTS_S, RESTARTS_S))
+
+
+def sweep_by_restarting(args: argparse.Namespace, vary: dict[str, list[Value]], target: Path | None) -> int:
+    """`sweep --restart-knob`: start the command for each setting in turn. Returns 0, or 1 where a setting could not be measured."""
+    return asyncio.run(_sweep(args, vary, target))
+
+
+async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]], target: Path | None) -> int:
+    engine = live_engine(args)
+    words, mapped = tuple(args.job), {one.knob: one for one in args.restart_knobs}
+    base: Knobs = {name: _parsed(name, mapped[name].value_in(words)) or values[0] for name, values in vary.items()}
+    settings = points(vary, base, args.grid)
+    commands = []
+    for setting in settings:
+        changed = words
+        for name, value in setting.items():
+            changed = mapped[name].applied(changed, value)
+        commands.append(JobCommand(changed, apart=True))
+    try:
+        await open_engine(engine)
+        device = engine.device().id
+        clock: Literal["wall", "contention_free"] = (
+            "wall" if device != "cpu" or any(CATALOGUE[name].loader for name in vary) else "contention_free"
+        )
+        sweep = Sweep(JobCommand(words).name, device, "samples/s", base, [SweepPoint(one) for one in settings], args.repeat, clock)
+        work = asyncio.create_task(sweep_by_restarts(sweep, commands, _say, lambda sweep: None))
+        on_interrupt(work.cancel)
+        with contextlib.suppress(asyncio.CancelledError):  # what was measured until then is printed
+            await work
+        print(printed(sweep_report(sweep, tuple(vary))), file=sys.stderr)
+        if target is not None:
+            write_snapshot(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), target)
+        return 1 if work.cancelled() or any(point.error for point in sweep.points) else 0
+    finally:
+        await engine.close()
+
+
+def _parsed(name: str, text: str | None) -> Value | None:
+    """The value of a flag as a value of the knob; None where there is none, or where the knob does not have such a value."""
+    try:
+        return CATALOGUE[name].parse(text) if text is not None else None
+    except KnobError:
+        return None
+
+
+def _say(line: str) -> None:
+    print(f"gpuconsole: {line}", file=sys.stderr, flush=True)

@@ -155,6 +155,7 @@ def test_the_command_line_is_not_in_the_snapshot(folder: Path, ran: dict[str, tu
         ),
         (("run", "python", "train.py"), "unexpected argument 'train.py'; a command of your own goes after --"),
         (("run", "train.py"), "train.py is no scenario; a command of your own goes after --, as in: gpuconsole run -- python train.py"),
+        (("sweep", "--vary", "batch_size=1,2", "--restart-knob", "seq_len={--s}", "--", "true"), "--vary batch_size: needs --restart-knob"),
         (("run", "--"), "run needs a SCENARIO, or a command of your own"),
         (("run", "train-gpt", "--summary", "x"), "--summary goes with a command of your own"),
         (("run", "--heedless", "--", "python", "--headless"), "there is no option '--heedless'"),
@@ -191,6 +192,16 @@ def test_a_trial_by_restarts_says_why_a_side_cannot_be_measured(folder: Path) ->
     assert done.returncode == 1
     assert "with the change:    " in done.stderr and "--bs=2" in done.stderr
     assert "the job ended with exit code 3; the job's Python has not imported torch" in done.stderr
+
+
+def test_a_sweep_by_restarts_says_why_a_setting_cannot_be_measured(folder: Path) -> None:
+    words = [PYTHON, "-m", "gpuconsole", "sweep", "--vary", "batch_size=1,2", "--restart-knob", "batch_size={--bs}", "--repeat", "2", "--"]
+    done = subprocess.run(
+        [*words, PYTHON, "-c", "raise SystemExit(3)"], capture_output=True, text=True, cwd=folder, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "start 2: batch_size 2" in done.stderr and "start 3" not in done.stderr
+    assert done.stderr.count("the job ended with exit code 3") == 2
 
 
 WAITS = """

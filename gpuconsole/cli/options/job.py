@@ -40,15 +40,19 @@ class NotRunnable(Exception):
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a job of your own (-- COMMAND ARGS...)")
     group.add_argument("--output", type=Path, metavar="FILE", help="on the screen: append all output of the job to FILE")
-    group.add_argument(
-        "--restart-knob", action="append", default=[], type=_restart_knob, metavar="KNOB={FLAG}", dest="restart_knobs",
-        help="with --headless --try KNOB=VALUE: the flag of the command that sets this knob. The trial starts the command again for both sides in turn",
-    )  # fmt: skip
+    add_restart_option(group)
     group.add_argument(
         "--store-command", action="store_true", help="store the command line in the snapshot and the recording, not only its digest"
     )
     add_summary_option(group)
     add_change_options(group)
+
+
+def add_restart_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--restart-knob", action="append", default=[], type=_restart_knob, metavar="KNOB={FLAG}", dest="restart_knobs",
+        help="a job of your own: the flag of the command that sets this knob. A headless --try, or a sweep, starts the command again for each value",
+    )  # fmt: skip
 
 
 def add_summary_option(parser: argparse._ActionsContainer) -> None:

@@ -1,4 +1,4 @@
-"""A trial that starts the user's command again for each side in turn, for settings that are flags of the command."""
+"""Trials and sweeps that start the user's command again for each setting in turn, for settings that are flags of the command."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from gpuconsole.experiments.blocks import BASELINE, CHANGED
+from gpuconsole.experiments.blocks import BASELINE, CHANGED, BlockPlan, rate
+from gpuconsole.experiments.sweep import evaluate, rounds
 from gpuconsole.experiments.trial import TrialFailed
+from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.experiments.trial import Method
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import COUNTS, Step
 from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.signals import kill_leftovers
@@ -106,3 +109,39 @@ class RestartSides:
         if self._running is not None:
             running, self._running = self._running, None
             await self._starts[running].end()
+
+
+async def sweep_by_restarts(
+    sweep: Sweep, commands: Sequence[JobCommand], say: Callable[[str], None], on_update: Callable[[Sweep], None]
+) -> None:
+    """Fill `sweep`: `commands[n]` is started for a block of point n, in interleaved rounds. A point whose command fails has the error."""
+    begun, starts = time.monotonic(), 0
+    for order in rounds(len(commands), sweep.repeats):
+        for index in order:
+            point = sweep.points[index]
+            if point.error:
+                continue
+            starts += 1
+            say(f"start {starts}: {describe_changes(point.knobs)}")
+            start = Start(commands[index])
+            try:
+                await start.until_steady()
+                steps = await _block_of(start, point.knobs)
+                sweep.unit = "tokens/s" if any(step.tokens for step in steps) else "samples/s"
+                point.rates.append(rate(steps, sweep.clock == "contention_free"))
+            except (TrialFailed, WorkerGone) as problem:
+                point.error = str(problem)
+            finally:
+                await start.end()
+            sweep.elapsed_s = round(time.monotonic() - begun, 1)
+            on_update(sweep)
+        evaluate(sweep)
+
+
+async def _block_of(start: Start, point: Knobs) -> list[Step]:
+    """The steps of one block. Raises WorkerGone."""
+    knobs: Knobs = {**(start.started.knobs if start.started is not None else {}), **point}
+    plan, first = BlockPlan(knobs, point), len(start.steps)
+    while not plan.complete(start.steps[first:]):
+        await start.handle.next_steps()
+    return list(plan.trimmed(start.steps[first:]))

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
-from gpuconsole.cli.job import headless_job
+from gpuconsole.cli.job import headless_job, run_if_possible
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
-from gpuconsole.cli.options.job import add_summary_option, check_options
+from gpuconsole.cli.options.job import add_restart_option, add_summary_option, check_options
 from gpuconsole.cli.options.nodes import add_node_options
 from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
@@ -38,6 +38,7 @@ EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
   gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
   gpuconsole sweep --vary num_workers=0,2,4 -- python train.py                           on the steps of your own job, live
+  gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--batch-size}' --repeat 4 -- python train.py     a start for each block
 """
 
 
@@ -63,6 +64,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--stop-settled", action="store_true", help="stop measuring a setting as soon as it is proven not to be the best")
     add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
     add_summary_option(parser)
+    add_restart_option(parser)
     add_node_options(parser)
     add_serving_options(parser)
     add_console_options(parser)
@@ -93,8 +95,16 @@ def run_on_job(args: argparse.Namespace) -> int:
     vary = dict(varied(word, job_scenario(args.job[0])) for word in args.vary)
     if args.repeat < 2:
         raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
-    from gpuconsole.cli.job_work import SweepJob
+    from gpuconsole.cli.job_work import SweepJob, sweep_by_restarting
 
+    if args.restart_knobs:
+        mapped = [one.knob for one in args.restart_knobs]
+        if missing := [name for name in vary if name not in mapped]:
+            raise UsageError(
+                f"--vary {missing[0]}: needs --restart-knob '{missing[0]}={{FLAG}}' too, because this sweep starts the command again"
+            )
+        target = writable(args.snapshot, "--snapshot")
+        return run_if_possible(args, lambda: sweep_by_restarting(args, vary, target))
     return headless_job(args, SweepJob(args, vary))
 
 
