@@ -114,9 +114,9 @@ def job_process(
     }
 
 
-def rank_joined(t: float, rank: int, host: str, pid: int, leads: bool) -> Message:
+def rank_joined(t: float, rank: int, host: str, pid: int, leads: bool, world_size: int) -> Message:
     """The process has made its first optimizer step."""
-    return {"event": "rankjoined", "t": t, "rank": rank, "host": host, "pid": pid, "leads": leads}
+    return {"event": "rankjoined", "t": t, "rank": rank, "host": host, "pid": pid, "leads": leads, "world_size": world_size}
 
 
 def job_known(t: float, rank: int, facts: Mapping[str, Any]) -> Message:

@@ -279,13 +279,17 @@ class JobChild(Child):
         def on_event(event: AnyEvent) -> None:
             nonlocal rank
             if isinstance(event, RankJoined):
+                if event.rank in self._ranks:
+                    self._turn_away(joined.pid, event, writer)
+                    return
                 rank = event.rank
                 self._ranks[rank] = writer
-                if joined.world_size == 1:
+                if event.world_size == 1:
                     return
             elif isinstance(event, JobKnown):
                 fold.on_device = event.facts.device.startswith("cuda")
-            self._on_rank_event(event, fold, rank or 0)
+            if rank is not None or (isinstance(event, AgentOff) and event.where):
+                self._on_rank_event(event, fold, rank or 0)
 
         await self._read_events(reader, on_event)
         if rank is not None and self._ranks.get(rank) is writer:
@@ -301,12 +305,19 @@ class JobChild(Child):
                 return msgspec.structs.replace(event, token="")
         return None
 
+    def _turn_away(self, pid: int, event: RankJoined, writer: asyncio.StreamWriter) -> None:
+        """Switch off the agent of a process that trains beside the one that is shown: two trainings have no common steps."""
+        writer.write(encode(Stop()) + b"\n")
+        self._on_event(
+            Note(event.t, f"process {pid} of the job trains too, apart from the others: only the first training is shown", "warning")
+        )
+
     def _on_rank_event(self, event: AnyEvent, fold: SegmentFold, rank: int) -> None:
         match event:
             case Segments():
                 self._stepped = True
                 with contextlib.suppress(ValueError):
-                    self._on_event(fold.add(event))
+                    self._on_event(msgspec.structs.replace(fold.add(event), rank=rank))
             case KnobsSet() | ProbeDone() | Profiled():
                 self._answers.setdefault(event.request, {})[rank] = event
                 self._settle_answers()

@@ -130,13 +130,15 @@ class Started(Event, frozen=True):
 
 
 class RankJoined(Event, frozen=True):
-    """A process joined a run with several processes. `leads`: its steps represent the run. `token` proves that it may join."""
+    """A process joined a run with several processes. `leads`: its steps represent the run. `token` proves that it may join. `world_size`: the
+    number of processes of a user's job, 1 for one that trains alone; 0: not said."""
 
     rank: int
     host: str
     pid: int
     leads: bool = False
     token: str = ""
+    world_size: int = 0
 
 
 class Doing(Event, frozen=True):

@@ -21,13 +21,21 @@ def script() -> str:
     return os.path.basename(main) or "python"
 
 
+def place() -> tuple[int, int]:
+    """Rank and number of processes: as torch.distributed has them once the program has set it up, else as the launcher has set them."""
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        return group.get_rank(), group.get_world_size()
+    return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
+
+
 def observed_knobs() -> Knobs:
     """The settings of the program, under the names of the knob catalogue; only those that were seen."""
     knobs: Knobs = {}
     knobs.update(_loader_knobs())
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
-    world_size = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:
         knobs["sharding"] = "ddp"
@@ -55,7 +63,7 @@ def facts() -> dict[str, float]:
     """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads and processes."""
     import torch
 
-    found = {"threads": float(torch.get_num_threads()), "world_size": float(os.environ.get("WORLD_SIZE", "1") or 1)}
+    found = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1])}
     optimizers = watch.alive(watch.optimizers)
     trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     everything, linear = dict(trained), 0

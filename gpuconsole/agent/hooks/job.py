@@ -309,10 +309,8 @@ class Agent:
         self._sampler = StepSampler()
         self._arithmetic = Arithmetic()
         self._known: tuple[Any, ...] = ()
-
-    @property
-    def rank(self) -> int:
-        return int(os.environ.get("RANK", "0") or 0)
+        self.rank, self._world_size = described.place()
+        """Final with the first optimizer step: only then a program that starts its processes itself has set up torch.distributed."""
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
@@ -327,7 +325,7 @@ class Agent:
                 platform.python_version(),
                 str(getattr(torch, "__version__", "")),
                 self.rank,
-                int(os.environ.get("WORLD_SIZE", "1") or 1),
+                self._world_size,
                 os.environ.get("GPUCONSOLE_TOKEN", ""),
             )
         )
@@ -416,7 +414,8 @@ class Agent:
         if self._connection is None:
             self.connect()
         assert self._connection is not None
-        self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0))
+        self.rank, self._world_size = described.place()
+        self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0, self._world_size))
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce)
 
     def _announce(self) -> None:

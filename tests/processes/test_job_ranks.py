@@ -1,0 +1,65 @@
+"""Several processes of a user's job: which of them are ranks of one run. Small programs take the agent's part, because torch is slow to import."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpuconsole.agent.hooks import described
+from gpuconsole.processes.job import JobChild, JobCommand
+from gpuconsole.wire.events import AnyEvent, Note, RankJoined, Steps
+
+AGENT = """
+import base64, json, os, socket, struct, sys, time
+def agent(rank, world_size, pid):
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(os.environ["GPUCONSOLE_AGENT"] + "/socket")
+    line.settimeout(10)
+    def send(**message):
+        line.sendall(json.dumps({"t": 1.0, **message}).encode() + b"\\n")
+    send(event="jobprocess", pid=pid, parent=1, script="train.py", python="3", torch="2", rank=0, world_size=1, token=os.environ["GPUCONSOLE_TOKEN"])
+    send(event="rankjoined", rank=rank, host="here", pid=pid, leads=rank == 0, world_size=world_size)
+    step = struct.pack("<IdIIdBBHI", pid, 1.0, 8, 0, 0.5, 0, 0, 0, 1) + bytes([9]) + struct.pack("<d", 2.0)
+    send(event="segments", packed=base64.b64encode(step).decode(), cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=0.0, dropped=0, rank=0, counters={})
+    return line
+"""
+TWO_RANKS = "lines = [agent(0, 2, 7), agent(1, 2, 8)]; time.sleep(0.3)"
+TWO_TRAININGS = "first = agent(0, 1, 7); time.sleep(0.3); second = agent(0, 1, 8); second.recv(100)"
+
+
+async def events_of(program: str, folder: Path) -> list[AnyEvent]:
+    events: list[AnyEvent] = []
+    child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), folder, events.append, lambda code: None)
+    await child.start()
+    async with asyncio.timeout(20):
+        await child.exited.wait()
+    return events
+
+
+def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
+    """The rank is the one of the first optimizer step: a program may start its processes itself, and set no RANK."""
+    events = asyncio.run(events_of(TWO_RANKS, tmp_path))
+    assert [(steps.rank, steps.steps[0].index) for steps in events if isinstance(steps, Steps)] == [(0, 7), (1, 8)]
+    assert sorted(joined.rank for joined in events if isinstance(joined, RankJoined)) == [0, 1]
+
+
+def test_a_second_training_of_its_own_is_not_mixed_into_the_first(tmp_path: Path) -> None:
+    events = asyncio.run(events_of(TWO_TRAININGS, tmp_path))
+    assert [steps.steps[0].index for steps in events if isinstance(steps, Steps)] == [7]
+    assert [event.text for event in events if isinstance(event, Note)] == [
+        "process 8 of the job trains too, apart from the others: only the first training is shown"
+    ]
+
+
+def test_the_rank_comes_from_the_process_group_and_else_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, get_rank=lambda: 1, get_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert described.place() == (3, 4)
+    group.is_initialized = lambda: True
+    assert described.place() == (1, 2)
