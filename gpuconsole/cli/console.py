@@ -87,20 +87,9 @@ def open_console(
                 report(line)
         if engine.job is not None and engine.job.exit_code is None:
             report(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
-        if engine.job is not None:
-            report_patch(engine, getattr(args, "patch", None))
     if engine.job is not None:
         return engine.job.exit_code or 0
     return code or (1 if session_file.error else 0)
-
-
-def report_patch(engine: Engine, target: Path | None) -> None:
-    """Print the lines that make the kept changes of a job in the user's own code, and write the patch to `target`."""
-    from gpuconsole.cli.options.patch import patch_of, write_patch
-
-    patch, shown = patch_of(engine.snapshot())
-    for line in (*shown, *([write_patch(target, patch)] if target is not None else [])):
-        report(line)
 
 
 def report(line: str) -> None:

@@ -69,6 +69,9 @@ def evaluate(sweep: Sweep) -> None:
 class Sweeper:
     """Measures the points of a sweep. `close` ends the workers."""
 
+    OF_JOB = False
+    """Whether the worker is the user's own job."""
+
     def __init__(self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice, devices: Devices | None = None) -> None:
         """`devices` chooses the GPUs of runs in several processes."""
         self._devices = devices
@@ -133,7 +136,7 @@ class Sweeper:
         answer = await worker.set_knobs(self._changes(point, worker), arm)
         if answer.error:
             raise SessionError(answer.error)
-        plan = BlockPlan({**self._base, **point}, point, of_job=worker.job is not None)
+        plan = BlockPlan({**self._base, **point}, point, of_job=self.OF_JOB)
         while True:
             counted = [step for step in worker.trial_steps if step.arm == arm and step.kind == 0][plan.settling :]
             if plan.complete(counted):
@@ -230,6 +233,8 @@ class Sweeper:
 class JobSweeper(Sweeper):
     """Measures settings that apply live to the job. A setting that does not apply live is reported with the reason. `close` brings the values from before
     back; the job continues."""
+
+    OF_JOB = True
 
     def __init__(self, run: Run, worker: WorkerHandle, device: Device) -> None:
         """`run`: the run of the job, with its knobs. `worker`: the job."""

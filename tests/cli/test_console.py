@@ -22,6 +22,7 @@ class FakeEngine:
         self.state = SimpleNamespace(records=[object()] * runs)
         self.exports: list[Path | None] = []
         self._full = full
+        self.job = None
 
     async def open(self) -> None:
         pass

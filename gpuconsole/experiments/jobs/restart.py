@@ -141,7 +141,7 @@ async def sweep_by_restarts(
 async def _block_of(start: Start, point: Knobs) -> list[Step]:
     """The steps of one block. Raises WorkerGone."""
     knobs: Knobs = {**(start.started.knobs if start.started is not None else {}), **point}
-    plan, first = BlockPlan(knobs, point), len(start.steps)
+    plan, first = BlockPlan(knobs, point, of_job=True), len(start.steps)
     while not plan.complete(start.steps[first:]):
         await start.handle.next_steps()
     return list(plan.trimmed(start.steps[first:]))
