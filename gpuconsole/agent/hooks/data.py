@@ -214,8 +214,9 @@ class SourceSearch:
 
 
 def may_search() -> bool:
-    """Whether a search is needed and would disturb nobody: no batch has come from a DataLoader, and no other profiler is on."""
-    return not loaders.numbers and sys.getprofile() is None
+    """Whether a search is needed and would disturb nobody: no batch of the last steps came from a DataLoader, and no other profiler is on."""
+    from_loader = any(code >= LOADER for step in recorder.done for code in step[2])
+    return not from_loader and sys.getprofile() is None
 
 
 def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:

@@ -39,7 +39,7 @@ def train(name, at, loaded):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
-    loader = iter(DataLoader(data, 4, shuffle=True))
+    loader = iter(DataLoader(data, 4, shuffle=True)) if loaded else None
 
     def make_batch():
         at = torch.randint(64, (4,))

@@ -357,6 +357,8 @@ def ddp(steps):
 
 
 def inline_batches(steps):
+    """Lines of the loop make the batches. A DataLoader of the program serves only an evaluation before the training."""
+    next(iter(DataLoader(Images(64), 16)))
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data, targets = torch.randn(4000, 256), torch.randn(4000, 1)
