@@ -10,7 +10,6 @@ import re
 import sys
 from pathlib import Path
 
-from gpuconsole.machine.environment import torch_version
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.gpu import GPU_METRICS
 from gpuconsole.telemetry.source import Readings, Reasons
@@ -56,12 +55,20 @@ def find_other_gpus() -> OtherGpus | None:
 
     Many desktop processors contain a GPU of AMD. So such a GPU counts only where torch is a ROCm build.
     """
+    amd, apple = _amd(NODES), sys.platform == "darwin" and platform.machine() == "arm64"
+    if not amd and not apple:
+        return None
     torch = torch_version() or ""
-    if "rocm" in torch and (found := _amd(NODES)):
-        return OtherGpus(found, AMD)
-    if torch and sys.platform == "darwin" and platform.machine() == "arm64":
-        return OtherGpus([Device("gpu:0", "Apple GPU (mps)")], APPLE)
-    return None
+    if amd and "rocm" in torch:
+        return OtherGpus(amd, AMD)
+    return OtherGpus([Device("gpu:0", "Apple GPU (mps)")], APPLE) if apple and torch else None
+
+
+def torch_version() -> str | None:
+    """The version of the installed torch. The import is here because it costs the sampler 5 MB, and few machines need it."""
+    from gpuconsole.machine import environment
+
+    return environment.torch_version()
 
 
 def _amd(nodes: Path) -> list[Device]:
