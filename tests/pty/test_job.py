@@ -66,7 +66,13 @@ def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
         terminal.wait_for("asked: forty two", "finished", "job.py has ended")
         terminal.press("/", *"progress", "enter")
         terminal.wait_gone("finished")
+        terminal.press("/", *"no such word", "enter")
+        terminal.wait_for("No line of the output has these words.")
         terminal.press("escape", "escape")
+        terminal.wait_for("Diagnosis", "exit code 3")
+        terminal.press("k")
+        terminal.wait_for("The settings of the job are known after its first steps.")
+        terminal.press("escape")
         terminal.wait_for("Diagnosis", "exit code 3")
         terminal.press("q")
         assert terminal.wait_exit() == 3

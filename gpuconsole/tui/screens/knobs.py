@@ -42,8 +42,8 @@ class KnobsScreen(ListScreen):
     def _state(self) -> KnobState:
         run = self._view.run
         if run is None:
-            return KnobState({}, {}, {})
-        return KnobState(dict(run.settings), self._pending, run.unavailable, self.needle, run.facts)
+            return KnobState({}, {}, {}, job=self.api.job is not None)
+        return KnobState(dict(run.settings), self._pending, run.unavailable, self.needle, run.facts, run.is_job)
 
     @property
     def _selected(self) -> str:

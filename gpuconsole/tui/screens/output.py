@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CHROME_ROWS = 3
 """Rows of the screen that are not output: the heading and the keys."""
+NOTHING_PRINTED = "The job has printed nothing."
+NO_MATCH = "No line of the output has these words."
 NO_JOB = "No job of your own runs here: gpuconsole run -- COMMAND"
 
 
@@ -39,7 +41,7 @@ class OutputScreen(ListScreen):
         yield self._typed
 
     def lines(self, width: int, height: int) -> Lines:
-        rows = self._rows(width)
+        rows = self._rows(width) or [NO_MATCH if self.needle else NOTHING_PRINTED]
         return Lines([None] * len(rows), lambda n, selected: line(width, rows[n]))
 
     def _rows(self, width: int) -> list[str]:

@@ -17,16 +17,19 @@ LEAST_HEIGHT = 8
 """Below so many rows there is no room for a knob's meaning."""
 NO_EFFECT = "knob."
 """The prefix of keys in `Run.unavailable` that name knobs without an effect on this run, each with the reason."""
+NOTHING_RUNS = "Nothing is running, so there are no knobs. Press s to choose a scenario."
+NOT_YET = "The settings of the job are known after its first steps."
 
 
 class KnobState(NamedTuple):
-    """The knobs of a run. `pending` are edited values that are not in force yet; `words` is the filter."""
+    """The knobs of a run. `pending` are edited values that are not in force yet; `words` is the filter. `job`: the run is the user's own job."""
 
     values: Knobs
     pending: Knobs
     unavailable: Mapping[str, str]
     words: str = ""
     facts: Mapping[str, float] = {}
+    job: bool = False
 
     def applies(self, name: str) -> str:
         """hot, cold, or hot up to the value that the server was started with."""
@@ -68,7 +71,7 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
     """The list, and below it what the selected knob means."""
     names = state.names
     if not names:
-        text = "No knob matches." if state.values else "Nothing is running, so there are no knobs. Press s to choose a scenario."
+        text = "No knob matches." if state.values else NOT_YET if state.job else NOTHING_RUNS
         return text_lines([line(width, (text, ""))])
     own = len(state.own)
     lines: list[str | None] = [*names]
