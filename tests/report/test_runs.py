@@ -6,10 +6,12 @@ import msgspec
 
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.figure import Figure
+from gpuconsole.model.finding import Finding
 from gpuconsole.model.job.facts import JOB
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.findings import firing_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.session.api import View
@@ -76,3 +78,12 @@ def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a
     words = printed(models_report(job))
     assert "Parameters" in words and "FLOPs of a sample" not in words and "1 further model is n/a for this job" in words
     assert "FLOPs of a sample" in printed(models_report(msgspec.structs.replace(job, workload="training.gpt")))
+
+
+def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> None:
+    finding = Finding("input.jitter", "cant_tell", "No single slow samples", missing=["step_s"])
+    job = Run("1", "train.py", JOB, {}, "cpu", "finished", summary=Summary(steps=74), findings=[finding])
+    words = "diagnosis: no conclusion: the job ended before its step time was steady, after 74 steps"
+    assert printed(firing_report(job)) == words
+    for other in (msgspec.structs.replace(job, state="running"), msgspec.structs.replace(job, steady_from_s=2.0)):
+        assert "no rule fires" in printed(firing_report(other))
