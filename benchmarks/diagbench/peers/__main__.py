@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagbench.cases import Case
-from benchmarks.diagbench.peers import gpuprof, slowai, traceml, train_doctor
+from benchmarks.diagbench.peers import gpuprof, own_job, slowai, traceml, train_doctor
 from benchmarks.diagbench.peers.peer import CASES, Peer
 from benchmarks.diagbench.peers.run import PeerRow, diagnose, installed_version
 from benchmarks.diagbench.peers.score import one_line, page, report
 from benchmarks.machine import keep
 
-PEERS = {adapter.PEER.name: adapter.PEER for adapter in (traceml, train_doctor, gpuprof, slowai)}
+PEERS = {peer.name: peer for peer in (*(adapter.PEER for adapter in (own_job, traceml, train_doctor, gpuprof, slowai)), own_job.PROBING)}
 
 
 def main() -> int:
