@@ -37,6 +37,13 @@ class ThreadTimes:
         """CPU seconds of the calling thread."""
         return time.thread_time()
 
+    def cpu_and_runq_s(self) -> tuple[float, float]:
+        """CPU seconds, and seconds in which the thread waited for a core, in one reading."""
+        if self._fd is None:
+            return time.thread_time(), 0.0
+        cpu, runq = os.pread(self._fd, 64, 0).split()[:2]
+        return int(cpu) * 1e-9, int(runq) * 1e-9
+
 
 def process_cpu_s(pid: int) -> tuple[float, float]:
     """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when the process has ended."""

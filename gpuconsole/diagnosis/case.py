@@ -9,6 +9,9 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
 
+SEEN = "job."
+"""Prefix of signals that are settings of a user's own job: the step account shows them, and nobody set them as knobs."""
+
 
 class CantTell(Exception):
     """A rule has no conclusion. The message is the reason: one clause for the user."""
@@ -39,7 +42,8 @@ class Case:
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
         """The case of `run` with its present `signals`."""
-        return cls(run.settings, signals, run.serves, run.elsewhere)
+        seen = {name.removeprefix(SEEN): int(signal.value) for name, signal in signals.items() if name.startswith(SEEN)}
+        return cls({**seen, **run.settings}, signals, run.serves, run.elsewhere)
 
     def setting(self, name: str) -> Value:
         """A knob of the model server. Raises CantTell where the server does not report the setting."""

@@ -13,12 +13,14 @@ class Probe:
 
     `always`: runs once on every steady training run, because its figures are useful even if no rule needs them.
     `decisive`: rules request this probe only after a phase has taken too much time. It decides between the causes and runs first.
+    `passive`: it only watches, so it runs in a user's own job without consent.
     """
 
     name: str
     signals: tuple[str, ...] = ()
     always: bool = False
     decisive: bool = False
+    passive: bool = False
 
 
 PROBES = (
@@ -31,7 +33,7 @@ PROBES = (
         ("probe.loader_samples_per_s", "probe.loader_cpu_ratio", "probe.loader_plus_1_samples_per_s"),
         decisive=True,
     ),
-    Probe("script_lines", ("stack.script_ratio",), decisive=True),
+    Probe("script_lines", ("stack.script_ratio",), decisive=True, passive=True),
     Probe("exposed_communication", ("comm.exposed_s", "comm.straggler_ratio", "comm.bytes_per_step"), decisive=True),
     Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
     Probe("swap_optim", ("probe.optim_present_step_s",)),
@@ -62,4 +64,5 @@ PROBE_OF = {signal: probe.name for probe in PROBES for signal in probe.signals}
 """The probe that measures a signal, by signal."""
 ORDER = {probe.name: number for number, probe in enumerate(PROBES)}
 ALWAYS = tuple(probe.name for probe in PROBES if probe.always)
+PASSIVE = frozenset(probe.name for probe in PROBES if probe.passive)
 DECISIVE = frozenset(probe.name for probe in PROBES if probe.decisive)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
-from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE
+from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE, PASSIVE
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.engine.run_control import RunLock
@@ -120,13 +120,14 @@ class DiagnosisLoop:
     def _due(self, findings: list[Finding]) -> list[str]:
         """The probes to run, in order."""
         record = self._state.record
-        if record is not None and record.run.is_job and not self.may_probe_jobs:
-            self._report_consent(record.run.unavailable, wanted_probes(about(findings, self.tunable)))
-            return []
         first = () if record is None or record.run.serves or self.tunable else ALWAYS
         wanted = wanted_probes(about(findings, self.tunable))
         order = dict.fromkeys((*(probe for probe in wanted if probe in DECISIVE), *first, *wanted))
-        return [probe for probe in order if probe not in self._probed]
+        due = [probe for probe in order if probe not in self._probed]
+        if record is None or not record.run.is_job or self.may_probe_jobs:
+            return due
+        self._report_consent(record.run.unavailable, [probe for probe in wanted if probe not in PASSIVE])
+        return [probe for probe in due if probe in PASSIVE]
 
     def _report_consent(self, known: Collection[str], probes: Collection[str]) -> None:
         """Report why these probes do not run, each once: a rule that needs one is final without it."""

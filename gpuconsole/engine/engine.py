@@ -81,7 +81,7 @@ class Engine(StateReader, SessionApi):
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
         self.devices = ChosenDevices(self.state, device)
         self.control = RunControl(self.state, self._emit, self._pool, self._lock, serving or ServingChoice(), self.devices)
-        self._diagnosis = DiagnosisLoop(self.state, self._emit, lambda: self.control.worker, self._lock)
+        self.diagnosis = DiagnosisLoop(self.state, self._emit, lambda: self.control.worker, self._lock)
         self.baselines = BaselineWatch(self.state, self._emit, keeps)
         self.control.on_open.append(self.baselines.begin)
         self.control.on_close.append(self.baselines.ended)
@@ -98,7 +98,7 @@ class Engine(StateReader, SessionApi):
         sweep_scratch()
         self._emit(Hello(time.monotonic(), "runtime", os.getpid(), __version__, time.time()))
         await self._sampler.start()
-        for work in (watch_self(self._emit), self._diagnosis.run(), self.baselines.run()):
+        for work in (watch_self(self._emit), self.diagnosis.run(), self.baselines.run()):
             self._background.start(work)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
@@ -209,7 +209,7 @@ class Engine(StateReader, SessionApi):
         self._tuning.end()
 
     def probe_only_for(self, knobs: Collection[str]) -> None:
-        self._diagnosis.tunable = knobs
+        self.diagnosis.tunable = knobs
 
     async def profile(self, steps: int = STEPS) -> ProfileReport:
         return await self.control.profile(steps, self.profile_dir)

@@ -59,23 +59,21 @@ class WorkCounts:
         """Time signals since the time `since`, and memory signals since the time `steady` (None: also since `since`)."""
         return self._time_signals(since) | self._memory_signals(since if steady is None else steady)
 
-    def _time_signals(self, since: float) -> dict[str, Signal]:
+    def gained(self, since: float) -> tuple[float, Counter[str]]:
+        """The seconds of ordinary steps since the time `since`, and the increase of each total in them."""
         stretches = [(seconds, gains) for begun, seconds, gains in self._gained if begun >= since]
         gained: Counter[str] = Counter()
         for _, gains in stretches:
             gained.update(gains)
-        wall, steps = sum(seconds for seconds, _ in stretches), gained["work.steps"]
+        return sum(seconds for seconds, _ in stretches), gained
+
+    def _time_signals(self, since: float) -> dict[str, Signal]:
+        wall, gained = self.gained(since)
+        steps = gained["work.steps"]
         if wall <= 0 or steps <= 0:
             return {}
         over = f"over {wall:.0f} s"
-        found = {}
-        if gained["loader.wall_s"] > 0:
-            found["loader.cpu_ratio"] = Signal(
-                min(1.0, gained["loader.cpu_s"] / gained["loader.wall_s"]),
-                "ratio",
-                f"/proc and the thread's clock, {over}: CPU time of the processes that make the batches over their time",
-            )
-        return found | {
+        return {
             "gc.pause_ratio": Signal(
                 gained["gc.pause_s"] / wall, "ratio", f"gc.callbacks, {gained['gc.collections']:.0f} collections {over}"
             ),

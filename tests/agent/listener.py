@@ -6,13 +6,27 @@ import os
 import socketserver
 import subprocess
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.processes.job import JobFolder
 from gpuconsole.session.job.segments import SegmentFold
-from gpuconsole.wire.events import AgentOff, AnyEvent, JobKnown, JobProcess, Segments, Started, Steps, decode_event
+from gpuconsole.wire.events import (
+    AgentOff,
+    AnyEvent,
+    Command,
+    JobKnown,
+    JobProcess,
+    KnobsSet,
+    ProbeDone,
+    Segments,
+    Started,
+    Steps,
+    decode_event,
+    encode,
+)
 
 TOKEN = "a token"
 
@@ -24,6 +38,8 @@ class Watched:
     first: JobProcess
     events: list[AnyEvent] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    asked: int = 0
+    answered: bool = False
 
     @property
     def off(self) -> AgentOff | None:
@@ -45,9 +61,13 @@ class Watched:
 
 
 class Listener:
-    """The console's end of the socket of one job. `watched`: one entry for each connection."""
+    """The console's end of the socket of one job. `watched`: one entry for each connection.
 
-    def __init__(self, folder: Path) -> None:
+    `asks`: commands for the first process that trains, each with the step from which on it is sent. The next one waits for the answer.
+    """
+
+    def __init__(self, folder: Path, asks: Sequence[tuple[int, Command]] = ()) -> None:
+        waiting = list(asks)
         self.folder = JobFolder(folder)
         self.watched: list[Watched] = []
         listener = self
@@ -67,6 +87,13 @@ class Listener:
                         event = fold.add(event)
                         one.steps += event.steps
                     one.events.append(event)
+                    answer = isinstance(event, ProbeDone | KnobsSet) and event.request > 0
+                    answered = not one.asked or answer
+                    if waiting and one.steps and one.steps[-1].index >= waiting[0][0] and (answered or one.answered):
+                        one.asked, one.answered = one.asked + 1, False
+                        self.wfile.write(encode(waiting.pop(0)[1]) + b"\n")
+                    elif answer:
+                        one.answered = True
 
         self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)
         self._server.daemon_threads = False

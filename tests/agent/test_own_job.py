@@ -97,6 +97,7 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
         "precision": "fp32",
         "torch_compile": "off",
         "gradient_accumulation_steps": 1,
+        "num_threads": 1,
         "nproc": 1,
     }
     assert run["facts"]["parameters"] == 32 * 256 + 256 + 2560 + 10

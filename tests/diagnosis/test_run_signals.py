@@ -123,7 +123,8 @@ def test_the_loader_of_a_job_is_observed_without_a_probe(workers: int, rate: flo
     for message in range(4):
         steps = [Step(50 * message + n, 0.1 * (50 * message + n), 0.1, 16, 0, phases) for n in range(50)]
         total = 50.0 * (message + 1)
-        counters = {"work.steps": total, "loader.cpu_s": 0.25 * 0.08 * total, "loader.wall_s": 0.08 * total}
+        who = "workers" if workers else "here"
+        counters = {"work.steps": total, f"loader.{who}_cpu_s": 0.25 * 0.08 * total, f"loader.{who}_s": 0.08 * total}
         state.apply(Steps(5.0 * (message + 1), steps, 0.0, 0.0, 0.0, 1e6, counters=counters))
     assert state.record is not None
     state.record.steady_t = 0.0

@@ -9,6 +9,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from . import tracing
+from .evidence.writers import on_os, writers
 from .guard import NO_LEVEL, entry, switch, wrappers_without_level
 from .recorder import COMM, COMPILED, GAP, LOG, SAVE, WHOLE
 from .recorder import OWN as OWN_WORK
@@ -44,6 +45,8 @@ def begin(code: int) -> bool:
     if not recorder.watches() or code in recorder.stack or recorder.stack[-1] == OWN_WORK or (code == WHOLE and not tracing.grad_enabled()):
         return False
     recorder.passes += code == WHOLE
+    if code == SAVE and recorder.stack[-1] == GAP:
+        writers.saw(SAVE)
     recorder.enter(code)
     return True
 
@@ -76,6 +79,7 @@ def on_torch(module: Any) -> None:
     plain = builtins.print
     builtins.print = spanned(LOG, plain)
     switch.undo.append(lambda: setattr(builtins, "print", plain))
+    on_os()
 
 
 # --- torch.compile ------------------------------------------------------------------------------------------

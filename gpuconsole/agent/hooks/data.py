@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 import weakref
 from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from ..clock import now, process_cpu_s
+from ..clock import now
 from . import passes
 from .calls import spanned
-from .changes.loader import worker_pids
+from .changes.loader import loader_of
+from .evidence.loading import loading
 from .guard import entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS
 from .watch import is_program, recorder, watch
@@ -40,6 +40,7 @@ class LoaderNumbers:
 
     def reset(self) -> None:
         self.numbers: dict[int, int] = {}
+        loading.reset()
 
     def code(self, loader: Any) -> int:
         key = id(loader)
@@ -57,7 +58,7 @@ def on_dataloader(module: Any) -> None:
     """`_BaseDataLoaderIter.__next__`. The class is private: tests pin it for each torch version."""
     base = module._BaseDataLoaderIter
     plain, plain_init = base.__next__, base.__init__
-    loader_init = module.DataLoader.__init__
+    loader_init, plain_iter = module.DataLoader.__init__, module.DataLoader.__iter__
 
     def __init__(self: Any, loader: Any) -> None:
         plain_init(self, loader)
@@ -65,12 +66,20 @@ def on_dataloader(module: Any) -> None:
 
     def __next__(self: Any) -> Any:
         serves = self.__dict__.get("_gpuconsole_serves")
-        entered = recorder.on and begin_batch(self)
+        begun = begin_batch(self) if recorder.on else None
         try:
             return plain(self) if serves is None else serves()
         finally:
-            if entered:
-                end_batch()
+            if begun is not None:
+                end_batch(self, begun)
+
+    def __iter__(self: Any) -> Any:
+        begun = begin_epoch(self) if recorder.on else None
+        try:
+            return plain_iter(self)
+        finally:
+            if begun is not None:
+                end_epoch_start(self, begun)
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         loader_init(self, *args, **kwargs)
@@ -80,6 +89,7 @@ def on_dataloader(module: Any) -> None:
     base.__init__, base.__next__ = __init__, __next__
     base._gpuconsole_plain_next = plain
     module.DataLoader.__init__ = made
+    module.DataLoader.__iter__ = __iter__
 
 
 @entry("data.loader_made")
@@ -100,71 +110,37 @@ def note_iterator(iterator: Any, loader: Any) -> None:
 
 
 @entry("data.begin")
-def begin_batch(iterator: Any) -> bool:
+def begin_batch(iterator: Any) -> float | None:
+    """Begin the segment of a batch. Returns its time, or None where there is no segment to end."""
     if not recorder.watches() or recorder.stack[-1] >= LOADER:
-        return False
+        return None
     recorder.enter(iterator.__dict__.get("_gpuconsole_number", LOADER))
     watch.last_loader = iterator.__dict__.get("_gpuconsole_loader")
-    usage.begin()
-    return True
+    loading.batch_begins()
+    return recorder.times[-1]
 
 
 @entry("data.end")
-def end_batch() -> None:
+def end_batch(iterator: Any, begun: float) -> None:
     if recorder.on:
-        usage.end()
+        loading.batch_ends(loader_of(iterator), begun)
         recorder.leave()
 
 
-class LoaderUsage:
-    """Cumulative seconds: `cpu_s` of the loading processes on a CPU, `wall_s` in which they could have run.
-
-    Without workers both are those of the training thread while it waits for a batch.
-    """
-
-    def __init__(self) -> None:
-        self._here_cpu_s = self._here_wall_s = 0.0
-        self._begun_cpu = self._begun = 0.0
-        self._cpu_s = self._wall_s = 0.0
-        self._last: dict[int, tuple[float, float, float]] = {}
-        """For each worker: when it was read, its CPU seconds and its run-queue seconds then."""
-
-    def begin(self) -> None:
-        """The training thread asks for a batch."""
-        self._begun_cpu, self._begun = time.thread_time(), now()
-
-    def end(self) -> None:
-        """It has the batch."""
-        self._here_cpu_s += time.thread_time() - self._begun_cpu
-        self._here_wall_s += now() - self._begun
-
-    def counters(self) -> dict[str, float]:
-        """`loader.cpu_s` and `loader.wall_s`. Reads two numbers of each worker from /proc."""
-        pids = worker_pids(watch)
-        if pids:
-            self._read(pids)
-        else:
-            self._cpu_s += self._here_cpu_s
-            self._wall_s += self._here_wall_s
-        self._here_cpu_s = self._here_wall_s = 0.0
-        return {"loader.cpu_s": self._cpu_s, "loader.wall_s": self._wall_s}
-
-    def _read(self, pids: list[int]) -> None:
-        last, self._last = self._last, {}
-        for pid in pids:
-            try:
-                cpu, queued = process_cpu_s(pid)
-            except OSError:  # it has ended since
-                continue
-            t = now()
-            if pid in last:
-                before, cpu_before, queued_before = last[pid]
-                self._cpu_s += cpu - cpu_before
-                self._wall_s += max(0.0, t - before - (queued - queued_before))
-            self._last[pid] = t, cpu, queued
+@entry("data.begin_epoch")
+def begin_epoch(loader: Any) -> float | None:
+    """The start of an epoch starts the loader's processes: this time counts as a wait for data."""
+    if not recorder.watches() or recorder.stack[-1] >= LOADER or getattr(loader, "_gpuconsole_server", False):
+        return None
+    recorder.enter(loaders.code(loader))
+    return recorder.times[-1]
 
 
-usage = LoaderUsage()
+@entry("data.end_epoch_start")
+def end_epoch_start(loader: Any, begun: float) -> None:
+    if recorder.on:
+        loading.epoch_opened(loader, now() - begun)
+        recorder.leave()
 
 
 # --- functions that return batches --------------------------------------------------------------------------
@@ -229,13 +205,20 @@ def tensors_in(value: Any, depth: int = DEPTH) -> list[Any]:
     return []
 
 
+def watch_writer(code: CodeType, function: FunctionType | None, segment: int) -> None:
+    """Make calls of a function that saves or logs a segment from now on, by other code in the function itself."""
+    for one in [function] if function is not None else gc.get_referrers(code):
+        if isinstance(one, FunctionType) and one.__code__ is code:
+            _replace_code(one, segment)
+
+
 def watch_function(code: CodeType) -> None:
     """Make calls of the function a DATA segment from now on: by sys.monitoring; before Python 3.12 by other code in the function itself."""
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is None:
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType) and function.__code__ is code:
-                _replace_code(function)
+                _replace_code(function, DATA)
         return
     events = monitoring.events
     if monitoring.get_tool(MONITORING_TOOL) is None:
@@ -250,13 +233,13 @@ def watch_function(code: CodeType) -> None:
         switch.undo.append(lambda: monitoring.set_local_events(MONITORING_TOOL, code, 0))
 
 
-def _replace_code(function: FunctionType) -> None:
+def _replace_code(function: FunctionType, segment: int) -> None:
     """Give `function` code that calls the former code within a segment. A wrapper object would not be seen where the program holds the function
     in a local variable. `inspect.signature` follows `__wrapped__`."""
     code = function.__code__
     former = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     former.__kwdefaults__ = function.__kwdefaults__
-    inner = _spanned_generator(former) if code.co_flags & CO_GENERATOR else spanned(DATA, former)
+    inner = _spanned_generator(former) if code.co_flags & CO_GENERATOR else spanned(segment, former)
     names = code.co_freevars
     lines = ["def make():", *(f"    {name} = None" for name in names), "    def call(*args, **kwargs):"]
     lines += [f"        if 0: {name}" for name in names] + [

@@ -32,9 +32,14 @@ def place() -> tuple[int, int]:
 def observed_knobs() -> Knobs:
     """The settings of the program, under the names of the knob catalogue; only those that were seen."""
     knobs: Knobs = {}
+    if watch.batch_size:
+        knobs["batch_size"] = watch.batch_size
     knobs.update(_loader_knobs())
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
+    knobs["num_threads"] = sys.modules["torch"].get_num_threads()
+    if knobs.get("torch_compile") == "off" and _compiles_inside():
+        knobs["torch_compile"] = "default"
     _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:
@@ -52,6 +57,15 @@ def _loader_knobs() -> Knobs:
     if isinstance(size, int):
         knobs["batch_size"] = size
     return knobs
+
+
+def _compiles_inside() -> bool:
+    """Whether a part of a model is compiled. The mode is not known; the usual one is assumed."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for root in watch.alive(watch.roots)
+        for module in root.modules()
+    )
 
 
 def fixed_knobs(knobs: Knobs) -> dict[str, str]:

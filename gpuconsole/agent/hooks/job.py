@@ -7,7 +7,7 @@ import platform
 import random
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S
 from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
 from ..inbox import Inbox
-from ..loop import Probe
+from ..loop import Probe, Signals
 from ..protocol import (
     COUNTS,
     SETTLING,
@@ -24,6 +24,7 @@ from ..protocol import (
     Knobs,
     Message,
     Pause,
+    RunProbe,
     SetKnobs,
     agent_off,
     job_known,
@@ -34,13 +35,16 @@ from ..protocol import (
     segments,
     started,
 )
-from ..service import Service
+from ..service import Service, explain
 from . import changes as changes_of
 from . import data, described
 from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.arithmetic import Arithmetic, memory_parts
+from .evidence.catalogue import PROBES, why_refused
+from .evidence.loading import loading
 from .evidence.stream import StreamClock
+from .evidence.writers import writers
 from .guard import entry, switch
 from .optimizer import steppers
 from .recorder import OWN, pack
@@ -57,6 +61,8 @@ DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
 DESCRIBE_EVERY_S = 2.0
 LAST_MESSAGES_S = 1.0
+SETTLE_AFTER_S = 0.05
+"""A probe that holds the program for so long lets the queue of its loader fill up."""
 
 
 class SegmentAccount:
@@ -140,6 +146,8 @@ class JobLoop:
         self.knobs: Knobs = {}
         self.scratch = Path()
         self.device = torch.device(described.device() or "cpu")
+        self.settles_until = 0
+        """The step from which on steps count again; 0: they count."""
         self._counters = ProcessCounters()
         self._before: Knobs = {}
 
@@ -153,6 +161,7 @@ class JobLoop:
 
     @property
     def probes(self) -> Mapping[str, Probe]:
+        """A job's probes may need several steps: see `evidence.catalogue`."""
         return {}
 
     def step(self) -> None:
@@ -192,10 +201,14 @@ class JobLoop:
     def set_arm(self, arm: int) -> None:
         self.arm = arm
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """After a pause, the loader's queue is full: the steps that use it up do not count."""
+        workers, prefetch = (int(self.knobs.get(name, 0)) for name in ("num_workers", "prefetch_factor"))
+        self.settles_until = recorder.index + 2 + workers * prefetch
+        recorder.kind = SETTLING
 
     def counters(self) -> dict[str, float]:
-        found = {"work.steps": float(recorder.index), **self._counters.read(), **data.usage.counters()}
+        found = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
         if "torch._dynamo.utils" in sys.modules:
             found.update(compile_counters())
         return found
@@ -242,6 +255,7 @@ class JobService(Service):
         super().__init__(loop, inbox, channel, announce=announce)
         self.loop = loop
         self._waiting = []
+        self._probing: tuple[RunProbe, Generator[None, None, Signals], float] | None = None
 
     def end(self) -> None:
         """The process ends: send what is known. Nothing waits for the device."""
@@ -250,12 +264,16 @@ class JobService(Service):
 
     @property
     def waits(self) -> bool:
-        """Whether a command waits for a step, or for the end of a change."""
-        return self._changing is not None or bool(self._waiting)
+        """Whether a command waits for a step, or for the end of a change or a probe."""
+        return self._changing is not None or self._probing is not None or bool(self._waiting) or bool(self.loop.settles_until)
 
     def between_steps(self) -> bool:
+        if self.loop.settles_until and recorder.index >= self.loop.settles_until:
+            recorder.kind, self.loop.settles_until = COUNTS, 0
         if self._changing is not None:
             self._go_on_changing(self._changing)
+        if self._probing is not None:
+            self._go_on_probing(*self._probing)
         due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
         if due is not None and self._changing is None:
             self._waiting.remove(due)
@@ -288,6 +306,32 @@ class JobService(Service):
         self.loop.knobs = described.observed_knobs()
         self._announce()
         self._answer(knobs_set(now(), command.request, recorder.index, self.loop.knobs, error))
+
+    def _probe(self, command: RunProbe) -> None:
+        """Begin a probe. It may need several steps; its answer comes then."""
+        probe, refused = PROBES.get(command.probe), why_refused(command.probe)
+        if self._probing is not None:
+            refused = "another probe is under way"
+        if probe is None or refused:
+            self._answer(probe_done(now(), command.request, command.probe, error=refused))
+            return
+        self._go_on_probing(command, probe(self.loop), 0.0)
+
+    def _go_on_probing(self, command: RunProbe, probe: Generator[None, None, Signals], spent_s: float) -> None:
+        """Let a probe work between two steps. `spent_s`: what it has taken so far."""
+        start, signals, error = now(), None, None
+        try:
+            next(probe)
+            self._probing = command, probe, spent_s + now() - start
+            return
+        except StopIteration as end:
+            signals = end.value
+        except Exception as problem:  # a probe must not end the job; what went wrong is the answer
+            error = explain(problem, self.loop.knobs)
+        self._probing = None
+        if spent_s + now() - start >= SETTLE_AFTER_S:
+            self.loop.settle()
+        self._answer(probe_done(now(), command.request, command.probe, signals, error, spent_s + now() - start))
 
     def _wait_for_resume(self, command: Command) -> None:
         """A user's job is never paused."""
@@ -376,6 +420,10 @@ class Agent:
             if self._arithmetic.done:
                 self._announce()
                 self._send_memory()
+        if recorder.index < EAGER:
+            writers.learn_loop()
+        for code, (function, segment) in writers.take().items():
+            data.watch_writer(code, function, segment)
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
         self._every_step = recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or service.waits
@@ -409,6 +457,7 @@ class Agent:
         self._arithmetic = Arithmetic()
         steppers.reset()
         data.loaders.reset()
+        writers.reset()
 
     def _join(self) -> None:
         if self._connection is None:

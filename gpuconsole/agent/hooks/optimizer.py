@@ -18,6 +18,9 @@ HELD = 12
 """Optimizer steps after which it is decided which optimizer ends a step. Until then each of them ends a step for the time being, and none is
 sent. A critic that steps five times for each step of the generator is known after 12."""
 
+ALONE = 3
+"""The same, where the program has made only one optimizer: slow steps are then sent soon."""
+
 
 class Steppers:
     """Which optimizers step, and which one ends a step. `anchor`: the optimizer whose step ends a step, once `decided`."""
@@ -153,7 +156,7 @@ def end_step(key: int) -> None:
     recorder.cut()
     if not steppers.decided:
         steppers.held.append(key)
-        if len(steppers.held) >= HELD:
+        if len(steppers.held) >= (HELD if len(watch.alive(watch.optimizers)) > 1 else ALONE):
             steppers.decide()
     if recorder.at_end is not None:
         recorder.at_end()

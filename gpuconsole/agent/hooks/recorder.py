@@ -20,8 +20,8 @@ DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, CO
 saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss."""
 LOADER, LOADERS = 16, 8
 """Code LOADER + n: a batch from the DataLoader number n (of the last LOADERS)."""
-MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE))
-"""A pass is a segment only directly within these: a closure runs in the optimizer's step; a pass within a save is the save's."""
+MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG))
+"""A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""
 HEAD = struct.Struct("<IdIIdBBHI")
 """Of a packed step: index, start, samples, tokens, loss (NaN: none), arm, kind, flags, number of segments. Then the codes (a byte each) and the
 ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are

@@ -52,6 +52,8 @@ class Watch:
         self.keep_inputs = False
         self.autocast = ""
         """The precision of autocast in the last training pass: bf16 or fp16; empty without autocast."""
+        self.batch_size = 0
+        """The largest first dimension of the first tensor of a training pass."""
         self.micro_batches = 1
         """Backward passes of the last step."""
 
@@ -105,6 +107,8 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = getattr(value, "shape", None)
         if shape:
             recorder.samples += shape[0]
+            if type(shape[0]) is int and shape[0] > watch.batch_size:  # a tensor while torch.jit traces
+                watch.batch_size = shape[0]
             if len(shape) == 2 and not value.dtype.is_floating_point:
                 recorder.tokens += shape[0] * shape[1]
             return

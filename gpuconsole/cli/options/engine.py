@@ -33,6 +33,8 @@ def live_engine(args: argparse.Namespace) -> Engine:
         nodes=nodes(args),
         serving=ServingChoice(server_options(args), objective(args)),
     )
+    if getattr(args, "probe", False):
+        engine.diagnosis.may_probe_jobs = True
     engine.profile_dir = getattr(args, "profile_dir", None)
     served = serve_address(args)
     if served is not None:

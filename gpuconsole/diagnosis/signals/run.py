@@ -6,19 +6,14 @@ import statistics
 
 import msgspec
 
+from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
 from gpuconsole.session.figures.peak import Peak
 from gpuconsole.session.run import RunRecord
 
 DATA_WAIT = PHASES.index("data_wait")
-OBSERVABLE = 0.05
-"""Share of step time. A loader that the steps wait for less than this has a queue that is full at times, so its rate does not show."""
-RECEIVE_S = 0.0013
-"""Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
-2.13). A program without workers does not show it."""
 
 
 def run_signals(
@@ -88,29 +83,8 @@ def run_signals(
             found["host.memory_available_bytes"] = Signal(memory[1] - memory[0], "B", "host memory minus used memory")
     found |= record.work.signals(steps[0].t, record.steady_t)
     if run.is_job:
-        found |= _observed_loader(run.knobs, found)
+        found |= job_signals(record, steps, found)
     return found | record.ranks.signals() | record.probe_signals
-
-
-def _observed_loader(knobs: Knobs, known: dict[str, Signal]) -> dict[str, Signal]:
-    """What probe P6 would measure, as far as the steps of a user's job show it without a probe.
-
-    A loader that the steps wait for works at its own rate: without workers during the wait, with workers all the time. One worker more adds
-    the rate of one; that the storage or the cores may limit the sum is not seen.
-    """
-    workers = int(knobs.get("num_workers", -1))
-    wait = known["data_wait_ratio"].value
-    if workers < 0 or "loader.cpu_ratio" not in known or wait < OBSERVABLE:
-        return {}
-    seconds = known["step_s"].value * (1.0 if workers else wait)
-    rate = known["samples_per_step"].value / seconds
-    source = f"observed: samples of a step over {'its time' if workers else 'its wait for data'}, {workers} workers"
-    receive = {} if workers else {"loader.receive_s": Signal(RECEIVE_S, "s", "assumed: a batch of two tensors from a worker")}
-    return receive | {
-        "probe.loader_samples_per_s": Signal(rate, "samples/s", source),
-        "probe.loader_plus_1_samples_per_s": Signal(rate * (workers + 1) / max(1, workers), "samples/s", f"{source}, for one worker more"),
-        "probe.loader_cpu_ratio": known["loader.cpu_ratio"],
-    }
 
 
 def _server_bandwidth(record: RunRecord, bandwidth: Peak | None) -> dict[str, Signal]:

@@ -4,6 +4,7 @@ Without the agent the same trials run: the lines of both must be equal. The name
 """
 
 import atexit
+import contextlib
 import hashlib
 import os
 import sys
@@ -39,7 +40,8 @@ def train(name, at, loaded):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
-    loader = iter(DataLoader(data, 4, shuffle=True)) if loaded else None
+    dataset = DataLoader(data, 4, shuffle=True)
+    loader = iter(dataset) if loaded else None
 
     def make_batch():
         at = torch.randint(64, (4,))
@@ -47,9 +49,14 @@ def train(name, at, loaded):
 
     loss_function = torch.compile(F.cross_entropy, backend="eager") if "compiled" in name else F.cross_entropy
     losses = []
+    log = os.open(os.devnull, os.O_WRONLY)
     for n in range(14):
         if n == at > 0:
             break_entry_point(name)
+        if loaded and n % 4 == 2:
+            loader = iter(dataset)
+        with contextlib.suppress(OSError):  # a device that is no file
+            os.fsync(log)
         x, y = next(loader) if loaded else make_batch()
         loss = loss_function(model(x), y)
         optimizer.zero_grad()

@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("output", "summary"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} goes with a command of your own: gpuconsole run -- COMMAND ARGS...")
+    if args.probe:
+        raise UsageError("--probe goes with a command of your own; the probes of a scenario always run")
     chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
     tries = assignments(args.tries, chosen)

@@ -1,0 +1,110 @@
+"""Whether the processes that load data compute or wait, and what the starts of epochs cost. Only /proc and the clocks are read."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ...clock import ThreadTimes, now, process_cpu_s
+from ..changes.loader import worker_pids
+from ..watch import watch
+
+SAMPLE_EVERY_S = 0.01
+"""Between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
+
+
+class Loading:
+    """Totals since the start. `here_*`: the training thread within sampled `next()` calls; `workers_*`: the loader's processes.
+
+    The totals are those of the loader with the most batches: an evaluation has a loader of its own.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As in a process that has loaded nothing yet."""
+        self.loader: weakref.ref[Any] | None = None
+        self._batches: dict[int, int] = {}
+        self._epochs: dict[int, tuple[int, float]] = {}
+        """For each loader: epochs begun, and the seconds until each of them after the first had its first batch."""
+        self._opened: dict[int, float] = {}
+        """For each loader whose epoch has no batch yet: the seconds that its start has taken so far."""
+        self._times: ThreadTimes | None = None
+        self._sampled = 0.0
+        self._began: tuple[float, float, float] | None = None
+        self._here = [0.0, 0.0, 0.0]
+        self._workers = [0.0, 0.0, 0.0]
+        self._last: dict[int, tuple[float, float, float]] = {}
+        self._known: dict[str, float] = {}
+
+    def epoch_opened(self, loader: Any, seconds: float) -> None:
+        """`iter(loader)` has taken so long."""
+        key = id(loader)
+        epochs, spent = self._epochs.get(key, (int(key in self._batches), 0.0))
+        self._epochs[key] = epochs + 1, spent
+        self._opened[key] = seconds
+
+    def batch_begins(self) -> None:
+        """The training thread asks for a batch."""
+        t = now()
+        self._began = None
+        if t - self._sampled >= SAMPLE_EVERY_S:
+            if self._times is None:
+                self._times = ThreadTimes()
+            self._began = (t, *self._times.cpu_and_runq_s())
+
+    def batch_ends(self, loader: Any, begun: float) -> None:
+        """The training thread has its batch, or the epoch is over. `loader`: None where the program has dropped it. `begun`: when it asked."""
+        if loader is None:
+            return
+        t, key = now(), id(loader)
+        count = self._batches[key] = self._batches.get(key, 0) + 1
+        current = self.loader() if self.loader is not None else None
+        if current is not loader and (current is None or count > self._batches.get(id(current), 0)):
+            self.loader = weakref.ref(loader)
+            self._here, self._workers, self._last = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], {}
+        opened = self._opened.pop(key, None)
+        if opened is not None:
+            epochs, spent = self._epochs.get(key, (1, 0.0))
+            if epochs > 1:
+                self._epochs[key] = epochs, spent + opened + t - begun
+        elif self._began is not None and self._times is not None:
+            self._sampled = t
+            cpu, runq = self._times.cpu_and_runq_s()
+            for i, gained in enumerate((t - self._began[0], cpu - self._began[1], runq - self._began[2])):
+                self._here[i] += gained
+        self._began = None
+
+    def read(self) -> dict[str, float]:
+        """The counters; empty before the first batch of a DataLoader, the last ones after the program has dropped its loader.
+
+        Reads the loader's processes, which takes 5 µs each.
+        """
+        loader = self.loader() if self.loader is not None else None
+        if loader is None:
+            return self._known
+        self._read_workers()
+        epochs, restart_s = self._epochs.get(id(loader), (1, 0.0))
+        found = {"loader.restarts": float(max(0, epochs - 1)), "loader.restart_s": restart_s}
+        for who, totals in (("here", self._here), ("workers", self._workers)):
+            found |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
+        self._known = found
+        return found
+
+    def _read_workers(self) -> None:
+        t, present = now(), {}
+        for pid in worker_pids(watch):
+            try:
+                present[pid] = (t, *process_cpu_s(pid))
+            except (OSError, IndexError, ValueError):  # it has ended since
+                continue
+        for pid, reading in present.items():
+            last = self._last.get(pid)
+            if last is not None:
+                for i in range(3):
+                    self._workers[i] += reading[i] - last[i]
+        self._last = present
+
+
+loading = Loading()

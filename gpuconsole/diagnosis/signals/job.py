@@ -1,0 +1,93 @@
+"""Signals of a user's own job that stand in place of a probe's: from what the agent reads without any experiment.
+
+They have the names of the probe's signals, so the rules are the same for both kinds of job. Their sources say that nothing was tried. Where a
+passive figure could be wrong, there is none: the rule then waits for the probe.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+from gpuconsole.diagnosis.rules._input import TYPICAL
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.run import RunRecord
+
+SIDE_WORK = ("logging", "checkpoint", "eval")
+EVERY = {"save_every": "checkpoint", "log_every": "logging", "eval_every": "eval"}
+"""Knobs that the account shows, and the phase that shows each."""
+OBSERVABLE = 0.05
+"""Share of step time. A loader that the steps wait for less than this has a queue that is full at times, so its rate does not show."""
+RECEIVE_S = 0.0013
+"""Time in which the training thread receives a batch of two tensors from a worker process: 1.3 ms of CPU on a busy machine with 4 cores (torch
+2.13). A program without workers does not show it."""
+LEAST_LOADING_S = 0.2
+"""Seconds of loading that must have been watched."""
+
+
+def job_signals(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
+    """The passive signals over these steady steps. `signals`: those of the run so far."""
+    return _side_work(steps, signals) | _loader(record, steps, signals)
+
+
+def _side_work(steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
+    """What a step takes without its logging, checkpoints and evaluation (probe P3 leaves them out), and how often each of them comes."""
+    places = [PHASES.index(name) for name in SIDE_WORK]
+    rest = sum(step.wall_s - sum(step.phases[place] for place in places) for step in steps) / sum(step.wall_s for step in steps)
+    source = f"step account, n={len(steps)}: steps less their logging, checkpoints and evaluation; nothing was left out"
+    found = {"probe.step_no_side_work_s": Signal(signals["step_s"].value * rest, "s", source)}
+    for knob, phase in EVERY.items():
+        every = _every(steps, PHASES.index(phase))
+        if every:
+            found[f"job.{knob}"] = Signal(float(every), "steps", f"step account, n={len(steps)}: median distance between two of them")
+    return found
+
+
+def _every(steps: list[Step], place: int) -> int:
+    """The usual number of steps between two steps with that phase; 0 if there are fewer than two."""
+    at = [step.index for step in steps if step.phases[place] > 0]
+    return int(statistics.median(later - earlier for earlier, later in itertools.pairwise(at))) if len(at) > 1 else 0
+
+
+def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) -> dict[str, Signal]:
+    """Whether the loader computes or waits, and its rate: a loop that waits for data runs at the rate of its loader."""
+    workers = record.run.knobs.get("num_workers")
+    if workers is None:
+        return {}
+    workers = int(workers)
+    if workers and signals["data_wait_typical_ratio"].value < TYPICAL.value:
+        return _rates(workers, signals)  # most batches are ready: workers that sleep may wait for room in a full queue
+    seconds, gained = record.work.gained(steps[0].t)
+    found: dict[str, Signal] = {}
+    who = "workers" if workers else "here"
+    present = gained[f"loader.{who}_s"] - gained[f"loader.{who}_runq_s"]
+    if present >= LEAST_LOADING_S:
+        where = "/proc/PID/schedstat of the workers" if workers else "schedstat of the training thread while it loads"
+        source = f"{where}, {seconds:.0f} s of ordinary steps, nothing was tried: CPU time over time outside of run queues"
+        found["probe.loader_cpu_ratio"] = Signal(min(1.0, gained[f"loader.{who}_cpu_s"] / present), "ratio", source)
+    inside = gained["loader.here_s"] - gained["loader.here_runq_s"]
+    if workers and inside > 0:
+        source = "schedstat of the training thread within next(): CPU time over time outside of run queues, nothing was tried"
+        found["probe.loader_receive_ratio"] = Signal(min(1.0, gained["loader.here_cpu_s"] / inside), "ratio", source)
+    return found | _rates(workers, signals)
+
+
+def _rates(workers: int, signals: dict[str, Signal]) -> dict[str, Signal]:
+    """Rates of the loader now and with one worker more; empty where the loop does not wait, or where only some batches are late."""
+    wait, samples, step_s = (signals[name].value for name in ("data_wait_ratio", "samples_per_step", "step_s"))
+    if wait < OBSERVABLE or not samples:
+        return {}
+    if workers > 1 and signals["data_wait_typical_ratio"].value < TYPICAL.value:
+        return {}
+    rate = samples / (step_s if workers else step_s * wait)
+    source = "step account: the loop waits for the loader and runs at its rate, nothing was tried"
+    if not workers:
+        source = "step account: samples over the time of loading them in the training thread, nothing was tried"
+    receive = {} if workers else {"loader.receive_s": Signal(RECEIVE_S, "s", "assumed: a batch of two tensors from a worker")}
+    return receive | {
+        "probe.loader_samples_per_s": Signal(rate, "samples/s", source),
+        "probe.loader_plus_1_samples_per_s": Signal(
+            rate * (workers + 1) / max(1, workers), "samples/s", f"{source}; in proportion to the workers"
+        ),
+    }

@@ -1,0 +1,63 @@
+"""Probes in a user's job: what they measure, what they refuse, and that the losses after them are the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.wire.events import ProbeDone, RunProbe
+from tests.agent.listener import Listener
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
+FIRST, SECOND = 500, 400
+PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines")
+COUNTS = 6
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[int, ProbeDone]]:
+    """The output of the program alone and with probes, and the answers by request."""
+    command = (sys.executable, str(PROGRAM), str(FIRST), str(SECOND))
+    asks = [(10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)] + [(FIRST + 5, RunProbe(COUNTS, "cached_batch"))]
+    listener = Listener(tmp_path_factory.mktemp("probed"), asks)
+    probed = listener.run(*command)
+    assert probed.returncode == 0, probed.stderr
+    (one,) = listener.by_script().values()
+    assert one.off is None
+    assert [step.index for step in one.steps] == list(range(FIRST + SECOND))
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    return alone.stdout, probed.stdout, {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
+
+
+def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+    alone, probed, answers = outputs
+    assert len(answers) == len(PROBES) + 1
+    assert probed == alone
+
+
+def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+    answers = {event.probe: event for request, event in outputs[2].items() if request != COUNTS}
+    assert answers["cached_batch"].error is None
+    assert 0 < answers["cached_batch"].signals["probe.cached_pass_s"].value < 1
+    found = answers["batch_elasticity"].signals
+    assert found["probe.batch_factor"].value == 4
+    assert 0.2 < found["probe.batch_cost_ratio"].value < 1.5
+    assert answers["swap_optim"].signals["probe.optim_fused_step_s"].value > 0
+
+
+def test_stack_samples_name_the_line(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+    signals = outputs[2][1 + PROBES.index("script_lines")].signals
+    line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
+    assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train")
+    assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2
+
+
+def test_side_work_is_never_left_out(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+    assert "never left out" in (outputs[2][1 + PROBES.index("side_work_off")].error or "")
+
+
+def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+    assert "keeps Python state that a pass changes (calls)" in (outputs[2][COUNTS].error or "")

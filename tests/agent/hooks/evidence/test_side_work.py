@@ -1,0 +1,49 @@
+"""The loader's processes, the starts of epochs, and functions that save or log, in a real program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuconsole.model.run import PHASES
+from tests.agent.listener import Listener, Watched
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "side_work.py"
+EPOCHS, BATCHES = 3, 20
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watched, subprocess.CompletedProcess[str]]:
+    listener = Listener(tmp_path_factory.mktemp("side-work"))
+    done = listener.run(sys.executable, str(PROGRAM), str(EPOCHS))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" fsync\n")
+    return listener.by_script()["side_work.py"], done
+
+
+def test_the_loaders_processes_wait_and_each_epoch_starts_them(ran: tuple[Watched, subprocess.CompletedProcess[str]]) -> None:
+    counters = ran[0].last.counters
+    assert counters["loader.restarts"] == EPOCHS - 1
+    assert counters["loader.restart_s"] > 0
+    assert counters["loader.here_s"] > 0
+    assert counters["loader.workers_cpu_s"] < 0.5 * counters["loader.workers_s"]
+
+
+def test_the_start_of_an_epoch_is_a_wait_for_data(ran: tuple[Watched, subprocess.CompletedProcess[str]]) -> None:
+    first = [step for step in ran[0].steps[BATCHES:] if step.index % BATCHES == 0]
+    assert all(step.phases[PHASES.index("data_wait")] > 0.032 for step in first), "eight samples of 4 ms"
+
+
+@pytest.mark.parametrize(("phase", "every"), [("checkpoint", 3), ("logging", 2)])
+def test_all_of_a_function_that_writes_belongs_to_its_phase(
+    ran: tuple[Watched, subprocess.CompletedProcess[str]], phase: str, every: int
+) -> None:
+    """The work after an optimizer step lies in the next step. The first call shows the function."""
+    place = PHASES.index(phase)
+    due = [step for step in ran[0].steps[2 * every :] if step.index % every == 0]
+    others = [step for step in ran[0].steps[2 * every :] if step.index % every]
+    assert all(step.phases[place] > 0.02 for step in due)
+    assert all(step.phases[place] == 0 for step in others)
