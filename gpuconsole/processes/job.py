@@ -169,7 +169,13 @@ class JobChild(Child):
 
     async def start(self) -> None:
         """Start the command. Raises OSError, for example where the program does not exist."""
-        self._server = await asyncio.start_unix_server(self._serve, self._folder.socket, limit=LINE_LIMIT)
+        folder = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:  # by way of the descriptor: the address of a Unix socket has at most 107 bytes, and TMPDIR may be long
+            self._server = await asyncio.start_unix_server(
+                self._serve, f"/proc/self/fd/{folder}/{self._folder.socket.name}", limit=LINE_LIMIT
+            )
+        finally:
+            os.close(folder)
         os.chmod(self._folder.socket, 0o600)  # nobody else could reach it before: its folder has mode 0700
         try:
             await self._run((*self.command.leader, *self.command.words))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuconsole.agent.hooks import described
+from gpuconsole.agent.hooks.connection import Connection
 from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.wire.events import AnyEvent, Note, RankJoined, Steps
 
@@ -17,7 +19,8 @@ AGENT = """
 import base64, json, os, socket, struct, sys, time
 def agent(rank, world_size, pid):
     line = socket.socket(socket.AF_UNIX)
-    line.connect(os.environ["GPUCONSOLE_AGENT"] + "/socket")
+    os.chdir(os.environ["GPUCONSOLE_AGENT"])
+    line.connect("socket")
     line.settimeout(10)
     def send(**message):
         line.sendall(json.dumps({"t": 1.0, **message}).encode() + b"\\n")
@@ -45,6 +48,19 @@ def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
     events = asyncio.run(events_of(TWO_RANKS, tmp_path))
     assert [(steps.rank, steps.steps[0].index) for steps in events if isinstance(steps, Steps)] == [(0, 7), (1, 8)]
     assert sorted(joined.rank for joined in events if isinstance(joined, RankJoined)) == [0, 1]
+
+
+def test_a_long_tmpdir_does_not_keep_the_job_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of a Unix socket has at most 107 bytes."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    assert [steps.rank for steps in asyncio.run(events_of(TWO_RANKS, long)) if isinstance(steps, Steps)] == [0, 1]
+    listener = socket.socket(socket.AF_UNIX)
+    monkeypatch.chdir(long)
+    listener.bind("socket")
+    listener.listen()
+    Connection(str(long / "socket")).close()
+    listener.close()
 
 
 def test_a_second_training_of_its_own_is_not_mixed_into_the_first(tmp_path: Path) -> None:

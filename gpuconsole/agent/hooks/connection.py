@@ -35,12 +35,20 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(CONNECT_S)
-            self._socket.connect(path)
+            self._connect(path)
             self._socket.setblocking(False)
             self._identity = self._identify()
         except OSError:
             self._socket.close()
             raise
+
+    def _connect(self, path: str) -> None:
+        """Connect by way of the folder's descriptor: the address of a Unix socket has at most 107 bytes."""
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._socket.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+        finally:
+            os.close(folder)
 
     def send(self, message: Message) -> None:
         """Queue `message`, and send as much as the pipe has room for."""
