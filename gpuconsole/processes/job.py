@@ -54,6 +54,7 @@ LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.co
 """Modules that start a script of the user's."""
 ISOLATED = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 """Options of Python that keep PYTHONPATH or `sitecustomize` away."""
+OLD_PYTHONS = tuple(f"3.{minor}." for minor in range(10))
 NO_PYTHON_YET = "the job has started; its Python has not"
 FIRST_PYTHON_S = 10.0
 """Seconds until a job without a Python process is no longer expected to start one."""
@@ -262,6 +263,9 @@ class JobChild(Child):
         if not seen:
             flag = next((word for word in self.command.words[1:2] if ISOLATED.fullmatch(word)), "")
             return f"python {flag} does not load the agent: start the job without {flag}" if flag else OUT_OF_SIGHT
+        versions = {words[2] for words in seen if len(words) > 2 and words[2].startswith(OLD_PYTHONS)}
+        if versions and len(versions) == len({words[2] for words in seen if len(words) > 2}):
+            return f"the job's Python is {', '.join(sorted(versions))}: the agent needs Python 3.10 or newer"
         failed = next((words[1] for words in seen if len(words) > 1 and words[1].startswith("failed")), "")
         if failed:
             return f"the agent could not start: {failed.removeprefix('failed: ')}"

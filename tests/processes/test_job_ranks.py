@@ -79,3 +79,15 @@ def test_the_rank_comes_from_the_process_group_and_else_from_the_launcher(monkey
     assert described.place() == (3, 4)
     group.is_initialized = lambda: True
     assert described.place() == (1, 2)
+
+
+def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
+    async def why() -> str:
+        words = ("sh", "-c", r"printf '7\tpython\t3.8.18\t\n' >> $GPUCONSOLE_AGENT/seen")
+        child = JobChild(JobCommand(words), tmp_path, lambda event: None, lambda code: None)
+        await child.start()
+        async with asyncio.timeout(20):
+            await child.exited.wait()
+        return child.why_no_steps
+
+    assert asyncio.run(why()) == "the job's Python is 3.8.18: the agent needs Python 3.10 or newer"

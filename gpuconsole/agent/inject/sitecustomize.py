@@ -17,7 +17,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 def _note(what: str) -> None:
     """Append a line to the file `seen`: the console reports from it what the job's Python processes are, also where nothing else works."""
     version = ".".join(map(str, sys.version_info[:3]))
-    line = f"{os.getpid()}\t{what}\t{version}\t{' '.join(sys.orig_argv[1:3])}\n"
+    line = f"{os.getpid()}\t{what}\t{version}\t{' '.join(getattr(sys, 'orig_argv', ())[1:3])}\n"
     target = os.open(os.path.join(_FOLDER, "seen"), os.O_WRONLY | os.O_APPEND)
     try:
         os.write(target, line.encode("utf-8", "replace"))
@@ -69,7 +69,8 @@ def _start() -> None:
     try:
         if os.environ.get("GPUCONSOLE_AGENT") == _FOLDER:
             _note("python")
-            sys.meta_path.insert(0, _Finder())
+            if hasattr(sys, "orig_argv"):  # Python 3.10 or newer, which the agent needs; the note says the version
+                sys.meta_path.insert(0, _Finder())
     except Exception:  # the console has ended and its folder is gone: the program runs as without us
         pass
 
