@@ -1,0 +1,67 @@
+"""How well does the agent's account of a user's loop agree with stamps by hand?
+
+    python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...]
+
+Runs 14 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
+each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
+must be bit for bit those of a run without the agent. Exit code 1: a phase differs by more than 2 points (6 in `within_backward`: the time of
+`Optimizer.step` outside torch's hooks counts as backward there), or losses or weights differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, alone, differences, digests, watched
+
+POINTS = 0.02
+OTHER_POINTS = {"within_backward": 0.06}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of loops")
+    args = parser.parse_args()
+    names = args.only or [*LOOPS, *FRAMEWORKS]
+    wrong = 0
+    for name in names:
+        if name in FRAMEWORKS and importlib.util.find_spec(FRAMEWORKS[name]) is None:
+            print(f"{name:<16} not run: {FRAMEWORKS[name]} is not installed")
+            continue
+        wrong += not agrees(name, args.steps, args.rounds)
+    return 1 if wrong else 0
+
+
+def agrees(name: str, steps: int, rounds: int) -> bool:
+    """Whether the account of one loop is within the limit; prints its line."""
+    program = "frameworks.py" if name in FRAMEWORKS else "loops.py"
+    command = (
+        str(PROGRAMS / program),
+        *(() if name in FRAMEWORKS else ("fork",)),
+        *((name, str(steps)) if name in FRAMEWORKS else (str(steps), name)),
+    )
+    found: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            own = Path(folder) / str(number)
+            own.mkdir()
+            ran = watched(own, *command)
+            found += [differences(ran, loop) for loop in ran.stamps]
+        same = sorted(digests(ran.out)) == sorted(digests(alone(own, *command)))
+    medians = {phase: statistics.median(one[phase] for one in found) for phase in found[0]}
+    worst = max(medians, key=lambda phase: abs(medians[phase]))
+    good = abs(medians[worst]) <= OTHER_POINTS.get(name, POINTS) and same
+    words = "losses and weights are the same" if same else "LOSSES OR WEIGHTS DIFFER"
+    print(f"{name:<16} {steps} steps   {worst} {medians[worst] * 100:+.1f} points   {words}{'' if good else '   MISSED'}", flush=True)
+    return good
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Runs training loops with stamps by hand under the agent, and compares its account with the stamps."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuconsole.model.run import PHASES
+from tests.agent.listener import Listener, Watched
+
+PROGRAMS = Path(__file__).parent / "programs"
+SKIPPED = 8
+"""As in programs/stamps.py."""
+LOOPS = (
+    "plain", "nanogpt", "accumulation", "gan", "lbfgs", "compiled_model", "compiled_step", "iterable", "ddp",
+    "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward",
+)  # fmt: skip
+FRAMEWORKS = {"hf_trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}
+
+
+class Ran(NamedTuple):
+    """Loops that have run under the agent: their output, what the agents sent, and the stamps, by loop."""
+
+    out: str
+    watched: dict[str, Watched]
+    stamps: dict[str, dict[str, object]]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"STAMPS": str(folder), "PORT": str(free.getsockname()[1])}
+
+
+def watched(folder: Path, *command: str) -> Ran:
+    listener = Listener(folder)
+    done = listener.run(sys.executable, *command, environment=environment(folder / "stamps"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    stamps = {path.stem: json.loads(path.read_text()) for path in (folder / "stamps").glob("*.json")}
+    return Ran(done.stdout, listener.by_script(), stamps)
+
+
+def alone(folder: Path, *command: str) -> str:
+    env = {**os.environ, **environment(folder / "alone")}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=folder, check=True, timeout=150)
+    return done.stdout
+
+
+def digests(out: str) -> list[str]:
+    """The lines with the digests of losses and weights. Two ranks print theirs in any order."""
+    return [line for line in out.splitlines() if " losses " in line or " weights " in line]
+
+
+def differences(ran: Ran, loop: str) -> dict[str, float]:
+    """The agent's share of each phase minus that of the stamps. Raises AssertionError where the agent is off or a step is missing."""
+    one, stamps = ran.watched.get(loop) or ran.watched["frameworks.py"], ran.stamps[loop]
+    assert one.off is None, one.off
+    assert [step.index for step in one.steps] == list(range(int(str(stamps["steps"]))))
+    shares, by_hand = one.shares(SKIPPED), stamps["shares"]
+    assert isinstance(by_hand, dict)
+    return {phase: shares[phase] - by_hand.get(phase, 0.0) for phase in PHASES}
