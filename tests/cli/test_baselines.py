@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import jsonschema
+import pytest
 
 from gpuconsole.model.snapshot import json_schema
 from tests.conftest import Cli
@@ -25,6 +26,7 @@ def a_thousand_times_faster(path: Path) -> None:
     path.write_text(json.dumps(kept))
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_and_the_next_one_fails_as_a_regression(cli: Cli, tmp_path: Path) -> None:
     env = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}
     first = cli("run", "train-gpt", "--headless", "--duration", "8", *SMALL, "--save-baseline", "--fail-on-regression", env=env)

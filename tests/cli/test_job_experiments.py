@@ -52,6 +52,7 @@ def test_a_sweep_measures_settings_in_turn_and_leaves_the_job_as_it_was(tmp_path
     assert [run["knobs"]["num_workers"] for run in snapshot["runs"]] == [0]
 
 
+@pytest.mark.slow
 def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     text, snapshot = until_said(tmp_path, "win, kept", "tune", "--only", "num_workers", "--certificate", "c.json")
     certificate = json.loads((tmp_path / "c.json").read_text())

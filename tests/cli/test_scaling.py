@@ -20,6 +20,7 @@ def gpuconsole(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "gpuconsole", *words], capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_are_measured(tmp_path: Path) -> None:
     sets = [word for knob in SMALL for word in ("--set", knob)]
     recording = tmp_path / "scaling.jsonl"

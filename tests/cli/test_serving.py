@@ -72,6 +72,7 @@ def test_recorded_prompts_are_sent_as_they_are(cli: Cli, tmp_path: Path) -> None
     assert "prompts come from a file" in run["unavailable"]["knob.prompt_tokens"]
 
 
+@pytest.mark.slow
 def test_fewer_sequence_slots_are_tried_in_the_same_server(cli: Cli) -> None:
     words = ("--try", "max_num_seqs=1", "--set", "output_tokens=16", *SMALL)
     done = cli("run", "serve-chat", "--device", "cpu", "--json", "--duration", "5", *words)

@@ -14,14 +14,10 @@ from benchmarks.serving_faults import CASES, Result, measure
 DURATION_S = 6.0
 FAULTS = (
     "too long prompt, all",
-    "too long prompt, some",
     "death in mid-stream",
-    "restart",
     "silence before the first byte",
-    "accepted, never answered",
     "silence in mid-stream",
     "HTTP 500 on half of the requests",
-    "https:// to a plain port",
     "http:// to a TLS port",
     "DNS failure",
     "wrong model",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Cli
 from tests.cuda.conftest import Machines
 
@@ -36,6 +38,7 @@ def test_the_user_chooses_the_card_by_the_environment(simulated: Machines, cli: 
     assert refused.returncode == 2 and "gpu:0 is hidden from CUDA programs by CUDA_VISIBLE_DEVICES=1" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_run_get_the_cards_that_the_user_chose(simulated: Machines, cli: Cli, tmp_path: Path) -> None:
     machine = simulated("card l4", "card h100", "card h100", "values none")
     small = [word for setting in ("nproc=2", "d_model=256", "n_layer=2", "batch_size=2") for word in ("--set", setting)]

@@ -20,6 +20,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GLO
 """Processes find the interface to each other by themselves."""
 
 
+@pytest.mark.slow
 def test_a_run_spans_two_hosts_and_its_console_follows_both(tmp_path: Path) -> None:
     with two_hosts() as (first, second):
         console = start_console(first, tmp_path)

@@ -50,11 +50,12 @@ OTHER_VALUES = (
     "serve-long",
     "serve-prefix",
     "slow-checkpoint",
+    "tensor-parallel",
     "train-vision",
     "zero-memory",
 )
-"""Scenarios that differ from those that are run here, or elsewhere, by the values of knobs and by sizes alone."""
-RUN_HERE = {name: scenario for name, scenario in SCENARIOS.items() if name not in ELSEWHERE and name not in OTHER_VALUES}
+"""Scenarios that differ from the others by the values of knobs and by sizes alone: `-m slow` runs them."""
+RUN_HERE = {name: scenario for name, scenario in SCENARIOS.items() if name not in ELSEWHERE}
 
 
 @cache
@@ -88,7 +89,9 @@ def test_the_rule_and_the_fix_of_a_scenario_exist(scenario: Scenario) -> None:
 
 # A first step may wait for the C++ compiler, several processes for one another.
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("scenario", RUN_HERE.values(), ids=RUN_HERE.keys())
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(one, id=name, marks=pytest.mark.slow if name in OTHER_VALUES else ()) for name, one in RUN_HERE.items()]
+)
 def test_a_scenario_runs_headless_to_a_valid_snapshot(cli: Cli, scenario: Scenario) -> None:
     knobs = scenario.knobs_for("cpu")
     quick: dict[str, Any] = {"weights": "random"} if knobs.get("weights") == "trained" else {}  # the others take a minute of training
