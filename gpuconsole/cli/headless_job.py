@@ -33,6 +33,9 @@ OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 HARDER = {2: signal.SIGTERM, 3: signal.SIGKILL}
 """What a further Ctrl-C adds for a job that has not ended."""
 
+TRIAL_ENDS_S = 2.0
+"""Seconds that a trial has to report its end after the end of the job."""
+
 
 class HeadlessJob:
     """One job from its start to the summary. `run` returns the exit code of the job."""
@@ -67,6 +70,8 @@ class HeadlessJob:
             self._pass_signals_on(job)
             working = asyncio.create_task(self._do_work(engine))
             await job.exited.wait()
+            if self._work is not None and self._work.settles and any(trial.state == "running" for trial in engine.snapshot().trials):
+                await asyncio.wait([working], timeout=TRIAL_ENDS_S)
             working.cancel()
             await asyncio.wait([working])
             await engine.baselines.settled()

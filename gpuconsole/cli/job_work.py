@@ -45,7 +45,12 @@ Say = Callable[[str], None]
 
 
 class JobWork:
-    """Work on a running job. `run` is cancelled when the job ends; `report` is the text for the summary, and `keep` adds to the snapshot."""
+    """Work on a running job. `run` is cancelled when the job ends; `report` is the text for the summary.
+
+    `settles`: a trial that runs when the job ends has some time to report its end.
+    """
+
+    settles = False
 
     async def run(self, engine: Engine, say: Say) -> None:
         raise NotImplementedError
@@ -60,6 +65,8 @@ class JobWork:
 
 class TrialOnJob(JobWork):
     """`--try` and `--apply-top`: one trial as soon as the diagnosis is complete."""
+
+    settles = True
 
     def __init__(self, tries: Knobs) -> None:
         self._tries = tries

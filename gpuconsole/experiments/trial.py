@@ -302,7 +302,9 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
             if decided or exhausted(ratios, nulls, between) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
                 break
     except (TrialFailed, WorkerGone) as error:
-        return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - start)
+        # where the job itself ended, the cause of the end is in the error of the run
+        why = "the job ended before the trial was decided" if run.is_job and isinstance(error, WorkerGone) else str(error)
+        return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=why, elapsed_s=time.monotonic() - start)
     trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided")
     return with_training_loss(trial, losses) if run.is_job and changes_numerics(trial) else trial
 

@@ -52,6 +52,12 @@ def test_a_sweep_measures_settings_in_turn_and_leaves_the_job_as_it_was(tmp_path
     assert [run["knobs"]["num_workers"] for run in snapshot["runs"]] == [0]
 
 
+def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> None:
+    text, snapshot = until_said(tmp_path, "trial: num_workers 0 -> 2", "run", "--headless", "--try", "num_workers=2")
+    (trial,) = snapshot["trials"]
+    assert (trial["state"], trial["error"]) == ("failed", "the job ended before the trial was decided"), text
+
+
 @pytest.mark.slow
 def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     text, snapshot = until_said(tmp_path, "win, kept", "tune", "--only", "num_workers", "--certificate", "c.json")
