@@ -18,7 +18,7 @@ SKIPPED = 8
 """As in programs/stamps.py."""
 LOOPS = (
     "plain", "nanogpt", "accumulation", "gan", "lbfgs", "compiled_model", "compiled_step", "iterable", "ddp",
-    "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward",
+    "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward", "own_gradients",
 )  # fmt: skip
 FRAMEWORKS = {"hf_trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}
 

@@ -11,7 +11,7 @@ from typing import Any
 from . import tracing
 from .evidence.writers import on_os, writers
 from .guard import NO_LEVEL, entry, switch, wrappers_without_level
-from .recorder import COMM, COMPILED, GAP, LOG, SAVE, WHOLE
+from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, SAVE, WHOLE
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, recorder, watch
 
@@ -186,6 +186,7 @@ LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 HOOKS: dict[str, Callable[[Any], None]] = {
     "torch._dynamo.eval_frame": on_dynamo,
     "torch": on_torch,
+    "torch.autograd": around(("", "grad", BACKWARD)),
     "torch.serialization": around(("", "save", SAVE)),
     "torch.distributed.distributed_c10d": around(("", COLLECTIVES, COMM)),
     "torch.distributed.checkpoint.state_dict_saver": around(("", "save async_save", SAVE)),

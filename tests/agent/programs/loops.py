@@ -470,11 +470,30 @@ def within_backward(steps):
     return model
 
 
+def own_gradients(steps):
+    """The gradients come from torch.autograd.grad, and the program assigns them."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(432, 512), nn.ReLU(), nn.Linear(512, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    parameters = list(model.parameters())
+    for x, y in itertools.islice(batches(DataLoader(Images(), 64)), steps):
+        with phase("forward"):
+            loss = F.cross_entropy(model(x), y)
+        with phase("backward"):
+            gradients = torch.autograd.grad(loss, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return model
+
+
 LOOPS = {
     loop.__name__: loop
     for loop in (
         plain, nanogpt, accumulation, gan, lbfgs, compiled_model, compiled_step, iterable, ddp,
-        inline_batches, prefetch_thread, teacher, forward_called, within_backward,
+        inline_batches, prefetch_thread, teacher, forward_called, within_backward, own_gradients,
     )
 }  # fmt: skip
 
