@@ -100,13 +100,19 @@ class Listener:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
 
-    def run(self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run `command` under the agent, and wait for the end of its connections."""
-        env = {**os.environ, **(environment or {})}
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment of a command under the agent."""
+        env = {**os.environ, **more}
         path = os.pathsep.join(filter(None, (str(self.folder.path), env.get("PYTHONPATH", ""))))
-        env |= {**self.folder.environment(TOKEN), "PYTHONPATH": path}
+        return {**env, **self.folder.environment(TOKEN), "PYTHONPATH": path}
+
+    def run(
+        self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 150.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `command` under the agent, and wait for the end of its connections."""
+        env = self.environment(**(environment or {}))
         try:
-            return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=150)
+            return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=timeout_s)
         finally:
             self.close()
 
