@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -34,3 +35,13 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def children_that_run(module: str) -> list[psutil.Process]:
+    """The children of this process that run a Python module. A child of an earlier test that has ended has no command line."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ZombieProcess too
+            if module in child.cmdline():
+                found.append(child)
+    return found

@@ -26,7 +26,8 @@ SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
 
 
 def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
-    """Open an engine, play, close the engine, and check that no child is left."""
+    """Open an engine, play, close the engine, and check that no child is left. Helper processes of earlier tests do not count."""
+    earlier = {child.pid for child in psutil.Process().children(recursive=True)}
 
     async def main() -> None:
         engine = Engine(interval_s=0.2)
@@ -34,7 +35,7 @@ def with_engine(play: Callable[[Engine], Awaitable[None]]) -> None:
         try:
             await play(engine)
         finally:
-            children = psutil.Process().children(recursive=True)
+            children = [child for child in psutil.Process().children(recursive=True) if child.pid not in earlier]
             await engine.close()
             await until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 

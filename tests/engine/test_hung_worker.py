@@ -17,7 +17,7 @@ import pytest
 
 from gpuconsole.engine.engine import Engine
 from tests.engine.test_engine import SMALL, running, with_engine
-from tests.waiting import until, wait_until
+from tests.waiting import children_that_run, until, wait_until
 
 SECONDS = 12.0
 """A worker that does not answer is killed 3 s after the request to stop; a trial is given up 2 s after it was cancelled."""
@@ -28,9 +28,8 @@ async def hang_in_mid_trial(engine: Engine, changes: dict[str, object]) -> async
     await running(engine)
     trial: asyncio.Task[object] = asyncio.create_task(engine.try_change(changes))  # type: ignore[arg-type]
     await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60, "the first blocks")
-    for child in psutil.Process().children():
-        if "gpuconsole.workloads.worker" in child.cmdline():
-            child.send_signal(signal.SIGSTOP)
+    for child in children_that_run("gpuconsole.workloads.worker"):
+        child.send_signal(signal.SIGSTOP)
     return trial
 
 
@@ -87,9 +86,8 @@ def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(monkeypatch: pyte
         await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
         tuning = asyncio.create_task(engine.tune(120.0))
         await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60, "the first blocks")
-        for child in psutil.Process().children():
-            if "gpuconsole.workloads.worker" in child.cmdline():
-                child.send_signal(signal.SIGSTOP)
+        for child in children_that_run("gpuconsole.workloads.worker"):
+            child.send_signal(signal.SIGSTOP)
         engine.end_tuning()
         async with asyncio.timeout(SECONDS):
             assert (await tuning).stopped == "ended by hand"

@@ -20,7 +20,7 @@ from gpuconsole.processes import sampler as sampling
 from gpuconsole.processes.signals import send_signal
 from gpuconsole.session.api import SessionError
 from tests.fakes.nvml.build import Script
-from tests.waiting import until
+from tests.waiting import children_that_run, until
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def stuck_s(engine: Engine) -> float:
 
 
 def samplers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "gpuconsole.telemetry.sampler" in child.cmdline()]
+    return children_that_run("gpuconsole.telemetry.sampler")
 
 
 def test_a_sampler_that_dies_is_started_again(script: Script) -> None:
