@@ -32,6 +32,7 @@ def alone(*command: str, environment: dict[str, str] | None = None, cwd: Path | 
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=150)
 
 
+@pytest.mark.slow
 def test_what_torch_does_with_models_and_functions_stays_the_same(tmp_path: Path) -> None:
     """Compiling, scripting, tracing, exporting, copying, pickling and saving, with all warnings."""
     command = (sys.executable, str(PROGRAMS / "traps.py"))

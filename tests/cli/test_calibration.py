@@ -41,6 +41,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_value_or_a_reason_and_is_kept(cli: Cli, own_cache: dict[str, str]) -> None:
     done = cli("calibrate", "--device", "cpu", "--json", "--budget", "0.05", env=own_cache)
     assert done.returncode == 0, done.stderr

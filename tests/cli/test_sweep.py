@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Cli
 
 
+@pytest.mark.slow
 def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "sweep.json"
     vary = ("--vary", "batch_size=1,8", "--vary", "d_model=64,128")

@@ -323,6 +323,7 @@ print(before, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not allocator_stats(CPU), reason="needs glibc")
 def test_a_job_is_no_faster_for_a_probes_larger_batches(tmp_path: Path) -> None:
     """They teach glibc to keep more of what is freed: it must have learnt that before."""
