@@ -59,6 +59,7 @@ def test_the_embedded_server_answers_and_every_figure_is_there(cli: Cli) -> None
     )
 
 
+@pytest.mark.slow
 def test_recorded_prompts_are_sent_as_they_are(cli: Cli, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": "In the beginning " + "x" * n, "output_tokens": 5}) + "\n" for n in (1, 5)))

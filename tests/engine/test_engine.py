@@ -175,6 +175,7 @@ def workers() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "gpuconsole.workloads.worker" in child.cmdline()]
 
 
+@pytest.mark.slow
 def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off() -> None:
     async def play(engine: Engine) -> None:
         await running(engine)

@@ -166,6 +166,7 @@ def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
     assert RESTORED in terminal.raw
 
 
+@pytest.mark.slow
 def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_replays(tmp_path: Path) -> None:
     """The one test here with PyTorch. The patch is printed and written when the console quits."""
     script = tmp_path / "starved.py"

@@ -37,10 +37,12 @@ ELSEWHERE = {
 }
 """Scenarios that another test runs for real."""
 OTHER_VALUES = (
+    "allreduce-bandwidth",
     "batch-sweep",
     "context-cliff",
     "ddp-straggler",
     "decode-one",
+    "kv-pressure",
     "long-sequence",
     "naive-attention",
     "optimizer-heavy",
@@ -54,7 +56,7 @@ OTHER_VALUES = (
     "train-vision",
     "zero-memory",
 )
-"""Scenarios that differ from the others by the values of knobs and by sizes alone: `-m slow` runs them."""
+"""Scenarios that differ from the others by the values of knobs and by sizes, or need ten seconds of CPU: `-m slow` runs them."""
 RUN_HERE = {name: scenario for name, scenario in SCENARIOS.items() if name not in ELSEWHERE}
 
 

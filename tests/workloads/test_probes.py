@@ -104,6 +104,7 @@ def test_the_loader_probe_measures_across_epochs(tmp_path: Path, persistent: boo
     assert "failed" not in found["probe.loader_samples_per_s"].source
 
 
+@pytest.mark.slow
 def test_the_loader_probe_tells_unpacking_from_waiting(tmp_path: Path) -> None:
     """Many tensors a sample: each has memory of its own, for which the training process must ask."""
     found = {}
