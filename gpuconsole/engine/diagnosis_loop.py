@@ -74,6 +74,15 @@ class DiagnosisLoop:
             except Exception as error:  # a bug in a rule or a signal must not end the diagnosis of the session
                 self._report_failure(error)
 
+    def ended(self, record: RunRecord) -> None:
+        """A job has ended by itself: evaluate its last messages, which may have come after the last evaluation. Runs no probe."""
+        if not record.run.is_job or record is not self._record:
+            return
+        try:
+            self._find(record)
+        except Exception as error:  # as in `run`
+            self._report_failure(error)
+
     def _pause_s(self) -> float:
         if self._steadied.waiting or self._to_act_on:
             return SOON_S

@@ -84,7 +84,7 @@ class Engine(StateReader, SessionApi):
         self.diagnosis = DiagnosisLoop(self.state, self._emit, lambda: self.control.worker, self._lock)
         self.baselines = BaselineWatch(self.state, self._emit, keeps)
         self.control.on_open.append(self.baselines.begin)
-        self.control.on_close.append(self.baselines.ended)
+        self.control.on_close += [self.diagnosis.ended, self.baselines.ended]
         self._tuning = TuningSession(self, self._emit)
         self._sampler = SamplerSupervisor(interval_s, dcgm, self._emit)
         self._recorder = Recorder()

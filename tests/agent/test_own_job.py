@@ -110,6 +110,12 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
     assert "torch.optim.AdamW" in text[sites["optimizer"]["line"] - 1]
 
 
+def test_a_job_that_is_over_soon_has_what_the_agent_saw(tmp_path: Path) -> None:
+    ran = watched(tmp_path, sys.executable, str(PROGRAMS / "plain.py"), "1")
+    assert ran.run["summary"]["steps"] < 80
+    assert ran.run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(8 * ran.run["facts"]["parameters"], rel=0.01)
+
+
 def test_a_program_without_torch_is_named(tmp_path: Path) -> None:
     ran = watched(tmp_path, sys.executable, "-c", "print('hello')")
     assert (ran.code, ran.out) == (0, "hello\n")

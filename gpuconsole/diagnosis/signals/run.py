@@ -34,8 +34,10 @@ def run_signals(
     if record.first_step_t is not None and record.steps:
         waited = 0.0 if record.steady_t is not None else record.steps[-1].t - record.first_step_t
         found["seconds_not_steady"] = Signal(waited, "s", "step account")
-    if not steps or (record.serving is not None and record.serving.outages.current is not None):
+    if record.serving is not None and record.serving.outages.current is not None:
         return found  # while a server does not answer, its last reports describe another situation
+    if not steps:
+        return found | record.probe_signals
     if record.serving is not None:
         for name, ratio, source in (
             ("mfu_ratio", summary.mfu_ratio, summary.mfu_peak_source),
