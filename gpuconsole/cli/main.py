@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     from gpuconsole.cli.options.usage import UsageError
     from gpuconsole.cli.parser import parse
+    from gpuconsole.machine.settings import SettingsError, settings
     from gpuconsole.tui import skeleton
 
     args = parse(words)
@@ -37,8 +38,9 @@ def _run(words: list[str]) -> int:
 
         args.handler = run_console
     try:
+        settings()  # a mistake in the file is reported before anything starts
         return int(args.handler(args))
-    except UsageError as error:
+    except (UsageError, SettingsError) as error:
         skeleton.restore()
         print(f"gpuconsole: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from gpuconsole.machine.settings import settings
 from gpuconsole.model.experiments.baseline import MOST_RUNS, SCHEMA, Baseline, BaselineKey, BaselineRun
 from gpuconsole.model.files import write_whole
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
@@ -25,8 +26,11 @@ class BaselineError(RuntimeError):
 
 
 def baselines_folder() -> Path:
-    """The folder of the user's baselines (on Linux `~/.local/share/gpuconsole/baselines`, or below `$XDG_DATA_HOME`)."""
-    return platformdirs.user_data_path("gpuconsole") / "baselines"
+    """The folder of the user's baselines: the setting `baselines`, or on Linux `~/.local/share/gpuconsole/baselines` (below `$XDG_DATA_HOME`).
+
+    Raises SettingsError.
+    """
+    return settings().baselines or platformdirs.user_data_path("gpuconsole") / "baselines"
 
 
 def check_folder(folder: Path) -> None:

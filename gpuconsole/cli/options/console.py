@@ -8,11 +8,12 @@ from pathlib import Path
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.network import check_url
 from gpuconsole.cli.options.usage import UsageError, price, seconds
+from gpuconsole.machine.settings import settings
 
 
 def add_console_options(parser: argparse.ArgumentParser) -> None:
     """Add the options. They have no argparse default, because they may come before or after the command.
-    The functions below supply the defaults."""
+    The functions below supply the value: that of the option, or else that of the settings."""
     parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
     parser.add_argument(
         "--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)"
@@ -41,12 +42,12 @@ def add_eco_option(parser: argparse.ArgumentParser) -> None:
 
 def interval(args: argparse.Namespace) -> float:
     """Seconds between two samples."""
-    return getattr(args, "interval", 1.0)
+    return getattr(args, "interval", settings().interval)
 
 
 def device(args: argparse.Namespace) -> str | None:
-    """The id of the device that the user chose; None: no choice."""
-    return getattr(args, "device", None)
+    """The id of the chosen device; None: no choice."""
+    return getattr(args, "device", settings().device)
 
 
 def record_path(args: argparse.Namespace) -> Path | None:
@@ -62,16 +63,16 @@ def refuse_recording(args: argparse.Namespace, why: str) -> None:
 
 def price_per_hour(args: argparse.Namespace) -> float | None:
     """The price of the machine per hour."""
-    return getattr(args, "price", None)
+    return getattr(args, "price", settings().price)
 
 
 def dcgm(args: argparse.Namespace) -> str | None:
     """The address of a dcgm-exporter; raises UsageError if the text is not an address."""
-    url: str | None = getattr(args, "dcgm", None)
+    url: str | None = getattr(args, "dcgm", settings().dcgm)
     check_url(url, "--dcgm", "http://127.0.0.1:9400/metrics")
     return url
 
 
 def eco(args: argparse.Namespace) -> bool:
     """Whether the screen is updated less often (--eco)."""
-    return getattr(args, "eco", False)
+    return getattr(args, "eco", settings().eco)

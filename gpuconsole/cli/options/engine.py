@@ -11,6 +11,7 @@ from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.nodes import nodes
 from gpuconsole.cli.options.serving import objective, server_options
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.machine.settings import settings
 
 if TYPE_CHECKING:
     from gpuconsole.engine.engine import Engine
@@ -43,16 +44,16 @@ def live_engine(args: argparse.Namespace) -> Engine:
         try:
             publish(engine, *served)
         except (OSError, UnicodeError) as error:
-            raise UsageError(f"--serve {args.serve}: {getattr(error, 'strerror', None) or error}") from None
+            raise UsageError(f"--serve {served[0]}:{served[1]}: {getattr(error, 'strerror', None) or error}") from None
     return engine
 
 
 def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | None:
     """Host, port and bearer token of --serve and --token-file; None without --serve. Raises UsageError."""
-    address: str | None = getattr(args, "serve", None)
-    token_file: Path | None = getattr(args, "token_file", None)
+    address: str | None = getattr(args, "serve", settings().serve)
+    token_file: Path | None = getattr(args, "token_file", settings().token_file)
     if address is None:
-        if token_file is not None:
+        if getattr(args, "token_file", None) is not None:
             raise UsageError(f"--token-file {token_file}: needs --serve HOST:PORT")
         return None
     host, port = parse_address(address, "--serve")

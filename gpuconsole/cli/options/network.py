@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.machine import settings
 
 
 def parse_address(text: str, option: str = "--listen") -> tuple[str, int]:
     """Host and port of `HOST:PORT`, an IPv6 address in brackets; raises UsageError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{option} {text}: must be HOST:PORT, such as 127.0.0.1:9835 or [::1]:9835")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        return settings.address(text)
+    except ValueError as problem:
+        raise UsageError(f"{option} {text}: {problem}") from None
 
 
 def check_url(url: str | None, option: str, example: str) -> None:
@@ -21,12 +21,9 @@ def check_url(url: str | None, option: str, example: str) -> None:
     if url is None:
         return
     try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise UsageError(f"{option} {url}: must be an address such as {example}")
+        settings.url(url, example)
+    except ValueError as problem:
+        raise UsageError(f"{option} {url}: {problem}") from None
 
 
 def read_token(path: Path) -> bytes:

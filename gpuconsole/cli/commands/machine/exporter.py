@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.options.console import dcgm, interval
 from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.machine.settings import settings
 from gpuconsole.model.text import visible
 from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.session.state import SessionState
@@ -45,7 +46,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="refuse requests without this bearer token")
+    parser.add_argument(
+        "--token-file", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="refuse requests without this bearer token"
+    )
     parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
     parser.add_argument(
         "--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a running dcgm-exporter's metrics, for what NVML cannot report"
@@ -59,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from gpuconsole.report.prometheus.server import MetricsServer
 
     host, port = parse_address(args.listen)
-    token = read_token(args.token_file) if args.token_file else None
+    token_file: Path | None = getattr(args, "token_file", settings().token_file)
+    token = read_token(token_file) if token_file else None
     address = dcgm(args)
     state = SessionState(interval(args), history=False)
     scraper = LoopScraper(state)

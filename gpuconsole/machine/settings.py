@@ -1,0 +1,245 @@
+"""Settings: what a user always wants, from `config.toml` and from `GPUCONSOLE_*` environment variables.
+
+An option on the command line comes before the environment, the environment before the file, and the file before the built-in value.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import platformdirs
+
+from gpuconsole.model.knobs.knob import nearest
+from gpuconsole.model.text import visible
+
+PREFIX = "GPUCONSOLE_"
+BUILT_IN = "built-in"
+COLORS = ("auto", "always", "never")
+
+
+class SettingsError(ValueError):
+    """A mistake in a setting. The message is one line that names the place, the setting and what is allowed."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in force, without the options of a command.
+
+    `interval`: seconds between two samples. `price`: of the machine per hour, in any currency. `theme` is empty where the user chose none.
+    `keys`: action id to key, only those that the user changed. `baselines`: the folder of the baselines; None: the user's data folder.
+    `device`, `dcgm`, `serve`, `token_file`, `eco`, `color` and `quiet` are as the options of these names. `sources`: setting to the place
+    of its value, for the settings that are not built-in.
+    """
+
+    interval: float = 1.0
+    price: float | None = None
+    theme: str = ""
+    keys: dict[str, str] = {}
+    baselines: Path | None = None
+    device: str | None = None
+    dcgm: str | None = None
+    serve: str | None = None
+    token_file: Path | None = None
+    eco: bool = False
+    color: str = "auto"
+    quiet: bool = False
+    sources: dict[str, str] = {}
+
+    def source(self, name: str) -> str:
+        """Where the value of `name` comes from."""
+        return self.sources.get(name, BUILT_IN)
+
+    def mistake(self, name: str, problem: str) -> SettingsError:
+        """The error for a value that only its user can check, for example the name of a key. `problem` says what is allowed."""
+        return SettingsError(f"{self.source(name)}: {visible(problem)}")
+
+
+def seconds(value: object) -> float:
+    """A duration in seconds, 0.05 to 10 000 000. Raises ValueError."""
+    number = _number(value, "a number of seconds")
+    if not 0.05 <= number <= 1e7:
+        raise ValueError(f"{value} s: allowed are 0.05 s to 10 000 000 s")
+    return number
+
+
+def price(value: object) -> float:
+    """A price per hour, 0 or more, in any currency. Raises ValueError."""
+    number = _number(value, "a price per hour")
+    if not 0 <= number < 1e9:
+        raise ValueError(f"{value}: a price per hour is 0 or more")
+    return number
+
+
+def address(value: object) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, an IPv6 address in brackets. Raises ValueError."""
+    host, _, port = _text(value).rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("must be HOST:PORT, such as 127.0.0.1:9835 or [::1]:9835")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
+    """An http or https address. Raises ValueError."""
+    text = _text(value)
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"must be an address such as {example}")
+    return text
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise ValueError(f"{value!r} is not {what}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r}: must be a text")
+    return value
+
+
+def _switch(value: object) -> bool:
+    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+    if found is None or not isinstance(value, bool | str):
+        raise ValueError(f"{value!r}: must be true or false")
+    return found
+
+
+def _color(value: object) -> str:
+    if value not in COLORS:
+        raise ValueError(f"{value!r}: must be {', '.join(COLORS[:-1])} or {COLORS[-1]}")
+    return str(value)
+
+
+def _address_text(value: object) -> str:
+    address(value)
+    return _text(value)
+
+
+def _path(value: object) -> Path:
+    return Path(_text(value)).expanduser()
+
+
+def _keys(value: object) -> dict[str, str]:
+    """A table of action and key; in the environment `quit=x,tuning=T`."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        value = {action.strip(): key.strip() for action, _, key in pairs}
+    if not isinstance(value, dict) or not all(isinstance(key, str) and key for key in value.values()):
+        raise ValueError('must be a table of actions and keys, such as quit = "Q" (in the environment quit=Q,tuning=T)')
+    return {str(action): key for action, key in value.items()}
+
+
+class Setting(NamedTuple):
+    """One setting: how its value is checked, and what it means. `check` raises ValueError with what is allowed."""
+
+    check: Callable[[object], Any]
+    meaning: str
+    option: str = ""
+
+
+SETTINGS: dict[str, Setting] = {
+    "interval": Setting(seconds, "seconds between two samples", "--interval"),
+    "device": Setting(_text, "gpu:N or cpu", "--device"),
+    "price": Setting(price, "price of the machine per hour, in any currency", "--price"),
+    "dcgm": Setting(url, "address of a dcgm-exporter's /metrics", "--dcgm"),
+    "serve": Setting(_address_text, "serve the session's metrics to Prometheus at HOST:PORT", "--serve"),
+    "token_file": Setting(_path, "bearer token for serve and for the exporter", "--token-file"),
+    "eco": Setting(_switch, "update the screen less often", "--eco"),
+    "color": Setting(_color, "colours: auto, always or never", "--color"),
+    "quiet": Setting(_switch, "no progress and no notes on stderr", "--quiet"),
+    "baselines": Setting(_path, "folder of the baselines"),
+    "theme": Setting(_text, "colours of the screen"),
+    "keys": Setting(_keys, "table of actions and keys"),
+}
+"""All settings, in the order of the documentation. The names are the keys in the file, and in upper case after `GPUCONSOLE_` the variables."""
+
+
+def config_path() -> Path:
+    """The configuration file (on Linux `~/.config/gpuconsole/config.toml`, or below `$XDG_CONFIG_HOME`)."""
+    return platformdirs.user_config_path("gpuconsole") / "config.toml"
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process, read once. Raises SettingsError."""
+    return load(config_path(), os.environ)
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Settings:
+    """The settings in the file `path`, which need not exist, and in `environ`. Raises SettingsError."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    written, lines = _read(path)
+    for name, value in written.items():
+        place = f"{path}, line {lines[name]}" if name in lines else str(path)
+        if name not in SETTINGS:
+            raise SettingsError(
+                visible(f"{place}: there is no setting {name!r}{nearest(name, SETTINGS)}; there are: {', '.join(SETTINGS)}")
+            )
+        values[name], sources[name] = _checked(name, value, place, name), place
+        if isinstance(values[name], Path):  # a relative path in the file is relative to the file
+            values[name] = path.parent / values[name]
+    for name in SETTINGS:
+        variable = PREFIX + name.upper()
+        if environ.get(variable):
+            values[name], sources[name] = _checked(name, environ[variable], variable, ""), variable
+    return Settings(**values, sources=sources)
+
+
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like a misspelt setting, each with the setting that it may mean."""
+    unknown = [name for name in environ if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in SETTINGS]
+    found = {name: nearest(name.removeprefix(PREFIX).lower(), SETTINGS) for name in unknown}
+    return {name: hint for name, hint in found.items() if hint}
+
+
+def _checked(name: str, value: object, place: str, key: str) -> Any:
+    try:
+        return SETTINGS[name].check(value)
+    except ValueError as problem:
+        words = f"{place}: {key}: {problem}" if key else f"{place}: {problem}"
+        raise SettingsError(visible(words)) from None
+
+
+def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
+    """The contents of the file, and the line of each key. Raises SettingsError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}, {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+    import tomllib  # most users have no file
+
+    try:
+        return tomllib.loads(text), _lines(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(visible(f"{path}: not valid TOML: {error}")) from None
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of each key outside tables, and of each table."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if head := re.match(r"\s*\[\s*\"?([^\]\"]+?)\"?\s*\]", line):
+            table = head[1]
+            found.setdefault(table, number)
+        elif (key := re.match(r"\s*\"?([\w-]+)\"?\s*[=.]", line)) and not table:
+            found.setdefault(key[1], number)
+    return found
