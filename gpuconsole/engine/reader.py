@@ -75,7 +75,9 @@ class StateReader:
             known = self._figured[run.id] = (inputs, with_figures(run, devices, calibration, published_of))
         figured = known[1]
         missing = {MISSING: figured.unavailable[MISSING]} if MISSING in figured.unavailable else {}
-        return msgspec.structs.replace(run, figures=figured.figures, unavailable={**run.unavailable, **missing})
+        return msgspec.structs.replace(
+            run, figures=figured.figures, attainable=figured.attainable, unavailable={**run.unavailable, **missing}
+        )
 
 
 def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:

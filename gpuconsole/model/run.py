@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpuconsole.model.experiments.baseline import BaselineComparison
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job.facts import JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
@@ -138,8 +138,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     """One scenario with one set of knob values. `signals` are the inputs of the rules, so that the rules can run again.
 
     `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the analytical
-    models next to measurements. `ranks`: the processes of a run with several processes. `baseline`: comparison with kept runs of
-    this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
+    models next to measurements. `attainable`: the rate that the hardware could reach for this work. `ranks`: the processes of a run with several
+    processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
     model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
     serving run can be trusted; None for a training run. `job`: what is known about the user's own program; `command_digest` identifies its command,
     and `command` is the command, where the user wants it stored.
@@ -172,6 +172,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     job: JobFacts | None = None
     command_digest: str = ""
     command: tuple[str, ...] = ()
+    attainable: Attainable | None = None
 
     @property
     def is_job(self) -> bool:

@@ -15,6 +15,7 @@ from gpuconsole.engine.replay import Replay
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
+from gpuconsole.report.run.attainable import share_text, why_no_share
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
@@ -104,6 +105,24 @@ def test_one_process_has_no_table_of_processes_and_without_facts_there_are_no_mo
     text = run_text(Reader(state).run(), [])
     assert "processes" not in text
     assert "models" not in text
+
+
+def test_the_attainable_rate_is_in_the_view_in_the_snapshot_and_in_diagnose(tmp_path: Path) -> None:
+    state = stored([*session({**FACTS, "peak_flops_per_s": 2e11}), RunClosed(17.0, "1", "finished")])
+    shown = Reader(state).run()
+    assert shown.attainable is not None and share_text(shown).endswith("of attainable")
+    snapshot = Reader(state).snapshot()
+    assert snapshot.runs[0].attainable == shown.attainable
+    file, again = tmp_path / "a.json", tmp_path / "b.json"
+    snapshot.runs[0].attainable = None
+    file.write_bytes(encode(snapshot))
+    assert main(["diagnose", str(file), "--snapshot", str(again)]) == 0
+    assert decode(again.read_bytes())[0].runs[0].attainable == shown.attainable
+
+
+def test_a_machine_that_was_never_calibrated_has_no_attainable_rate_and_says_why() -> None:
+    shown = Reader(stored(session())).run()
+    assert share_text(shown) == "" and "gpuconsole calibrate" in why_no_share(shown)
 
 
 def test_diagnose_computes_the_models_anew_and_keeps_stored_ones_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

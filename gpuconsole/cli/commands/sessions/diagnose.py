@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         stored["findings"] = msgspec.to_builtins(run.findings)
         figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
         stored["figures"] = msgspec.to_builtins(figured.figures)
+        stored["attainable"] = msgspec.to_builtins(figured.attainable)
         print(run_text(figured, snapshot.trials))
     if target is not None:
         try:

@@ -84,7 +84,7 @@ def _missing(inputs: ModelInputs, moved: StepBytes | None) -> str:
     return "" if inputs.value("step_s") is not None else f"not measured: {NOT_STEADY}"
 
 
-def _bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
+def bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
     """Minimum bytes of one process in a step, and the contents of this count: states and known activations, or the bytes that the
     workload reports per sample."""
     moved, own, samples = needed(inputs), inputs.facts.get("bytes_per_sample"), inputs.samples_per_step
@@ -108,7 +108,7 @@ def _bytes_of_step(inputs: ModelInputs) -> tuple[float, str] | None:
 
 def _step(inputs: ModelInputs) -> list[Figure]:
     """Time of a step if memory were the only limit, and the share of the bandwidth that the step uses."""
-    moved, bandwidth, taken = _bytes_of_step(inputs), inputs.bytes_per_s, inputs.value("step_s")
+    moved, bandwidth, taken = bytes_of_step(inputs), inputs.bytes_per_s, inputs.value("step_s")
     time = Figure("bandwidth.step_s", "Time of a step if memory were the limit", "s", formula="bytes that must move / bandwidth")
     share = Figure("mbu.step", "MBU of a step", "ratio", formula="bytes that must move / step time / bandwidth")
     if moved is None or bandwidth is None:
@@ -189,7 +189,7 @@ def _link(inputs: ModelInputs) -> tuple[float, str] | None:
 
 def _roofline(inputs: ModelInputs) -> list[Figure]:
     """The step's FLOPs per minimum byte, and the FLOP/s that the roofline allows at that intensity."""
-    moved, peak, bandwidth = _bytes_of_step(inputs), inputs.peak_flops_per_s, inputs.bytes_per_s
+    moved, peak, bandwidth = bytes_of_step(inputs), inputs.peak_flops_per_s, inputs.bytes_per_s
     sample = inputs.facts.get("flops_per_sample") or flops_per_sample(inputs)
     samples = inputs.samples_per_step
     intensity = Figure(

@@ -41,6 +41,14 @@ def flops_per_sample(inputs: ModelInputs) -> float | None:
     return _over_lengths(inputs, lambda tokens: flops.training_per_token(linear, shape.n_layer, shape.d_model, tokens))
 
 
+def recomputed_per_sample(inputs: ModelInputs) -> float:
+    """FLOPs of a sample that gradient checkpointing adds to those of `flops_per_sample`; 0 without checkpointing, and where no model is known."""
+    shape = inputs.shape
+    if shape is None or not inputs.knobs.get("gradient_checkpointing"):
+        return 0.0
+    return _over_lengths(inputs, lambda tokens: flops.recomputed_per_token(shape.d_model, shape.n_layer, tokens, shape.lora_rank))
+
+
 def _over_lengths(inputs: ModelInputs, per_token: Callable[[float], float]) -> float:
     """Mean FLOPs of a sequence over its lengths. The FLOPs are quadratic in the length, so Simpson's rule is exact."""
     shortest, longest = lengths(inputs.knobs)
@@ -86,7 +94,7 @@ def _other_counts(inputs: ModelInputs) -> list[Figure]:
         )
     ]
     if inputs.knobs.get("gradient_checkpointing"):
-        again = _over_lengths(inputs, lambda tokens: flops.recomputed_per_token(shape.d_model, shape.n_layer, tokens))
+        again = recomputed_per_sample(inputs)
         figures.append(
             Figure(
                 "flops.hardware_per_sample",

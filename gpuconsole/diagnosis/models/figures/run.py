@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from gpuconsole.model.figure import Attainable
 from gpuconsole.model.machine.device import Device, Published
 from gpuconsole.model.run import Run
 
@@ -24,17 +25,23 @@ def with_figures(
     if not run.facts and not run.serves:
         return run
     # These imports take 50 ms, for which the first picture must not wait.
+    from gpuconsole.diagnosis.models.figures.attainable import training_attainable
+    from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
     from gpuconsole.diagnosis.models.figures.serving import serving_figures
+    from gpuconsole.diagnosis.models.figures.serving_attainable import serving_attainable
     from gpuconsole.diagnosis.models.figures.training import training_figures
 
     device = next((one for one in devices if one.id == run.device), Device(run.device, ""))
     try:
         if run.serves:
             figures = serving_figures(run.settings, run.server_numbers, run.signals, device.peaks, device.is_gpu)
+            attainable = serving_attainable(run, device, calibration)
         else:
             anchors = published(device.name) if device.is_gpu else ()
-            figures = training_figures(run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
+            known_of_run = (run.knobs, run.facts, run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
+            figures, attainable = training_figures(*known_of_run), training_attainable(ModelInputs(*known_of_run))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = f"the models cannot take this run's values: {error!r}"
-        return msgspec.structs.replace(run, figures=[], unavailable={**run.unavailable, MISSING: why})
-    return msgspec.structs.replace(run, figures=figures, unavailable={k: why for k, why in run.unavailable.items() if k != MISSING})
+        return msgspec.structs.replace(run, figures=[], attainable=Attainable(reason=why), unavailable={**run.unavailable, MISSING: why})
+    known = {name: why for name, why in run.unavailable.items() if name != MISSING}
+    return msgspec.structs.replace(run, figures=figures, attainable=attainable, unavailable=known)

@@ -37,18 +37,18 @@ def serving_figures(
     ]
 
 
-def _lacking(facts: Mapping[str, float], *names: str) -> str:
+def lacking(facts: Mapping[str, float], *names: str) -> str:
     """Which of these facts the server does not report; empty where it reports all."""
     words = [WORDS[name] for name in names if name not in facts]
-    return f"not predicted: the server does not report {', '.join(words)}" if words else ""
+    return f"the server does not report {', '.join(words)}" if words else ""
 
 
 def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     """Time per token at full bandwidth: read the weights once, and the keys and values of every sequence."""
     bandwidth = bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True)
     predicted, note = None, ""
-    if lacking := _lacking(facts, "weight_bytes", "kv_bytes_per_token"):
-        note = lacking
+    if why := lacking(facts, "weight_bytes", "kv_bytes_per_token"):
+        note = f"not predicted: {why}"
     elif "server.requests_running" not in signals:
         note = "not predicted: the server does not report how many requests run"
     elif not bandwidth:
@@ -74,8 +74,8 @@ def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, S
 def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
     peak = flops_peak(knobs, facts, peaks, is_gpu, serves=True)
     predicted, note = None, "minimum"
-    if lacking := _lacking(facts, "layer_parameters", "d_model", "n_layer"):
-        note = lacking
+    if why := lacking(facts, "layer_parameters", "d_model", "n_layer"):
+        note = f"not predicted: {why}"
     elif not peak or knobs.get("quantization", "none") != "none":
         note = f"not predicted: {NO_PEAK}"
     else:
@@ -109,5 +109,5 @@ def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figu
         running.value if full and running else None,
         "KV cache tokens / (prompt + output tokens)",
         running.source if full and running else "",
-        ("" if full else "not measured: the cache was not full") if tokens else _lacking(facts, "kv_cache_tokens"),
+        ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {lacking(facts, 'kv_cache_tokens')}",
     )
