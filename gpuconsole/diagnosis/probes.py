@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gpuconsole.model.profile import OP_CLASSES
 
+NO_CONSENT = "waits for your permission (P, or --probe): a probe makes passes that the job did not ask for"
+"""Why a probe has not run in a job of the user's own."""
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -13,7 +16,8 @@ class Probe:
 
     `always`: runs once on every steady training run, because its figures are useful even if no rule needs them.
     `decisive`: rules request this probe only after a phase has taken too much time. It decides between the causes and runs first.
-    `passive`: it only watches, so it runs in a user's own job without consent.
+    `passive`: it only watches, so it runs in a user's own job without consent. `in_job`: what it does in a user's own job, for the question
+    before it runs; empty where it is passive, or never runs there (the agent refuses it).
     """
 
     name: str
@@ -21,10 +25,12 @@ class Probe:
     always: bool = False
     decisive: bool = False
     passive: bool = False
+    in_job: str = ""
 
 
+PASSES = "forward and backward passes on a copy of the last batch"
 PROBES = (
-    Probe("cached_batch", ("probe.cached_pass_s",), always=True),
+    Probe("cached_batch", ("probe.cached_pass_s",), always=True, in_job=f"{PASSES}: what a step costs without input"),
     Probe("memory_parts", always=True),
     Probe("heap_peaks", ("memory.heap_allocated_peak_bytes",)),
     Probe("side_work_off", ("probe.step_no_side_work_s",), decisive=True),
@@ -36,8 +42,12 @@ PROBES = (
     Probe("script_lines", ("stack.script_ratio",), decisive=True, passive=True),
     Probe("exposed_communication", ("comm.exposed_s", "comm.straggler_ratio", "comm.bytes_per_step"), decisive=True),
     Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
-    Probe("swap_optim", ("probe.optim_present_step_s",)),
-    Probe("batch_elasticity", ("probe.batch_cost_ratio", "probe.batch_factor")),
+    Probe("swap_optim", ("probe.optim_present_step_s",), in_job="updates of copies of the parameters by AdamW, fused and not"),
+    Probe(
+        "batch_elasticity",
+        ("probe.batch_cost_ratio", "probe.batch_factor"),
+        in_job=f"{PASSES}, at 1, 2 and 4 times its size: what a larger batch costs",
+    ),
     Probe("launch", ("probe.issue_s",)),
     Probe(
         "op_mix",
@@ -64,5 +74,7 @@ PROBE_OF = {signal: probe.name for probe in PROBES for signal in probe.signals}
 """The probe that measures a signal, by signal."""
 ORDER = {probe.name: number for number, probe in enumerate(PROBES)}
 ALWAYS = tuple(probe.name for probe in PROBES if probe.always)
+IN_JOB = {probe.name: probe.in_job for probe in PROBES if probe.in_job}
+"""What each probe does that may run in a user's own job with consent, by name."""
 PASSIVE = frozenset(probe.name for probe in PROBES if probe.passive)
 DECISIVE = frozenset(probe.name for probe in PROBES if probe.decisive)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
-from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE, PASSIVE
+from gpuconsole.diagnosis.probes import ALWAYS, DECISIVE, NO_CONSENT, PASSIVE
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.engine.run_control import RunLock
@@ -34,9 +34,8 @@ BETWEEN_PROBES_S = 0.25
 """Seconds between two probes: as many ordinary steps as one report holds."""
 WINDOW_S = 30.0
 """The signals are computed over the steps of so many seconds."""
-
-
-NO_CONSENT = "probes do not run in a job of your own: a probe makes passes that the job did not ask for"
+ALLOWED = "allowed; it has not run yet"
+CONSENT = "probes are allowed in your job"
 
 
 class DiagnosisLoop:
@@ -59,6 +58,15 @@ class DiagnosisLoop:
         self._probed: set[str] = set()
         self._failures: set[str] = set()
         self._more_due = False
+
+    def allow_probes(self) -> None:
+        """The user allows probes in the user's own job. Those that waited for this are run by the next evaluations."""
+        self.may_probe_jobs = True
+        t, record = time.monotonic(), self._state.record
+        self._emit(Note(t, CONSENT))
+        for key, why in list(record.run.unavailable.items()) if record is not None else ():
+            if why == NO_CONSENT:
+                self._emit(ProbeDone(t, 0, key.removeprefix("probe."), error=ALLOWED))
 
     async def run(self) -> None:
         """Evaluate until cancelled. An exception is reported as a note, once for each run, and the loop goes on."""

@@ -173,7 +173,7 @@ class Engine(StateReader, SessionApi):
 
     async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None) -> None:
         """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""
-        self.job = await start_on_terminal(self.start_job, command, columns, rows, output)
+        self.job = await start_on_terminal(self.start_job, command, columns, rows, output, self.diagnosis.allow_probes)
 
     async def stop(self) -> None:
         await self.end_run("stopped")

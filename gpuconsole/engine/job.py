@@ -23,11 +23,12 @@ HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 class ScreenJob(JobApi):
     """A job whose process and terminal have been started."""
 
-    def __init__(self, worker: WorkerHandle, terminal: JobTerminal) -> None:
-        """`worker`: the handle of the job."""
+    def __init__(self, worker: WorkerHandle, terminal: JobTerminal, on_allow_probes: Callable[[], None]) -> None:
+        """`worker`: the handle of the job. `on_allow_probes`: called when the user allows probes."""
         assert worker.job is not None
         self.child = worker.job
         self._worker = worker
+        self._on_allow_probes = on_allow_probes
         self._name, self._terminal = self.child.command.name, terminal
         self._interrupts = 0
         self._left = False
@@ -69,6 +70,9 @@ class ScreenJob(JobApi):
     def allow_numerics(self) -> None:
         self._worker.allows_numerics = True
 
+    def allow_probes(self) -> None:
+        self._on_allow_probes()
+
     def type(self, text: str) -> None:
         self._terminal.type(text)
 
@@ -88,11 +92,16 @@ class ScreenJob(JobApi):
 
 
 async def start_on_terminal(
-    start: Callable[[JobCommand], Awaitable[WorkerHandle]], command: JobCommand, columns: int, rows: int, output: Path | None
+    start: Callable[[JobCommand], Awaitable[WorkerHandle]],
+    command: JobCommand,
+    columns: int,
+    rows: int,
+    output: Path | None,
+    on_allow_probes: Callable[[], None],
 ) -> ScreenJob:
     """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
 
-    Raises SessionError.
+    `on_allow_probes` is called when the user allows probes in the job. Raises SessionError.
     """
     try:
         terminal = JobTerminal(columns, rows, output, log_path())
@@ -106,7 +115,7 @@ async def start_on_terminal(
         await terminal.close(ended=True)
         raise
     terminal.job_started()
-    return ScreenJob(worker, terminal)
+    return ScreenJob(worker, terminal, on_allow_probes)
 
 
 def log_path() -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import re
 
+from gpuconsole.diagnosis.engine import wanted_probes
+from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.job.facts import AGENT
@@ -82,6 +84,14 @@ def agent_state(view: View) -> str:
     if run is None or not run.is_job or not active(view):
         return ""
     return "off" if AGENT in run.unavailable else "on" if run.job is not None else "not yet"
+
+
+def probes_waiting(view: View) -> list[str]:
+    """The probes that rules need, and that wait for the user's permission in the user's own job."""
+    run = view.run
+    if run is None or run.steady_from_s is None:  # no probe runs before
+        return []
+    return [probe for probe in wanted_probes(run.findings) if probe in IN_JOB and run.unavailable.get(f"probe.{probe}") == NO_CONSENT]
 
 
 def throughput_metric(view: View) -> tuple[str, str]:

@@ -136,6 +136,10 @@ class JobApi(Protocol):
         """Allow changes that alter the numbers of the job."""
         ...
 
+    def allow_probes(self) -> None:
+        """Allow probes in the job."""
+        ...
+
     def type(self, text: str) -> None:
         """Send `text` to the job's stdin."""
         ...

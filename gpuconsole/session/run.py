@@ -198,7 +198,10 @@ class RunRecord:
         self.probe_signals |= event.signals
         if self.serving is not None:
             self.serving.probed(event.t - event.cost_s, event.t)
-        self.run.unavailable |= {f"probe.{event.probe}": event.error} if event.error else {}
+        if event.error:
+            self.run.unavailable[f"probe.{event.probe}"] = event.error
+        else:
+            self.run.unavailable.pop(f"probe.{event.probe}", None)
 
     def _profiled(self, event: Profiled) -> None:
         """Store a profile. The last window replaces earlier windows. The reason for a missing window is kept only while there is no window."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
+from gpuconsole.report import facts
 from gpuconsole.report.experiments.trial import verdict_line
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys
@@ -17,6 +18,7 @@ from gpuconsole.tui.screens.base import BackScreen
 
 if TYPE_CHECKING:
     from gpuconsole.tui.app import ConsoleApp
+    from gpuconsole.tui.screens.questions import Question
 
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ SCREENS = {
     "models": "models.ModelsScreen",
     "topology": "topology.TopologyScreen",
     "output": "output.OutputScreen",
-    "leave_job": "leave.LeaveScreen",
+    "leave_job": "questions.LeaveScreen",
 }
 """Modules and classes in `screens/`. Each is imported when it is first opened: the main screen appears sooner."""
 
@@ -87,6 +89,25 @@ class Actions:
     def leave(self) -> None:
         """Quit without a question."""
         self._app.run_worker(self._app.leave(0), exit_on_error=False)
+
+    def probes(self) -> None:
+        """Ask whether probes may run in the user's own job."""
+        job = self._api.job
+        if job is None or job.ended:
+            self.report("no job of your own runs here")
+        elif not facts.probes_waiting(view := self._api.view()):
+            self.report("no rule waits for a probe")
+        else:
+            from gpuconsole.tui.screens.questions import probes_question
+
+            self.ask(probes_question(view, job.allow_probes))
+
+    def ask(self, question: Question) -> None:
+        """Put a question on top of the present screen, which comes back with the answer."""
+        from gpuconsole.tui.screens.questions import ConsentScreen
+
+        if not isinstance(self._app.screen, ConsentScreen):
+            self._app.push_screen(ConsentScreen(self._api, self, question))
 
     def allow_numerics(self) -> None:
         """Allow changes that alter the numbers of the user's own job, when this is called a second time."""

@@ -51,6 +51,11 @@ def _is_job(view: View) -> bool:
     return not view.recording and view.run is not None and view.run.workload == "job"
 
 
+def _may_allow_probes(view: View) -> bool:
+    """Whether rules wait for probes that the user has not allowed yet in the user's own job."""
+    return _is_job(view) and _running(view) and bool(facts.probes_waiting(view))
+
+
 def _may_start(view: View) -> bool:
     """Whether a scenario may start: not while the user's own job runs."""
     return not view.recording and not (_is_job(view) and facts.active(view))
@@ -88,7 +93,7 @@ class Action(NamedTuple):
         return self.label[:1].upper() + self.label[1:]
 
 
-LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job")
+LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job", "consent")
 PAGES = ("details", "profile", "tuning", "help", "process", "output")
 """`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
@@ -125,6 +130,14 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("details", "d", "details", "Findings with their evidence, reasons, and code for your own program.", makes_sense=_has_run),
     Action("output", "o", "output", "The output of your own job, the last 10 000 lines.", makes_sense=_is_job),
+    Action(
+        "probes",
+        "P",
+        "allow probes",
+        "Allow short experiments in a job of your own, where rules need them. A question comes first.",
+        ("main",),
+        _may_allow_probes,
+    ),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source, or the reason why it is n/a."),
     Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal."),
     Action("help", "question_mark", "help", "Keys, and how to read the screen."),
@@ -167,7 +180,7 @@ ACTIONS: tuple[Action, ...] = (
         "numerics",
         "N",
         "",
-        "A job of your own: allow changes that alter its numbers (bf16, torch.compile). The key must be pressed twice.",
+        "Allow changes that alter the numbers of a job of your own (bf16, torch.compile). Asks again.",
         ("main",),
         _is_job,
     ),
@@ -181,7 +194,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
     Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_running),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",), bar="enter"),
-    Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job",), bar="enter"),
+    Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent"), bar="enter"),
     Action(
         "filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device", "output")
     ),

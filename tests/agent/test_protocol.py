@@ -15,6 +15,8 @@ import pytest
 
 import gpuconsole.agent
 from gpuconsole.agent import protocol
+from gpuconsole.agent.hooks.evidence import catalogue
+from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
 from gpuconsole.wire import events, marks
@@ -26,6 +28,10 @@ def test_phases_kinds_and_the_fields_of_a_step_are_the_consoles() -> None:
     assert protocol.PHASES == run.PHASES
     assert (protocol.COUNTS, protocol.SETTLING, protocol.PROBE) == (run.COUNTS, run.SETTLING, run.PROBE)
     assert protocol.MarkedStep._fields == marks.MarkedStep.__struct_fields__
+
+
+def test_the_question_before_probes_names_each_probe_that_the_agent_runs() -> None:
+    assert {*IN_JOB, *PASSIVE} == catalogue.PROBES.keys()
 
 
 STEP = protocol.MarkedStep(3, 1.0, [2, 9], [1.5, 1.75], [], 4, 0, 0.5, 1, protocol.SETTLING)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpuconsole.diagnosis.case import Case
-from gpuconsole.diagnosis.probes import ALWAYS
+from gpuconsole.diagnosis.probes import ALWAYS, IN_JOB, NO_CONSENT, PASSIVE
 from gpuconsole.engine import diagnosis_loop
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
@@ -17,15 +17,15 @@ from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import AnyEvent, Found, Note, RunOpened, Steps
+from gpuconsole.wire.events import AnyEvent, Found, Note, ProbeDone, RunOpened, Steps
 from tests.waiting import until
 
 KNOBS: Knobs = find_scenario("train-gpt").knobs_for("cpu")
 
 
-def steady() -> SessionState:
+def steady(workload: str = "training.gpt") -> SessionState:
     state = SessionState()
-    state.apply(RunOpened(0.0, "1", "train-gpt", "training.gpt", KNOBS, "cpu"))
+    state.apply(RunOpened(0.0, "1", "train-gpt", workload, KNOBS, "cpu"))
     shares = tuple(0.05 if phase in ("forward", "backward") else 0.0 for phase in PHASES)
     for n in range(1, 101):
         state.apply(Steps(n / 10, [Step(n, n / 10, 0.1, 8, 1024, shares)], 0.0, 0.0, 0.0, 1e9))
@@ -41,6 +41,27 @@ class FakeWorker:
 
     async def probe(self, name: str) -> None:
         self.probed.append(name)
+
+
+def test_probes_in_a_job_wait_for_consent_and_run_after_it() -> None:
+    state, worker = steady("job"), FakeWorker()
+    loop = DiagnosisLoop(state, state.apply, lambda: None, RunLock())
+    record = state.record
+    assert record is not None
+
+    async def evaluate_often() -> None:
+        for _ in range(20):
+            await loop.evaluate(record, cast("Any", worker))
+
+    asyncio.run(evaluate_often())
+    waiting = {key.removeprefix("probe.") for key, why in record.run.unavailable.items() if why == NO_CONSENT}
+    assert set(worker.probed) <= PASSIVE and waiting & IN_JOB.keys()
+    loop.allow_probes()
+    assert NO_CONSENT not in record.run.unavailable.values()
+    asyncio.run(evaluate_often())
+    assert waiting | set(ALWAYS) <= set(worker.probed)
+    state.apply(ProbeDone(11.0, 1, min(waiting)))
+    assert f"probe.{min(waiting)}" not in record.run.unavailable
 
 
 @pytest.mark.parametrize("tunable", [(), ("num_threads", "precision")])

@@ -1,4 +1,4 @@
-"""A job of the user's own on the real screen. The jobs here need no torch, so that the tests are fast."""
+"""A job of the user's own on the real screen. Most jobs here need no torch, so that the tests are fast."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ print("finished", flush=True)
 open("finished", "w").close()
 sys.exit(3)
 """
+
+
+OPTIMIZING = """
+import os, sys, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(2)))
+optimizer = torch.optim.AdamW(model.parameters())
+until = time.monotonic() + 90
+while not os.path.exists("end") and time.monotonic() < until:
+    optimizer.zero_grad()
+    model(torch.ones(1, 1024)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.02)
+"""
+"""A job whose optimizer takes a large share of each step."""
 
 
 def job(folder: Path, *words: str, options: tuple[str, ...] = ()) -> Terminal:
@@ -166,11 +181,31 @@ def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
     assert RESTORED in terminal.raw
 
 
+def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
+    (tmp_path / "optimizing.py").write_text(OPTIMIZING)
+    with Terminal("run", "--device", "cpu", "--record", "r.jsonl", "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
+        terminal.wait_for("agent on", "P allow probes", timeout_s=90)
+        terminal.press("P")
+        terminal.wait_for("Allow probes in your job?", "swap_optim", "copies of the parameters", "the same bits as without probes")
+        terminal.press("down", "enter")
+        terminal.wait_for("Diagnosis", "P allow probes")
+        terminal.press("\x10", *"allow probes", "enter")  # by the command palette
+        terminal.wait_for("Allow probes in your job?")
+        terminal.press("enter")
+        terminal.wait_for("Diagnosis", "probes are allowed in your job")
+        terminal.wait_gone("P allow probes")
+        recording = tmp_path / "r.jsonl"
+        wait_until(lambda: terminal.settle() and "probe P5: optimizer steps on copies" in recording.read_text(), 30, "the probe has run")
+        (tmp_path / "end").touch()
+        terminal.wait_gone("agent on")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+
+
 @pytest.mark.slow
 def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_replays(tmp_path: Path) -> None:
-    """The one test here with PyTorch. The patch is printed and written when the console quits."""
-    script = tmp_path / "starved.py"
-    shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", script)
+    """The patch is printed and written when the console quits."""
+    shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", tmp_path)
     options = ("--device", "cpu", "--patch", "p.diff", "--record", "r.jsonl", "--snapshot", "s.json")
     with Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path) as terminal:
         terminal.wait_for("starved.py", "agent on", "data_wait", "num_workers 0 ->", "[Enter]", timeout_s=90)

@@ -127,6 +127,9 @@ class MainScreen(Screen[None]):
     def action_choose_next(self) -> None:
         self._choose(1)
 
+    def action_probes(self) -> None:
+        self.actions.probes()
+
     def action_numerics(self) -> None:
         self.actions.allow_numerics()
 

@@ -103,7 +103,7 @@ READING = (
 _SCREENS = (
     ("scenarios", "On the scenario list"), ("knobs", "On the knobs screen"), ("processes", "On the processes screen"),
     ("device", "On the device screen"), ("topology", "On the links screen"), ("tuning", "On the tuning screen"),
-    ("output", "On the output screen"), ("leave_job", "On the question before the console leaves your job"),
+    ("output", "On the output screen"), ("leave_job", "On a question about your own job"),
 )  # fmt: skip
 _MOVES = (
     ("up, down, pgup, pgdn, home, end", "Move in a list or a page. The mouse wheel moves too; a click selects a line, a second click chooses it."),

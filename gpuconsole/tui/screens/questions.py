@@ -1,0 +1,131 @@
+"""Questions about the user's own job: before the console quits, and before it does something in the job that needs consent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuconsole.diagnosis.probes import IN_JOB
+from gpuconsole.report import facts
+from gpuconsole.report.cells import Row, line
+from gpuconsole.report.page import Lines
+from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
+from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui.screens.base import ListScreen
+
+if TYPE_CHECKING:
+    from gpuconsole.tui.actions import Actions
+
+LEAVE, END, STAY = "leave", "end", "stay"
+YES, NO = "yes", "no"
+
+
+class LeaveScreen(ListScreen):
+    """Leave the job, end the job, or stay. A second `q` leaves the job: that harms nothing."""
+
+    NAME = "leave_job"
+    TITLE_TEXT = "Quit"
+
+    def lines(self, width: int, height: int) -> Lines:
+        job = self.api.job
+        texts = {STAY: "Stay here."}
+        if job is not None:
+            texts = {
+                LEAVE: f"Leave the job: the job continues, and its output goes to {job.kept_in}.",
+                END: "End the job: the job gets SIGINT, as from Ctrl-C. The console quits when the job has ended.",
+                **texts,
+            }
+        return answer_lines([], texts, width)
+
+    def summary(self) -> str:
+        return f"{self.api.job.about} runs" if self.api.job is not None else ""
+
+    def show(self, view: View) -> None:
+        super().show(view)
+        if self.api.job is not None and self.api.job.ended:  # there is nothing left to ask
+            self.actions.leave()
+
+    def on_choose(self) -> None:
+        self.action_choose()
+
+    def action_choose(self) -> None:
+        match self.list_zone.selected:
+            case "leave":
+                self.actions.leave()
+            case "end":
+                self.dismiss()
+                self.actions.end_job()
+            case _:
+                self.dismiss()
+
+
+class Question(NamedTuple):
+    """`title` and `about` say what the user is asked for. `yes` and `no` are the answers; `on_yes` is called after the first."""
+
+    title: str
+    about: Report
+    yes: str
+    no: str
+    on_yes: Callable[[], None]
+
+
+class ConsentScreen(ListScreen):
+    """A question with two answers. Enter takes the selected answer; Escape means no."""
+
+    NAME = "consent"
+    TITLE_TEXT = "Your job"
+
+    def __init__(self, api: SessionApi, actions: Actions, question: Question) -> None:
+        super().__init__(api, actions)
+        self._question = question
+
+    def lines(self, width: int, height: int) -> Lines:
+        rows = [*lay_out(self._question.about, width), line(width)]
+        return answer_lines(rows, {YES: self._question.yes, NO: self._question.no}, width)
+
+    def summary(self) -> str:
+        return self._question.title
+
+    def show(self, view: View) -> None:
+        super().show(view)
+        if self.api.job is None or self.api.job.ended:  # there is nothing left to ask
+            self.dismiss()
+
+    def on_choose(self) -> None:
+        self.action_choose()
+
+    def action_choose(self) -> None:
+        agreed = self.list_zone.selected == YES
+        self.dismiss()
+        if agreed:
+            self._question.on_yes()
+
+
+def answer_lines(above: list[Row], answers: dict[str, str], width: int) -> Lines:
+    """Rows of text, then the answers, of which one is selected."""
+    names = list(answers)
+
+    def row(n: int, chosen: bool) -> Row:
+        if n < len(above):
+            return above[n]
+        return line(width, ("> " if chosen else "  ", "key"), (answers[names[n - len(above)]], "title" if chosen else ""))
+
+    return Lines([*[None] * len(above), *names], row)
+
+
+def probes_question(view: View, allow: Callable[[], None]) -> Question:
+    """Asks for permission to run the probes that rules wait for. `allow` is called after a yes."""
+    about: Report = [
+        text("Some rules have no conclusion from watching alone. A probe is a short experiment between two steps of the job:"),
+        BLANK,
+    ]
+    about += [labelled(probe, IN_JOB[probe] + ".", column=22, indent=2) for probe in facts.probes_waiting(view)]
+    about += [
+        BLANK,
+        text(
+            "A probe holds the job up for about 2 s; where a pass is slow, for some 20 passes. Gradients come from torch.autograd.grad, and "
+            "buffers and random numbers are put back: the weights, gradients, losses and checkpoints of the job are the same bits as without probes."
+        ),
+        text("A model with hooks, or with Python state that a pass would change, is refused with the reason."),
+    ]
+    return Question("Allow probes in your job?", about, "Allow probes in this job.", "No: only watch.", allow)
