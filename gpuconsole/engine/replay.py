@@ -7,6 +7,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
+
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial
@@ -16,6 +18,7 @@ from gpuconsole.model.machine.process import Process
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
@@ -71,6 +74,9 @@ class Replay(StateReader, SessionApi):
     def view(self) -> View:
         devices = self.state.devices
         return self.build_view(device=devices[0].id if devices else "cpu", probing="", recording=True, recording_to="", ended=self.ended)
+
+    def snapshot(self) -> Snapshot:
+        return msgspec.structs.replace(super().snapshot(), recording=True)
 
     def scenarios(self) -> list[Scenario]:
         return []

@@ -104,8 +104,7 @@ def _words(value: object) -> str:
 
 def _series(run: Run) -> Iterator[tuple[str, list[float]]]:
     """The values of each metric in the steady part of the run. Metrics of the run's device have no device name."""
-    ends = [data.t[-1] for key, data in run.series.items() if key.startswith("workload.") and data.t]
-    since = max(ends) - run.duration_s + (run.steady_from_s or 0.0) if ends else -math.inf
+    since = run.begun_s + (run.steady_from_s or 0.0) if run.begun_s is not None else -math.inf
     for key, data in run.series.items():
         name, _, device = key.rstrip("}").partition("{device=")
         if name.startswith("console.") or (metric := CATALOGUE.get(name)) is None or metric.unit == "":

@@ -234,6 +234,12 @@ class Run(msgspec.Struct, omit_defaults=True):
         return (rank, ratio) if known else None
 
     @property
+    def begun_s(self) -> float | None:
+        """The session time of the first step; None where the run has no series of its work."""
+        ends = [data.t[-1] for key, data in self.series.items() if key.startswith("workload.") and data.t]
+        return max(ends) - self.duration_s if ends else None
+
+    @property
     def throughput(self) -> tuple[Distribution | None, str]:
         """The main rate of the run and its unit."""
         if self.summary.tokens_per_s is not None:

@@ -36,7 +36,7 @@ class Environment(msgspec.Struct, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """A session: runs and trials in order, with their environment."""
+    """A session: runs and trials in order, with their environment. `recording`: the session is a replay of a recorded session."""
 
     schema: str = SCHEMA
     created: str
@@ -46,6 +46,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     trials: list[Trial]
     unavailable: dict[str, str] = {}
     sweeps: list[Sweep] = []
+    recording: bool = False
 
 
 def encode(snapshot: Snapshot) -> bytes:

@@ -34,13 +34,17 @@ def gpu_names(snapshot: Snapshot) -> list[str]:
 
 def run_text(run: Run, trials: list[Trial]) -> str:
     """A run with its figures, models, profile and diagnosis."""
+    return "\n".join([printed([run_head(run)]), printed([*run_report(run), *firing_report(run)], indent=2)])
+
+
+def run_report(run: Run) -> Report:
+    """The error of a run, its figures, models and profile."""
     inside: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
     inside += figures(run)
     larger = [part for part in (models_report(run), profile_report(run)) if part]
     for part in larger:
         inside += [BLANK, *part]
-    inside += [BLANK] if larger else []
-    return "\n".join([printed([run_head(run)]), printed([*inside, *firing_report(run)], indent=2)])
+    return [*inside, BLANK] if larger else inside
 
 
 def trial_text(trial: Trial, snapshot: Snapshot) -> str:

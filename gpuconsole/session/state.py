@@ -117,6 +117,10 @@ class SessionState(MachineState):
             if record.run.id == event.trial.baseline_run and event.trial.state in ("done", "failed"):
                 record.tried(begun, event.t)
 
+    def trial_begun_s(self, trial: str) -> float:
+        """The session time at which a trial began."""
+        return self.session_time(self._trials_begun[trial])
+
     def _conclude(self, event: Found | Compared) -> None:
         """Apply a conclusion of the console about a run. The run may have ended before."""
         for record in self.records:

@@ -56,8 +56,7 @@ class Certificate(msgspec.Struct, kw_only=True):
         """The gain of all kept changes together; None if no trial measured all changes together."""
         kept = [one.trial for one in self.attempts if one.trial.kept]
         if self.proof is not None and self.proof.speedup is not None:
-            back = self.proof.speedup
-            return Speedup(1 / back.estimate, 1 / back.high, 1 / back.low)
+            return self.proof.speedup.inverse
         return kept[0].speedup if len(kept) == 1 and self.proof is None else None
 
     @property

@@ -49,6 +49,11 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     elapsed_s: float = 0.0
 
     @property
+    def varied(self) -> list[str]:
+        """The names of the varied knobs, in the order of the command line."""
+        return list(self.points[0].knobs) if self.points else []
+
+    @property
     def best(self) -> SweepPoint | None:
         """The point with the highest mean; see `rivals` for whether it is proven."""
         return max((point for point in self.points if point.rates), key=lambda point: point.mean or 0.0, default=None)

@@ -39,6 +39,11 @@ class Speedup(msgspec.Struct, frozen=True):
     low: float
     high: float
 
+    @property
+    def inverse(self) -> Speedup:
+        """The gain of the opposite change."""
+        return Speedup(1 / self.estimate, 1 / self.high, 1 / self.low)
+
 
 class Perplexity(msgspec.Struct, frozen=True):
     """Perplexity of the same fixed text, without and with the change."""
@@ -83,7 +88,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
     same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
     `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
-    could not be measured. `forecast`: known before the start of a trial that starts a second model server.
+    could not be measured. `forecast`: known before the start of a trial that starts a second model server. `begun_s`: session time of its start,
+    known in a snapshot.
     """
 
     id: str
@@ -109,6 +115,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     held_out_loss: HeldOutLoss | None = None
     forecast: Forecast | None = None
     checked: bool = True
+    begun_s: float | None = None
 
     @property
     def worth_keeping(self) -> bool:

@@ -30,8 +30,13 @@ def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
     ]
 
 
+def setting(point: SweepPoint, names: Sequence[str]) -> str:
+    """`batch_size=4 precision=bf16`."""
+    return " ".join(f"{name}={show(point.knobs[name])}" for name in names)
+
+
 def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]:
-    settings = [(" ".join(f"{name}={show(point.knobs[name])}" for name in names), "")]
+    settings = [(setting(point, names), "")]
     mean, best = point.mean, sweep.best
     if mean is None or point.low is None or point.high is None or best is None or not best.mean:
         return [*settings, (units.NA, "dim"), ("", ""), ("", ""), (point.error or "too few repeats", "alert")]

@@ -86,7 +86,7 @@ def about(device: Device, width: int) -> list[Row]:
         ("uuid", device.uuid),
         ("PCIe", device.pcie),
         ("NVLink", device.nvlink),
-        ("peaks", _peaks(device.peaks)),
+        ("peaks", peaks(device.peaks)),
     ]
     facts += [(_WORDS.get(name, name.replace("_", " ")), text) for name, text in device.facts.items()]
     rows = labelled("  name", plain(device.name), width, LABEL)
@@ -99,7 +99,7 @@ def about(device: Device, width: int) -> list[Row]:
 _WORDS = {"pci": "PCI address", "numa_node": "NUMA node", "cpu_affinity": "CPU affinity", "ecc": "ECC", "mig": "MIG", "vbios": "VBIOS"}
 
 
-def _peaks(peaks: Peaks) -> str:
+def peaks(peaks: Peaks) -> str:
     """The known dense peaks with their source."""
     named = [
         (name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s") for name in ("fp32", "tf32", "bf16", "fp16")

@@ -40,11 +40,16 @@ def details_report(run: Run) -> Report:
         found.append(BLANK)
     for number, finding in enumerate(firing, 1):
         found += [*finding_report(number, finding, run), BLANK]
-    found += _group("Can't tell", [one for one in run.findings if one.state == "cant_tell"])
-    found += _group("Clear", [one for one in run.findings if one.state == "clear"])
+    found += other_rules(run)
     if not run.findings:
         found += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
     return [*found, *server_report(run), run_head(run), *figures(run)]
+
+
+def other_rules(run: Run) -> Report:
+    """The rules that can't tell, then the rules that are clear."""
+    states = (("Can't tell", "cant_tell"), ("Clear", "clear"))
+    return [part for title, state in states for part in _group(title, [one for one in run.findings if one.state == state])]
 
 
 def firing_report(run: Run) -> Report:

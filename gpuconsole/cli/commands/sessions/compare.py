@@ -7,19 +7,17 @@ from pathlib import Path
 
 from gpuconsole.cli.options.files import read_snapshot, to_json
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.sharing import add_sharing_options, check_sharing, share
 from gpuconsole.experiments.compare import compare
-from gpuconsole.model.experiments.comparison import Comparison, Difference, MetricChange
-from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.text import visible
-from gpuconsole.report.cells import Segment
-from gpuconsole.report.parts import Column, Report, Table, labelled, printed, text
-from gpuconsole.report.units import change, quantity
+from gpuconsole.report.experiments.comparison import comparison_report
+from gpuconsole.report.parts import printed
+from gpuconsole.report.share.comparison import Side, comparison_document
 
 EXAMPLES = """examples:
   gpuconsole compare before.json after.json           the last run of each
   gpuconsole compare session.json#1 session.json#2    two runs of one session
   gpuconsole compare before.json after.json --json
+  gpuconsole compare before.json after.json --html page.html      a page to share; also --markdown FILE
 
 A verdict needs an interval that is completely beyond 2 %, or within 5 % for "same". Two runs at different times differ by about 2 % even
 without any change. To prove a change, try it within one run (`gpuconsole run --try`).
@@ -40,60 +38,43 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--all", action="store_true", help="print also metrics that are the same, undecided, or single figures without a difference"
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON, and nothing else on stdout")
+    add_sharing_options(parser)
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    (one, here, name), (other, there, other_name) = _run(args.before), _run(args.after)
-    found = compare(one, other, (here, there), (name, other_name))
-    print(to_json(found) if args.json else printed(comparison_report(found, args.all)))
+    wanted = check_sharing(args)
+    if wanted and args.json:
+        raise UsageError("--json prints on stdout: it excludes --html and --markdown")
+    before, after = _side(args.before), _side(args.after)
+    environments = before.session.environment, after.session.environment
+    found = compare(before.run, after.run, environments, (_title(args.before, before, wanted), _title(args.after, after, wanted)))
+    if wanted:
+        share(args, comparison_document(found, before, after))
+    else:
+        print(to_json(found) if args.json else printed(comparison_report(found, args.all)))
     return 0
 
 
-def _run(word: str) -> tuple[Run, Environment, str]:
-    """The run that `FILE[#RUN]` names, its environment and a title. Without a number: the last run. Raises UsageError."""
+def _file(word: str) -> tuple[str, str]:
+    """`FILE` and `RUN` of `FILE[#RUN]`."""
     file, _, number = word.rpartition("#") if "#" in word and not Path(word).exists() else (word, "", "")
+    return file, number
+
+
+def _side(word: str) -> Side:
+    """The run that `FILE[#RUN]` names, and its session. Without a number: the last run. Raises UsageError."""
+    file, number = _file(word)
     snapshot, _ = read_snapshot(Path(file))
     if not snapshot.runs:
         raise UsageError(f"{file}: this snapshot has no run")
     ids = [one.id for one in snapshot.runs]
     if number and number not in ids:
         raise UsageError(f"{word}: there is no such run; the runs are {', '.join(ids)}")
-    chosen = snapshot.runs[ids.index(number)] if number else snapshot.runs[-1]
-    return chosen, snapshot.environment, f"{file}#{chosen.id} {chosen.scenario} on {chosen.device}"
+    return Side(snapshot.runs[ids.index(number)] if number else snapshot.runs[-1], snapshot)
 
 
-def comparison_report(found: Comparison, everything: bool) -> Report:
-    """The differences in the environment of the runs, then a table of metrics. `everything`: also unchanged metrics."""
-    report: Report = [labelled("before", visible(found.before), column=12), labelled("after", visible(found.after), column=12)]
-    report += [labelled("doubt", visible(line), "alert", column=12) for line in found.doubts]
-    report += [*_differences("environment", found.environment), *_differences("knobs", found.knobs)]
-    shown = [one for one in found.metrics if everything or (one.verdict not in ("same", "undecided") and _moved(one))]
-    columns = [Column("metric"), Column("before", ">"), Column("after", ">"), Column("change", ">"), Column("verdict"), Column("interval")]
-    if shown:
-        report.append(Table(columns, [_cells(one, everything) for one in shown], indent=2))
-    hidden = len(found.metrics) - len(shown)
-    if hidden:
-        report.append(text(f"{hidden} more metrics are the same, undecided or single figures: --all shows them", "dim", indent=2))
-    for words, names in (("only before", found.only_before), ("only after", found.only_after)):
-        if names and everything:
-            report.append(labelled(words, visible(", ".join(names))))
-    return report
-
-
-def _cells(one: MetricChange, everything: bool) -> list[Segment]:
-    interval = f"[{change(one.change.low)}, {change(one.change.high)}]" if one.change is not None else one.why_not if everything else ""
-    values = [quantity(value, one.unit) for value in (one.before, one.after)]
-    relative = change(one.relative) if one.relative is not None else ""
-    return [(words, "") for words in (one.metric, *values, relative, one.verdict, interval)]
-
-
-def _moved(one: MetricChange) -> bool:
-    """Whether the change gets a row. A single figure without an interval must differ by 2 %."""
-    return one.change is not None or one.relative is None or abs(one.relative) >= 0.02
-
-
-def _differences(title: str, found: list[Difference]) -> Report:
-    if not found:
-        return [labelled(title, "the same", column=12)]
-    return [labelled(title, visible(f"{one.name} {one.before} -> {one.after}"), column=12) for one in found]
+def _title(word: str, side: Side, shared: bool) -> str:
+    """`before.json#1 train-gpt on cpu`. `shared`: without the folder."""
+    file = _file(word)[0]
+    return f"{Path(file).name if shared else file}#{side.run.id} {side.run.scenario} on {side.run.device}"

@@ -1,0 +1,47 @@
+"""`gpuconsole report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpuconsole.cli.options.files import read_snapshot
+from gpuconsole.cli.sharing import add_sharing_options, check_sharing, share
+from gpuconsole.report.share.markdown import markdown_page
+from gpuconsole.report.share.session import session_document
+
+DESCRIPTION = """Make a report of a session that other people can read: what was slow, the evidence, what was tried with gains and intervals, charts
+before and after, the environment, and whether the figures are valid.
+
+The HTML page is one file. It has no scripts, and it loads nothing. Without --html and --markdown, the report is printed as Markdown.
+The report contains the name of this machine and the knobs, and no environment variables. A command line is in it only with
+--store-command."""
+EXAMPLES = """examples:
+  gpuconsole report session.json --html report.html
+  gpuconsole report session.json --markdown report.md
+  gpuconsole report session.json                         Markdown on stdout, for an issue tracker
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="make a page of a session to share: HTML or Markdown",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="SNAPSHOT", help="a snapshot (`gpuconsole run --snapshot`)")
+    add_sharing_options(parser)
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    wanted = check_sharing(args)
+    snapshot, _ = read_snapshot(args.file)
+    document = session_document(snapshot)
+    if wanted:
+        share(args, document)
+    else:
+        print(markdown_page(document), end="")
+    return 0

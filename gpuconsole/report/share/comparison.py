@@ -1,0 +1,109 @@
+"""The shared report of two runs: which one is faster, what differs between them, and every metric."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpuconsole.model.experiments.comparison import Comparison, MetricChange
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.report import units
+from gpuconsole.report.cells import Segment
+from gpuconsole.report.experiments.comparison import difference_report, metric_table
+from gpuconsole.report.machine.environment import device_kinds, environment_report
+from gpuconsole.report.parts import labelled, text
+from gpuconsole.report.run.findings import firing_report
+from gpuconsole.report.run.summary import run_head
+from gpuconsole.report.run.validity import client_report
+from gpuconsole.report.share.document import Document, Folded, Section, Words
+from gpuconsole.report.share.pair import pair_table, step_bars, tiles
+from gpuconsole.report.share.session import every_figure, extent, foot, knob_table
+from gpuconsole.report.share.story import Answer
+from gpuconsole.report.share.timeline import side_by_side
+
+CAUTION = (
+    "The two runs come from different times or machines: two equal runs differ by about 2 %. "
+    "To prove a change, try it within one run (gpuconsole run --try)."
+)
+STYLES = {"better": "good", "worse": "alert"}
+
+
+class Side(NamedTuple):
+    """A run of a comparison, and the session that it comes from."""
+
+    run: Run
+    session: Snapshot
+
+
+def comparison_document(found: Comparison, before: Side, after: Side) -> Document:
+    """The whole report of a comparison of `before` with `after`."""
+    runs = [before.run, after.run]
+    labels = dict.fromkeys([*device_kinds(_alone(before)), *device_kinds(_alone(after))])
+    sections = [
+        Section("What differs", [Words(difference_report(found)), Folded("All knobs", [Words([knob_table(runs)])])]),
+        Section(
+            "Before and after",
+            [tiles(runs, None), side_by_side(*runs), step_bars([("before", before.run), ("after", after.run)]), Words([pair_table(runs)])],
+        ),
+        _metrics(found),
+        Section("Evidence", [Words([run_head(run), *firing_report(run)]) for run in runs]),
+        Section("Environment", [_environment("Before", before), _environment("After", after)]),
+        Section("Can the figures be trusted?", [_validity(found, runs)]),
+        Section("Every figure", [every_figure(run, False) for run in runs]),
+    ]
+    result = comparison_answer(found, before.run)
+    kicker = f"{found.before} compared with {found.after}"
+    return Document(
+        result.headline, kicker, list(labels), [("", result)], sections, f"before: {foot(before.session)}; after: {foot(after.session)}"
+    )
+
+
+def comparison_answer(found: Comparison, before: Run) -> Answer:
+    """The change of the throughput with its interval and verdict; then the knobs that differ."""
+    metric = f"workload.{before.throughput[1].replace('/s', '_per_s')}"
+    rate = next((one for one in found.metrics if one.metric == metric), None)
+    changes: list[list[Segment]] = [[(f"{one.name} {one.before} -> {one.after}", "title")] for one in found.knobs]
+    changes += [[("environment: ", ""), (f"{one.name} {one.before} -> {one.after}", "")] for one in found.environment]
+    changes += [[(line, "alert")] for line in found.doubts]
+    if rate is None:
+        return Answer("The two runs have no throughput in common", "", changes, "alert")
+    return Answer(
+        _verdict(rate),
+        f"{' -> '.join(units.quantity(value, rate.unit) for value in (rate.before, rate.after))}",
+        changes,
+        STYLES.get(rate.verdict, "plain"),
+    )
+
+
+def _verdict(rate: MetricChange) -> str:
+    if rate.change is None:
+        return f"Throughput {rate.verdict}: {rate.why_not}"
+    interval = f"[{units.change(rate.change.low)}, {units.change(rate.change.high)}]"
+    return f"Throughput {rate.verdict}: {units.change(rate.relative or 0.0)} {interval}"
+
+
+def _alone(side: Side) -> Snapshot:
+    """The session with only this run."""
+    return Snapshot(
+        created="", gpuconsole="", environment=side.session.environment, runs=[side.run], trials=[], recording=side.session.recording
+    )
+
+
+def _metrics(found: Comparison) -> Section:
+    moved, everything = metric_table(found, False), metric_table(found, True)
+    shown = Words([moved] if moved.rows else [text("No metric changed beyond noise.", "dim")])
+    only = [
+        labelled(f"only {side}", ", ".join(names)) for side, names in (("before", found.only_before), ("after", found.only_after)) if names
+    ]
+    return Section("Metrics", [shown, Folded(f"All {len(everything.rows)} metrics", [Words([everything, *only])])])
+
+
+def _environment(title: str, side: Side) -> Words:
+    return Words([text(title, "title"), *environment_report(side.session.environment, [side.run.device], [side.run])])
+
+
+def _validity(found: Comparison, runs: list[Run]) -> Words:
+    parts = [
+        part for name, run in zip(("before", "after"), runs, strict=True) for part in (labelled(name, extent(run)), *client_report(run))
+    ]
+    return Words([*parts, *(labelled("doubt", line, "alert") for line in found.doubts), labelled("proof", CAUTION)])

@@ -1,0 +1,246 @@
+"""A shared report as one HTML page: no script, no font, no image and no request. All words from outside are escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+
+from gpuconsole.report import units
+from gpuconsole.report.cells import Segment, clean
+from gpuconsole.report.parts import Line, Part, Report, Table
+from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.share import svg
+from gpuconsole.report.share.document import Bar, Block, Document, Folded, Ranges, Section, Steps, Tile, Tiles, Timeline, Verbatim, Words
+from gpuconsole.report.share.pair import part_words, step_parts
+from gpuconsole.report.share.story import Answer
+from gpuconsole.report.share.style import STYLE
+
+STYLES = ("title", "dim", "accent", "good", "alert")
+"""Styles of segments that have a look of their own on the page."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The page forbids itself every request; a browser enforces it."""
+CARDS = 4
+"""On a phone, a table with at least so many columns shows each row as a card."""
+
+SHORT = 24
+"""The first column of a table stays on one line if its cells have at most so many letters."""
+
+
+def html_page(document: Document) -> str:
+    """The whole page."""
+    title = _plain(document.title)
+    body = [f'<p class="kicker">{_plain(document.kicker)}</p>']
+    body += [f'<span class="label">{_plain(words)}</span>' for words in document.labels]
+    body += [_answer(title, answer, several=len(document.answers) > 1) for title, answer in document.answers]
+    body += [_section(section) for section in document.sections]
+    return (
+        '<!DOCTYPE html>\n<html lang="en" dir="ltr">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="data:,">\n'
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + f"\n<footer>{_plain(document.foot)}</footer>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _plain(words: str) -> str:
+    """Escaped text; wide gaps between figures become a point."""
+    return escape(re.sub(r" {2,}", " · ", clean(words).strip()))
+
+
+def _answer(title: str, found: Answer, several: bool) -> str:
+    rows = [f'<p class="kicker">{_plain(title)}</p>'] if several else []
+    rows.append(f"<h1>{_plain(found.headline)}</h1>")
+    rows += [f'<p class="cost">{_plain(found.cost)}</p>'] if found.cost else []
+    rows += [f'<p class="fix">{_segments(row)}</p>' for row in found.fixes]
+    return f'<section class="answer {found.style}">{"".join(rows)}</section>'
+
+
+def _section(section: Section) -> str:
+    return f"<section>\n<h2>{_plain(section.title)}</h2>\n" + "\n".join(_block(block) for block in section.blocks) + "\n</section>"
+
+
+def _block(block: Block | Folded) -> str:
+    match block:
+        case Folded():
+            inside = "\n".join(_block(one) for one in block.blocks)
+            return f"<details><summary>{_plain(block.title)}</summary><div>\n{inside}\n</div></details>"
+        case Words() | Verbatim():
+            return parts_html(block.parts)
+        case Tiles():
+            return f'<div class="tiles">{"".join(_tile(one) for one in block.tiles)}</div>'
+        case Timeline():
+            return _timeline(block)
+        case Steps():
+            return _steps(block)
+        case Ranges():
+            return _figure(block.title, svg.both(lambda width: svg.ranges_svg(block, width)), _ranges_note(block))
+
+
+# --- charts -------------------------------------------------------------------------------------------------
+
+
+def _figure(title: str, chart: str, below: str = "", note: str = "") -> str:
+    small = f" <small>{note}</small>" if note else ""
+    return f"<figure><figcaption>{_plain(title)}{small}</figcaption>{chart}{below}</figure>"
+
+
+def _tile(tile: Tile) -> str:
+    before = f'<div class="note">{_plain(tile.before)} before</div>' if tile.before else ""
+    note = f'<div class="note">{_plain(tile.note)}</div>' if tile.note else ""
+    value = f'<div class="value {tile.style}">{_plain(tile.value)}</div>'
+    return f'<div class="tile"><div class="name">{_plain(tile.label)}</div>{value}{before}{note}</div>'
+
+
+def _timeline(chart: Timeline) -> str:
+    if chart.missing:
+        return _figure(chart.title, f'<p class="dim">{_plain(chart.missing)}</p>')
+    rows = [
+        f'<li><span class="number-badge">{number}</span>{units.clock(mark.t)} · {_plain(mark.words)}</li>'
+        for number, mark in enumerate(chart.marks, 1)
+    ]
+    if len({trace.style for trace in chart.traces}) > 1:
+        rows += [f'<li><span class="swatch {trace.style}"></span>{_plain(trace.label)}</li>' for trace in chart.traces]
+    legend = f'<ul class="legend">{"".join(rows)}</ul>' if rows else ""
+    return _figure(chart.title, svg.both(lambda width: svg.timeline_svg(chart, width)), legend, _plain(chart.unit))
+
+
+def _steps(chart: Steps) -> str:
+    if chart.missing:
+        return _figure(chart.title, f'<p class="dim">{_plain(chart.missing)}</p>')
+    several = len(chart.bars) > 1
+    heads = "".join(f'<th scope="col" class="number" colspan="2">{_plain(bar.label)}</th>' for bar in chart.bars)
+    head = f"<thead><tr><th></th>{heads}</tr></thead>" if several else ""
+    rows = [
+        f"<tr><td>{_swatch(name)}{_plain(name)}</td>{''.join(_part(bar, name) for bar in chart.bars)}</tr>" for name in step_parts(chart)
+    ]
+    legend = f'<div class="scroll"><table class="legend-table">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    return _figure(chart.title, svg.both(lambda width: svg.steps_svg(chart, width)), legend, "amber: waiting; blue: work")
+
+
+def _swatch(name: str) -> str:
+    glyph, style = LOOKS[name]
+    return f'<span class="swatch {style}" style="opacity:{svg.DENSITY[glyph]:.2f}"></span>'
+
+
+def _part(bar: Bar, name: str) -> str:
+    """The share and the time of a part, in two cells."""
+    return "".join(f'<td class="number">{_plain(words)}</td>' for words in part_words(bar, name))
+
+
+def _ranges_note(chart: Ranges) -> str:
+    if chart.reference is None:
+        return ""
+    predicted = " Grey bar: predicted." if any(row.predicted for row in chart.rows) else ""
+    return f'<p class="dim">Line with a point: measured, 95 % interval.{predicted} Dashed line: no change (1x).</p>'
+
+
+# --- text parts ---------------------------------------------------------------------------------------------
+
+
+def parts_html(report: Report) -> str:
+    """Text parts: sentences, lists of labelled facts, code and tables."""
+    found = []
+    for kind, group in groupby(report, _kind):
+        parts = list(group)
+        if kind == "facts":
+            found.append(f'<dl class="facts">{_facts(parts)}</dl>')
+        elif kind == "code":
+            found.append("<pre><code>" + "\n".join(_code(part) for part in parts) + "</code></pre>")
+        elif kind == "blank":
+            found.append('<div class="gap"></div>')
+        else:
+            found += [_part_html(part) for part in parts]
+    return "\n".join(found)
+
+
+def _kind(part: Part) -> str:
+    if isinstance(part, Table):
+        return "table"
+    if part.label:
+        return "facts"
+    if not part.segments and not part.right:
+        return "blank"
+    return "code" if all(style == "code" for _, style in part.segments) else "line"
+
+
+def _facts(parts: Iterable[Part]) -> str:
+    """Labelled lines; a line with an empty label belongs to the label above it."""
+    rows: list[tuple[str, list[str]]] = []
+    for part in parts:
+        assert isinstance(part, Line)
+        words = _line_words(part)
+        if part.label.strip() or not rows:
+            rows.append((part.label.strip(), [words]))
+        else:
+            rows[-1][1].append(words)
+    return "".join(f"<div><dt>{_plain(label)}</dt>{''.join(f'<dd>{one}</dd>' for one in words)}</div>" for label, words in rows)
+
+
+def _code(part: Part) -> str:
+    assert isinstance(part, Line)
+    return escape("".join(clean(words) for words, _ in part.segments))
+
+
+def _part_html(part: Part) -> str:
+    if isinstance(part, Table):
+        return _table(part)
+    if part.segments and part.segments[0][1] == "heading":
+        right = f'<span class="right">{_segments(part.right)}</span>' if part.right else ""
+        return f"<h3><span>{_segments(part.segments)}</span>{right}</h3>"
+    return f"<p>{_line_words(part)}</p>"
+
+
+def _line_words(part: Line) -> str:
+    return _segments([*part.segments, *([("  ", ""), *part.right] if part.right else [])])
+
+
+def _segments(segments: Sequence[Segment]) -> str:
+    """The segments with their styles. Blanks at the border of two segments stand outside of the styles."""
+    found: list[str] = []
+    gap = ""
+    for words, style in segments:
+        shown = clean(words)
+        bare = shown.strip()
+        gap += shown[: len(shown) - len(shown.lstrip())] if bare else shown
+        if not bare:
+            continue
+        if found:
+            found.append(" · " if len(gap) > 1 else gap)
+        kind = style if style in STYLES else ""
+        found.append(f'<span class="{kind}">{_plain(bare)}</span>' if kind else _plain(bare))
+        gap = shown[len(shown.rstrip()) :]
+    return "".join(found)
+
+
+def _table(table: Table) -> str:
+    """A table. A column of which every cell is empty is left out."""
+    kept = [n for n, column in enumerate(table.columns) if column.head.strip() or any(clean(row[n][0]).strip() for row in table.rows)]
+    columns = [table.columns[n] for n in kept]
+    heads = "".join(f'<th scope="col"{_aligned(column.align)}>{_plain(column.head)}</th>' for column in columns)
+    head = f"<thead><tr>{heads}</tr></thead>" if table.heads else ""
+    rows = []
+    for row in table.rows:
+        cells = [_cell(row[n], table.columns[n].head, table.columns[n].align, first=place == 0) for place, n in enumerate(kept)]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    short = all(len(clean(row[n][0])) <= SHORT for row in table.rows for n in kept[:1])
+    kind = f' class="{"cards" if len(kept) >= CARDS else "short"}"' if len(kept) >= CARDS or short else ""
+    return f'<div class="scroll"><table{kind}>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _aligned(align: str, kind: str = "") -> str:
+    names = " ".join(filter(None, ("number" if align == ">" else "", kind)))
+    return f' class="{names}"' if names else ""
+
+
+def _cell(cell: Segment, head: str, align: str, first: bool) -> str:
+    words, style = cell
+    shown = clean(words)
+    bar = set(shown.strip()) == {"█"}
+    tree = "─ " in shown
+    kind = " ".join(filter(None, (style if style in STYLES else "", "bar" if bar else "tree" if tree else "")))
+    named = f' data-head="{_plain(head)}"' if head.strip() and not first and not bar else ""
+    inside = escape(shown.rstrip()) if tree else _plain(shown)
+    return f"<td{_aligned(align, kind)}{named}>{inside}</td>"

@@ -1,0 +1,232 @@
+"""The shared report of a session: what was slow, what was tried, what it was measured on, and whether the figures are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuconsole.model.experiments.sweep import Sweep
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.knobs.knob import show
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.text import visible
+from gpuconsole.report import facts, units
+from gpuconsole.report.experiments.sweep import setting, sweep_report
+from gpuconsole.report.experiments.trial import measured, trial_report, verdict
+from gpuconsole.report.machine.environment import device_kinds, environment_report
+from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
+from gpuconsole.report.run.findings import finding_report, firing_report, other_rules
+from gpuconsole.report.run.models import rank_table
+from gpuconsole.report.run.runs import runs_table
+from gpuconsole.report.run.serving import server_report
+from gpuconsole.report.run.summary import run_head
+from gpuconsole.report.run.validity import client_report
+from gpuconsole.report.run.validity import verdict as validity
+from gpuconsole.report.session import run_report
+from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, Verbatim, Words
+from gpuconsole.report.share.pair import pair_table, step_bars, tiles
+from gpuconsole.report.share.story import Answer, Chain, answer, cause, chains, sweep_answer
+from gpuconsole.report.share.timeline import timeline
+
+NOTHING = "The session has no run: there is nothing to report"
+PROOF = (
+    "A trial measures both settings in turn, in paired blocks, and its interval holds with 95 % probability. "
+    "The figures before and after come from different times: they show the size of the change, the trial proves it."
+)
+
+
+def session_document(snapshot: Snapshot) -> Document:
+    """The whole report of a snapshot."""
+    found = chains(snapshot)
+    answers = [(chain.title, answer(chain)) for chain in found]
+    answers += [(f"sweep of {sweep.scenario} on {sweep.device}", sweep_answer(sweep)) for sweep in snapshot.sweeps]
+    sections: list[Section] = []
+    for chain in found:
+        sections += [one._replace(title=f"{one.title}: {chain.title}") if len(found) > 1 else one for one in _chain_sections(chain)]
+    sections += [_sweep_section(sweep) for sweep in snapshot.sweeps]
+    used = sorted({run.device for run in snapshot.runs} | {sweep.device for sweep in snapshot.sweeps})
+    environment = environment_report(snapshot.environment, used, snapshot.runs)
+    sections.append(Section("Environment", [Words([*environment, *_kinds(snapshot)]), *_knobs(found)]))
+    sections.append(Section("Can the figures be trusted?", _validity(snapshot)))
+    if snapshot.runs:
+        shown = {run.id for chain in found for run in (chain.first, chain.last)}  # their findings have sections of their own
+        sections.append(Section("Every figure", [every_figure(run, run.id not in shown) for run in snapshot.runs]))
+    return Document(
+        answers[0][1].headline if answers else NOTHING,
+        " · ".join([title for title, _ in answers[:3]] + ([f"{len(answers) - 3} more"] if len(answers) > 3 else [])),
+        device_kinds(snapshot),
+        answers or [("", Answer(NOTHING, style="alert"))],
+        sections,
+        foot(snapshot),
+    )
+
+
+def foot(snapshot: Snapshot) -> str:
+    """When the session was measured, and with what."""
+    day, _, clock = snapshot.created.partition("T")
+    when = f"{day} {clock[:5]} UTC" if clock.endswith(("Z", "+00:00")) else snapshot.created
+    return visible(f"measured {when or 'at an unknown time'} with gpuconsole {snapshot.gpuconsole or units.NA}")
+
+
+def _chain_sections(chain: Chain) -> list[Section]:
+    first, last = chain.first, chain.last
+    several = len(chain.runs) > 1
+    runs = [first, last] if several else [first]
+    labels = list(zip(("before", "after") if several else ("",), runs, strict=True))
+    found = [
+        Section(
+            "Before and after" if several else "What was measured",
+            [tiles(runs, chain.gain), timeline(chain), step_bars(labels), Words([pair_table(runs)])],
+        ),
+        Section("Evidence", _evidence(chain)),
+        Section("What was tried", _tried(chain)),
+    ]
+    if several:
+        found.append(Section("What is left", [Words([run_head(last), *firing_report(last)])]))
+    return found
+
+
+def _evidence(chain: Chain) -> list[Words | Folded]:
+    """The cause with its signals; the other findings and rules behind a title."""
+    run, found = chain.first, cause(chain)
+    if found is None:
+        shown: list[Words | Folded] = [Words(firing_report(run))]
+    else:
+        shown = [Words(finding_report(1, found, run))]
+    if len(run.ranks) > 1:
+        shown.append(Words([rank_table(run)]))
+    others = [one for one in facts.firing(run) if one is not found]
+    if others:
+        title = f"{len(others)} more {'finding' if len(others) == 1 else 'findings'}"
+        parts = [part for number, one in enumerate(others, 2) for part in [*finding_report(number, one, run), BLANK]]
+        shown.append(Folded(title, [Words(parts)]))
+    clear, unsure = (sum(one.state == state for one in run.findings) for state in ("clear", "cant_tell"))
+    if clear + unsure:
+        shown.append(Folded(f"{clear} rules are clear, {unsure} can't tell", [Words(other_rules(run))]))
+    return shown
+
+
+def _tried(chain: Chain) -> list[Ranges | Words]:
+    """The trials: intervals on one scale, then every figure of each."""
+    if not chain.trials:
+        return [Words([text("Nothing was tried in this session.", "dim")])]
+    found: list[Ranges | Words] = []
+    rows = [_range(chain, one) for one in chain.trials if one.speedup is not None and one is not chain.proof]
+    if rows:
+        found.append(Ranges(rows, "gain of each change, as a factor of the throughput", "x", 1.0))
+    parts: Report = []
+    for one in chain.trials:
+        parts += [*trial_report(one, chain.knobs_before(one)), BLANK]
+    if chain.proof is not None:
+        parts += [text(f"Trial {chain.proof.id} goes back to the settings of the start. It measures all kept changes together."), BLANK]
+    if len(chain.runs) > 1:
+        parts.append(runs_table(chain.runs, chain.trials))
+    return [*found, Words(parts)]
+
+
+def _range(chain: Chain, trial: Trial) -> Range:
+    speedup, expected = trial.speedup, trial.predicted
+    words = f"{measured(trial)}  {verdict(trial)}"
+    return Range(
+        chain.words(trial),
+        words,
+        (speedup.low, speedup.estimate, speedup.high) if speedup else None,
+        (expected.low, expected.high) if expected else None,
+        "good" if trial.kept else "alert" if trial.verdict == "worse" else "",
+    )
+
+
+def _sweep_section(sweep: Sweep) -> Section:
+    rows = [
+        Range(
+            setting(point, sweep.varied),
+            f"{units.spread(point.mean, point.std, 0)} {sweep.unit}",
+            (point.low, point.mean, point.high) if point.low is not None and point.mean is not None and point.high is not None else None,
+            None,
+            "good" if point is sweep.best else "",
+        )
+        for point in sweep.points
+    ]
+    return Section(
+        f"Sweep of {sweep.scenario} on {sweep.device}",
+        [Ranges(rows, f"throughput of each setting, {sweep.unit}", sweep.unit), Words(sweep_report(sweep, sweep.varied))],
+    )
+
+
+def _kinds(snapshot: Snapshot) -> Report:
+    """What kind of device the figures belong to, and the reason where there is no GPU."""
+    why = snapshot.unavailable.get("gpu")
+    kinds = [labelled("figures of", visible(words), "title") for words in device_kinds(snapshot)]
+    return [*kinds, *([labelled("GPU", f"{units.NA}: {visible(why)}", "dim")] if why else [])]
+
+
+def _knobs(found: Sequence[Chain]) -> list[Folded]:
+    """The knobs of the first run and of the last run of each chain."""
+    shown = []
+    for chain in found:
+        table = knob_table([chain.first, chain.last] if len(chain.runs) > 1 else [chain.first])
+        shown.append(Folded(f"{len(table.rows)} knobs of {chain.title}", [Words([table])]))
+    return shown
+
+
+def knob_table(runs: Sequence[Run]) -> Table:
+    """All knobs of one run or of two runs. A knob that differs is marked."""
+    names = dict.fromkeys(name for run in runs for name in run.knobs)
+    heads = ["before", "after"] if len(runs) > 1 else ["value"]
+    rows = [[(name, ""), *((_knob(run, name), "accent" if _changed(runs, name) else "") for run in runs)] for name in names]
+    return Table([Column("knob"), *(Column(head) for head in heads)], rows)
+
+
+def _knob(run: Run, name: str) -> str:
+    return show(run.knobs[name]) if name in run.knobs else units.NA
+
+
+def _changed(runs: Sequence[Run], name: str) -> bool:
+    return len({_knob(run, name) for run in runs}) > 1
+
+
+def _validity(snapshot: Snapshot) -> list[Words | Folded]:
+    """What each run was measured over, how changes were proven, and what could not be measured."""
+    parts: Report = []
+    for run in snapshot.runs:
+        parts += [labelled(f"run {run.id}", extent(run), "alert" if run.state == "failed" else ""), *client_report(run)]
+    if snapshot.trials:
+        parts.append(labelled("proof", PROOF))
+    overheads = [run.summary.overhead_s_per_step for run in snapshot.runs if run.summary.overhead_s_per_step is not None]
+    if overheads:
+        parts.append(labelled("overhead", f"at most {units.duration(max(overheads)).strip()} per step, measured by the agent itself"))
+    if not parts:
+        parts.append(text(f"{units.NA}: nothing was measured"))
+    shown: list[Words | Folded] = [Words(parts)]
+    if missing := _missing(snapshot):
+        shown.append(Folded(f"{len(missing.rows)} reasons for values that are n/a", [Words([missing])]))
+    return shown
+
+
+def extent(run: Run) -> str:
+    """`valid: 127 requests in 44.8 s`."""
+    work = f"{run.summary.requests} requests" if run.serves else f"{run.summary.steps} steady steps"
+    measured_over = f"{work} in {run.duration_s:.1f} s"
+    if run.state == "failed":
+        return visible(f"failed: {run.error or 'no cause was reported'}; {measured_over}")
+    if run.validity is not None:
+        return f"{validity(run)}; {measured_over}"
+    if run.steady_from_s is None:
+        return f"not steady: the figures hold all steps; {measured_over}"
+    return f"steady from {units.duration(run.steady_from_s).strip()} after the first step on; {measured_over}"
+
+
+def _missing(snapshot: Snapshot) -> Table | None:
+    """Each reason once, with the values that it explains."""
+    reasons: dict[str, list[str]] = {}
+    for known in (snapshot.unavailable, *(run.unavailable for run in snapshot.runs)):
+        for name, why in known.items():
+            reasons.setdefault(why, []).append(name)
+    rows = [[(visible(", ".join(dict.fromkeys(names))), ""), (visible(why), "dim")] for why, names in reasons.items()]
+    return Table([Column("n/a"), Column("reason")], rows) if rows else None
+
+
+def every_figure(run: Run, findings: bool) -> Folded:
+    """The figures of a run as the terminal shows them. `findings`: also its findings."""
+    parts: Report = [run_head(run), *server_report(run), *run_report(run), *(firing_report(run) if findings else [])]
+    return Folded(f"Run {run.id}: {run.scenario} on {run.device}", [Verbatim(run, parts)])

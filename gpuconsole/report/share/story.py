@@ -1,0 +1,155 @@
+"""What a session says in three sentences: what was slow, what it costs, and what fixed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpuconsole.diagnosis.standing import why_no_claim
+from gpuconsole.model.experiments.sweep import Sweep
+from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.finding import Finding
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.run import Run
+from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import Segment
+from gpuconsole.report.experiments.sweep import setting
+from gpuconsole.report.experiments.trial import NO_CAUSE, measured, predicted, verdict
+from gpuconsole.report.run.findings import stake
+
+
+class Chain(NamedTuple):
+    """A run, the runs that continue it with changed knobs, and the trials on all of them."""
+
+    runs: tuple[Run, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def last(self) -> Run:
+        return self.runs[-1]
+
+    @property
+    def title(self) -> str:
+        return f"{self.first.scenario} on {self.first.device}"
+
+    def knobs_before(self, trial: Trial) -> Knobs:
+        """The knobs of the run that a trial started from."""
+        return next((run.knobs for run in self.runs if run.id == trial.baseline_run), {})
+
+    def words(self, trial: Trial) -> str:
+        """`num_workers 0 -> 4`."""
+        return describe_changes(trial.changes, self.knobs_before(trial))
+
+    @property
+    def proof(self) -> Trial | None:
+        """The trial at the end of a tuning session: from the last run back to the knobs of the first run."""
+        changed = {name: value for name, value in self.first.knobs.items() if self.last.knobs.get(name) != value}
+        return next((one for one in self.trials if changed and one.baseline_run == self.last.id and one.changes == changed), None)
+
+    @property
+    def gain(self) -> Speedup | None:
+        """The gain of all kept changes together, measured in one trial. None where no trial measured it."""
+        if self.proof is not None:
+            return self.proof.speedup.inverse if self.proof.speedup else None
+        kept = [one for one in self.trials if one.kept]
+        return kept[0].speedup if len(kept) == 1 else None
+
+
+class Answer(NamedTuple):
+    """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it. `style`: the style of the headline."""
+
+    headline: str
+    cost: str = ""
+    fixes: Sequence[Sequence[Segment]] = ()
+    style: str = "wait"
+
+
+def chains(snapshot: Snapshot) -> list[Chain]:
+    """The runs of a session, divided where a run does not continue the run before it."""
+    groups: list[list[Run]] = []
+    for run in snapshot.runs:
+        if groups and facts.continues(run, groups[-1][-1]):
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return [Chain(tuple(group), tuple(one for one in snapshot.trials if one.baseline_run in {run.id for run in group})) for group in groups]
+
+
+def cause(chain: Chain) -> Finding | None:
+    """The finding of the first run that the first kept change cured; else the finding that the diagnosis ranked first."""
+    firing = facts.firing(chain.first)
+    kept = next((one for one in chain.trials if one.kept and one.baseline_run == chain.first.id), None)
+    cured = (one for one in firing if kept and any(suggestion.changes == kept.changes for suggestion in one.suggestions))
+    return next(cured, firing[0] if firing else None)
+
+
+def answer(chain: Chain) -> Answer:
+    """The answer of a chain of runs."""
+    run, found = chain.first, cause(chain)
+    fixes = _fixes(chain)
+    if chain.last.state == "failed":
+        return Answer(f"Run {chain.last.id} failed: {chain.last.error or NO_CAUSE}", "", fixes, "alert")
+    kept = next((one for one in chain.trials if one.kept), None)
+    if found is None and kept is not None:
+        return Answer(f"{chain.words(kept)} made it {measured(kept)} as fast", "no rule had named the cause", fixes, "good")
+    if found is None:
+        why = why_no_claim(run)
+        if why:
+            return Answer(f"No conclusion: {why}", "", fixes, "alert")
+        return Answer("No rule found time that can be recovered", "", fixes, "good")
+    return Answer(found.title, _cost(found, run), fixes or _untried(found, run), "good" if found.note else "wait")
+
+
+def _cost(finding: Finding, run: Run) -> str:
+    """`54 % recoverable: 89.1 ms of each step of 165 ms`."""
+    step = run.summary.step_time_s
+    words = stake(finding)
+    if finding.note or finding.resource != "time" or step is None or run.serves:
+        return words
+    lost, whole, unit = units.durations(finding.recoverable_ratio * step.mean, step.mean)
+    return f"{words}: {lost.strip()} of the {whole.strip()} {unit} of each step"
+
+
+def _fixes(chain: Chain) -> list[list[Segment]]:
+    """One row for each trial, the kept changes first; then the gain of all kept changes, where one trial measured it."""
+    tried = [one for one in chain.trials if one is not chain.proof]
+    rows = [_outcome(chain, one) for one in sorted(tried, key=lambda one: not one.kept)]
+    if chain.proof is not None and (gain := chain.gain) is not None:
+        total = units.measured(gain.estimate, gain.low, gain.high)
+        rows.append([("all kept changes together", "title"), ("  ", ""), (total, "good"), ("  against the start", "")])
+    return rows
+
+
+def _outcome(chain: Chain, trial: Trial) -> list[Segment]:
+    style = "good" if trial.kept else ""
+    outcome = trial.error or NO_CAUSE if trial.state == "failed" else measured(trial)
+    return [(chain.words(trial), "title"), ("  ", ""), (outcome, style), (f"  {verdict(trial)}", style)]
+
+
+def _untried(finding: Finding, run: Run) -> list[list[Segment]]:
+    """The first suggestion, where nothing was tried."""
+    if not finding.suggestions:
+        return []
+    first = finding.suggestions[0]
+    return [
+        [("not tried: ", ""), (describe_changes(first.changes, run.settings), "title"), (f"  {predicted(first.predicted_speedup)}", "")]
+    ]
+
+
+def sweep_answer(sweep: Sweep) -> Answer:
+    """The best setting of a sweep, and whether it is proven."""
+    best = sweep.best
+    if best is None or best.mean is None:
+        return Answer(f"No setting of {sweep.scenario} could be measured", style="alert")
+    rate = f"{units.spread(best.mean, best.std, 0)} {sweep.unit}"
+    if sweep.rivals:
+        others = ", ".join(setting(one, sweep.varied) for one in sweep.rivals)
+        return Answer(
+            f"{setting(best, sweep.varied)} has the highest rate: not proven", f"{rate}; {others} may be the best too", style="wait"
+        )
+    return Answer(f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings", rate, style="good")

@@ -1,0 +1,195 @@
+"""The charts of a shared report as SVG. Each chart is drawn twice, for a desktop and for a phone; colours come from the style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from gpuconsole.report import units
+from gpuconsole.report.cells import clean, cut
+from gpuconsole.report.charts import round_ticks
+from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.share.document import Ranges, Steps, Timeline
+from gpuconsole.report.share.timeline import pieces
+
+WIDE, NARROW = 1000, 358
+"""Widths in pixels: the text column of the page, and that of a phone."""
+LETTER = 6.6
+"""Width of a letter of the charts, in pixels."""
+DENSITY = {"█": 1.0, "▓": 0.72, "▒": 0.48, "░": 0.28}
+CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
+
+
+def both(draw: Callable[[int], str]) -> str:
+    """The chart at both widths; the style sheet shows one of them."""
+    return "".join(f'<div class="{name}">{draw(width)}</div>' for name, width in (("wide", WIDE), ("narrow", NARROW)))
+
+
+def _svg(width: int, height: float, label: str, inside: list[str]) -> str:
+    head = f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" aria-label="{_words(label)}">'
+    return head + "".join(inside) + "</svg>"
+
+
+def _words(text: str) -> str:
+    return escape(clean(text))
+
+
+def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    named = f' class="{kind}"' if kind else ""
+    where = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{named}{where}>{_words(words)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+
+
+def _rect(x: float, y: float, width: float, height: float, kind: str, opacity: float = 1.0, words: str = "") -> str:
+    title = f"<title>{_words(words)}</title>" if words else ""
+    shade = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" class="{kind}"{shade}>{title}</rect>'
+
+
+def _room(words: Sequence[str]) -> float:
+    return LETTER * max((len(one) for one in words), default=0) + 10
+
+
+# --- throughput over time -----------------------------------------------------------------------------------
+
+
+def timeline_svg(chart: Timeline, width: int) -> str:
+    """Traces over a time axis. Bands are trials; dashed lines with a number are changes, which the page explains below the chart."""
+    height, top, bottom = (250, 22, 40) if width > 600 else (210, 22, 40)
+    most = max(value for trace in chart.traces for value in trace.values) * 1.12 or 1.0
+    last = max([trace.times[-1] for trace in chart.traces] + [band.end for band in chart.bands]) or 1.0
+    levels = round_ticks(0.0, most, 4)
+    left = _room([units.rate(level, 0) for level in levels])
+    right = 12.0
+
+    def x(t: float) -> float:
+        return left + (width - left - right) * max(0.0, min(1.0, t / last))
+
+    def y(value: float) -> float:
+        return height - bottom - (height - top - bottom) * value / most
+
+    inside = [
+        _rect(x(band.start), top, x(band.end) - x(band.start), height - top - bottom, "band", words=f"trial: {band.words}")
+        for band in chart.bands
+    ]
+    for level in levels:
+        inside += [
+            _line(left, y(level), width - right, y(level), "grid"),
+            _text(left - 6, y(level) + 4, units.rate(level, 0), "tick", "end"),
+        ]
+    for t in round_ticks(0.0, last, width // 120, CLOCK_STEPS):
+        inside.append(_text(x(t), height - bottom + 18, units.clock(t), "tick", "middle"))
+    inside += [_text(left - 6, 12, chart.unit, "tick", "start" if left < _room([chart.unit]) else "end")]
+    inside.append(_text(width - right, height - 6, "time since the first step, min:s", "tick", "end"))
+    for band in chart.bands:
+        if x(band.end) - x(band.start) > 5 * LETTER + 8:
+            inside.append(_text((x(band.start) + x(band.end)) / 2, height - bottom - 8, "trial", "tick", "middle"))
+    for trace in chart.traces:
+        for piece in pieces(trace):
+            points = " ".join(f"{x(t):.1f},{y(value):.1f}" for t, value in piece)
+            inside.append(f'<polyline points="{points}" class="{trace.style}"/>' if len(piece) > 1 else "")
+            inside += [f'<circle cx="{x(t):.1f}" cy="{y(value):.1f}" r="2.2" class="{trace.style}-dot"/>' for t, value in piece]
+    for number, mark in enumerate(chart.marks, 1):
+        at = x(mark.t)
+        inside.append(_line(at, top - 4, at, height - bottom, "mark"))
+        inside.append(f'<circle cx="{at:.1f}" cy="{top - 8:.1f}" r="9" class="badge"><title>{_words(mark.words)}</title></circle>')
+        inside.append(_text(at, top - 4, str(number), "badge-text", "middle"))
+    return _svg(width, height, f"{chart.title}, {chart.unit}", inside)
+
+
+# --- where a step goes --------------------------------------------------------------------------------------
+
+
+def steps_svg(chart: Steps, width: int) -> str:
+    """One bar for each run, on one scale: milliseconds, or shares where the time of a step is not known."""
+    timed = all(bar.total_s for bar in chart.bars)
+    totals = [bar.total_s or 1.0 if timed else 1.0 for bar in chart.bars]
+    most = max(totals)
+    left = _room([bar.label for bar in chart.bars]) if any(bar.label for bar in chart.bars) else 0.0
+    right, high, gap = 12.0, 34.0, 14.0
+    inside: list[str] = []
+
+    def x(value: float) -> float:
+        return left + (width - left - right) * value / most
+
+    bottom = len(chart.bars) * (high + gap)
+    for tick in round_ticks(0.0, most, max(2, width // 130)):
+        words = units.duration(tick).strip() if timed else units.percent(tick).strip()
+        anchor = "start" if not tick else "end" if x(tick) > width - 4 * LETTER else "middle"
+        inside += [_line(x(tick), 0, x(tick), bottom, "grid"), _text(x(tick), bottom + 16, words if tick else "0", "tick", anchor)]
+    for n, (bar, total) in enumerate(zip(chart.bars, totals, strict=True)):
+        y, start = n * (high + gap) + 4, 0.0
+        inside += [_text(0, y + high / 2 + 4, bar.label), _rect(x(0), y, x(total) - x(0), high, "page")]
+        whole = sum(ratio for _, ratio in bar.parts)
+        for name, ratio in bar.parts:
+            size = total * ratio / whole
+            glyph, style = LOOKS[name]
+            words = f"{name} {units.percent(ratio).strip()}" + (f", {units.duration(ratio * total).strip()}" if timed else "")
+            at, room = x(start), x(start + size) - x(start) - 1.5
+            inside.append(_rect(at, y, room, high, style, DENSITY[glyph], words))
+            inside += _named(at, y + high / 2 + 4, room, name, ratio, f"on-{style}" if DENSITY[glyph] > 0.6 else "")
+            start += size
+    return _svg(width, bottom + 22, chart.title, inside)
+
+
+def _named(x: float, y: float, room: float, name: str, ratio: float, kind: str) -> list[str]:
+    """The name and the share of a part, in the longest wording that fits into `room` pixels."""
+    share = units.percent(ratio).strip()
+    words = next((one for one in (f"{name} {share}", name, share) if len(one) * LETTER + 8 < room), "")
+    return [_text(x + room / 2, y, words, kind, "middle")] if words else []
+
+
+# --- intervals ----------------------------------------------------------------------------------------------
+
+
+def ranges_svg(chart: Ranges, width: int) -> str:
+    """A row for each interval: the prediction as a thin bar, the measurement as a line with its estimate."""
+    wide = width > 600
+    values = [value for row in chart.rows for value in (*(row.measured or ()), *(row.predicted or ()))]
+    reference = [chart.reference] if chart.reference is not None else []
+    low = min([*values, *reference]) if reference else 0.0
+    high = max([*values, *reference], default=1.0)
+    pad = 0.06 * (high - low or 1.0)
+    low, high = (max(0.0, low - pad) if reference else 0.0), high + pad
+    label = min(300.0, _room([clean(row.label) for row in chart.rows])) if wide else 0.0
+    words = _room([row.words for row in chart.rows]) if wide else 0.0
+    left, right = label + 8, width - words - 12
+    each = 40.0 if wide else 60.0
+    bottom = len(chart.rows) * each
+
+    def x(value: float) -> float:
+        return left + (right - left) * (value - low) / (high - low or 1.0)
+
+    inside: list[str] = []
+    rows = [(n * each + (0.0 if wide else 30.0), (n + 1) * each - (0.0 if wide else 10.0)) for n in range(len(chart.rows))]  # free of words
+    for tick in round_ticks(low, high, max(2, int(right - left) // 90)):
+        name = f"{tick:g}x" if chart.unit == "x" else units.rate(tick, 0)
+        inside += [_line(x(tick), y1, x(tick), y2, "grid") for y1, y2 in rows]
+        inside.append(_text(x(tick), bottom + 12, name, "tick", "middle"))
+    if chart.reference is not None:
+        inside += [_line(x(chart.reference), y1, x(chart.reference), y2, "reference") for y1, y2 in rows]
+    for n, row in enumerate(chart.rows):
+        y = n * each + (each / 2 if wide else 40.0)
+        letters = int((label if wide else width) / LETTER)
+        inside.append(f'<g class="{row.style or "plain"}">')
+        if wide:
+            inside += [_text(0, y + 4, cut(row.label, letters)), _text(width, y + 4, row.words, "figure", "end")]
+        else:
+            inside += [_text(0, y - 24, cut(row.label, letters)), _text(0, y - 9, row.words, "figure")]
+        if row.predicted is not None:
+            start, end = x(row.predicted[0]), x(row.predicted[1])
+            inside.append(_rect(start, y + 5, end - start, 5, "predicted", words="predicted"))
+        if row.measured is not None:
+            begin, middle, end = (x(value) for value in row.measured)
+            inside += [
+                _line(begin, y, end, y, "interval"),
+                _line(begin, y - 4, begin, y + 4, "interval"),
+                _line(end, y - 4, end, y + 4, "interval"),
+            ]
+            inside.append(f'<circle cx="{middle:.1f}" cy="{y:.1f}" r="4.5" class="estimate"/>')
+        inside.append("</g>")
+    return _svg(width, bottom + 22, chart.title, inside)
