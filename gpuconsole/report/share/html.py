@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -19,8 +21,8 @@ from gpuconsole.report.share.style import STYLE
 
 STYLES = ("title", "dim", "accent", "good", "alert")
 """Styles of segments that have a look of their own on the page."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""The page forbids itself every request; a browser enforces it."""
+POLICY = f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; img-src data:"
+"""The page forbids itself every request, every script and every other style sheet. A browser enforces it."""
 CARDS = 4
 """On a phone, a table with at least so many columns shows each row as a card."""
 
@@ -33,7 +35,8 @@ def html_page(document: Document) -> str:
     title = _plain(document.title)
     body = [f'<p class="kicker">{_plain(document.kicker)}</p>']
     body += [f'<span class="label">{_plain(words)}</span>' for words in document.labels]
-    body += [_answer(title, answer, several=len(document.answers) > 1) for title, answer in document.answers]
+    several = len(document.answers) > 1
+    body += [_answer(title if several else "", answer, "h2" if n else "h1") for n, (title, answer) in enumerate(document.answers)]
     body += [_section(section) for section in document.sections]
     return (
         '<!DOCTYPE html>\n<html lang="en" dir="ltr">\n<head>\n<meta charset="utf-8">\n'
@@ -50,9 +53,9 @@ def _plain(words: str) -> str:
     return escape(re.sub(r" {2,}", " · ", clean(words).strip()))
 
 
-def _answer(title: str, found: Answer, several: bool) -> str:
-    rows = [f'<p class="kicker">{_plain(title)}</p>'] if several else []
-    rows.append(f"<h1>{_plain(found.headline)}</h1>")
+def _answer(title: str, found: Answer, heading: str) -> str:
+    rows = [f'<p class="kicker">{_plain(title)}</p>'] if title else []
+    rows.append(f"<{heading}>{_plain(found.headline)}</{heading}>")
     rows += [f'<p class="cost">{_plain(found.cost)}</p>'] if found.cost else []
     rows += [f'<p class="fix">{_segments(row)}</p>' for row in found.fixes]
     return f'<section class="answer {found.style}">{"".join(rows)}</section>'
@@ -112,7 +115,7 @@ def _steps(chart: Steps) -> str:
         return _figure(chart.title, f'<p class="dim">{_plain(chart.missing)}</p>')
     several = len(chart.bars) > 1
     heads = "".join(f'<th scope="col" class="number" colspan="2">{_plain(bar.label)}</th>' for bar in chart.bars)
-    head = f"<thead><tr><th></th>{heads}</tr></thead>" if several else ""
+    head = f'<thead><tr><th scope="col"></th>{heads}</tr></thead>' if several else ""
     rows = [
         f"<tr><td>{_swatch(name)}{_plain(name)}</td>{''.join(_part(bar, name) for bar in chart.bars)}</tr>" for name in step_parts(chart)
     ]
@@ -122,7 +125,7 @@ def _steps(chart: Steps) -> str:
 
 def _swatch(name: str) -> str:
     glyph, style = LOOKS[name]
-    return f'<span class="swatch {style}" style="opacity:{svg.DENSITY[glyph]:.2f}"></span>'
+    return f'<span class="swatch {style} {svg.DENSITIES[glyph]}"></span>'
 
 
 def _part(bar: Bar, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from itertools import groupby
 
 from gpuconsole.report import units
@@ -12,15 +13,17 @@ from gpuconsole.report.parts import Line, Part, Report, Table, printed
 from gpuconsole.report.share.document import Block, Document, Folded, Ranges, Steps, Tiles, Timeline, Verbatim, Words
 from gpuconsole.report.share.pair import part_words, step_parts
 from gpuconsole.report.share.story import Answer
+from gpuconsole.report.share.timeline import usual_step
 from gpuconsole.report.spark import spark
 
 MOST = 65_000
 """Characters. GitHub takes 65 536 in an issue or a comment, GitLab takes more."""
 COLUMNS, ROWS = 72, 4
-"""The size of the chart in letters."""
+"""The largest width and the height of the chart in letters."""
 BOLD = ("title", "good", "alert", "heading")
 _SPECIAL = re.compile(r"[\\`*\[\]<|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=[A-Za-z#])|:(?=//)|(?<=www)\.")
 _MENTION = re.compile(r"[@#](?=\w)")
+BROKEN = r"\g<0>&#8203;"
 """A person or an issue: a blank without width behind the sign keeps it text."""
 _START = re.compile(r"^([-+](?=\s|$)|[=#>]|\d+[.)](?=\s|$))")
 
@@ -50,7 +53,7 @@ def _page(document: Document, folds: int) -> str:
 def _words(words: str) -> str:
     """Escaped text; wide gaps between figures become a point. No mention and no link comes of it."""
     shown = _SPECIAL.sub(lambda found: "&amp;" if found[0] == "&" else f"\\{found[0]}", re.sub(r" {2,}", " · ", clean(words).strip()))
-    return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", _MENTION.sub(r"\g<0>&#8203;", shown))
+    return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", _MENTION.sub(BROKEN, shown))
 
 
 def _answer(title: str, found: Answer, several: bool) -> str:
@@ -65,7 +68,8 @@ def _block(block: Block | Folded) -> str:
     match block:
         case Folded():
             inside = "\n\n".join(_block(one) for one in block.blocks)
-            return f"<details><summary>{_words(block.title)}</summary>\n\n{inside}\n\n</details>"
+            title = _MENTION.sub(BROKEN, escape(clean(block.title)))  # in this line, Markdown has no escapes
+            return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
         case Words():
             return parts_markdown(block.parts)
         case Verbatim():
@@ -94,25 +98,26 @@ def _timeline(chart: Timeline) -> str:
         return f"{title}: {_words(chart.missing)}"
     last = max(trace.times[-1] for trace in chart.traces) or 1.0
     top = max(value for trace in chart.traces for value in trace.values)
+    columns = max(10, min(COLUMNS, *(int(last / step) for step in map(usual_step, chart.traces) if step)))
     found = []
     for trace in chart.traces if len({trace.style for trace in chart.traces}) > 1 else [None]:
         points = [(t, value) for one in chart.traces if trace in (None, one) for t, value in zip(one.times, one.values, strict=True)]
-        found += [*([trace.label] if trace is not None else []), *_letters(points, last, top)]
-    axis = [" "] * COLUMNS
+        found += [*([trace.label] if trace is not None else []), *_letters(points, columns, last, top)]
+    axis = [" "] * columns
     for number, mark in enumerate(chart.marks, 1):
-        axis[min(COLUMNS - 1, int(mark.t / last * COLUMNS))] = str(number)[-1]
+        axis[min(columns - 1, int(mark.t / last * columns))] = str(number)[-1]
     found += ["".join(axis).rstrip()] if chart.marks else []
-    found.append(f"{units.clock(0):<{COLUMNS - 5}}{units.clock(last)}")
+    found.append(f"{units.clock(0):<{max(6, columns - 5)}}{units.clock(last)}")
     marks = [f"{number}. {units.clock(mark.t)}: {_words(mark.words)}" for number, mark in enumerate(chart.marks, 1)]
     head = f"{title}, {_words(chart.unit)}; the highest column is {_words(units.rate(top, 0))}"
     return "\n\n".join(filter(None, [head, _fenced("\n".join(found)), "\n".join(marks)]))
 
 
-def _letters(points: Sequence[tuple[float, float]], last: float, top: float) -> list[str]:
+def _letters(points: Sequence[tuple[float, float]], columns: int, last: float, top: float) -> list[str]:
     """Means of the points in columns of equal time."""
-    sums, counts = [0.0] * COLUMNS, [0] * COLUMNS
+    sums, counts = [0.0] * columns, [0] * columns
     for t, value in points:
-        column = max(0, min(COLUMNS - 1, int(t / last * COLUMNS)))
+        column = max(0, min(columns - 1, int(t / last * columns)))
         sums[column] += value
         counts[column] += 1
     return [row.rstrip() for row in spark([total / n if n else None for total, n in zip(sums, counts, strict=True)], ROWS, top)]

@@ -97,13 +97,17 @@ def _evidence(chain: Chain) -> list[Words | Folded]:
         shown.append(Words([rank_table(run)]))
     others = [one for one in facts.firing(run) if one is not found]
     if others:
-        title = f"{len(others)} more {'finding' if len(others) == 1 else 'findings'}"
+        title = _counted(len(others), "more finding", "more findings")
         parts = [part for number, one in enumerate(others, 2) for part in [*finding_report(number, one, run), BLANK]]
         shown.append(Folded(title, [Words(parts)]))
     clear, unsure = (sum(one.state == state for one in run.findings) for state in ("clear", "cant_tell"))
     if clear + unsure:
-        shown.append(Folded(f"{clear} rules are clear, {unsure} can't tell", [Words(other_rules(run))]))
+        shown.append(Folded(f"{_counted(clear, 'rule is', 'rules are')} clear, {unsure} can't tell", [Words(other_rules(run))]))
     return shown
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _tried(chain: Chain) -> list[Ranges | Words]:
@@ -165,7 +169,7 @@ def _knobs(found: Sequence[Chain]) -> list[Folded]:
     shown = []
     for chain in found:
         table = knob_table([chain.first, chain.last] if len(chain.runs) > 1 else [chain.first])
-        shown.append(Folded(f"{len(table.rows)} knobs of {chain.title}", [Words([table])]))
+        shown.append(Folded(f"{_counted(len(table.rows), 'knob', 'knobs')} of {chain.title}", [Words([table])]))
     return shown
 
 
@@ -199,7 +203,7 @@ def _validity(snapshot: Snapshot) -> list[Words | Folded]:
         parts.append(text(f"{units.NA}: nothing was measured"))
     shown: list[Words | Folded] = [Words(parts)]
     if missing := _missing(snapshot):
-        shown.append(Folded(f"{len(missing.rows)} reasons for values that are n/a", [Words([missing])]))
+        shown.append(Folded(f"{_counted(len(missing.rows), 'reason', 'reasons')} for values that are n/a", [Words([missing])]))
     return shown
 
 

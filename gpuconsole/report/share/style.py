@@ -31,7 +31,8 @@ p { margin: 4px 0; max-width: 80ch; }
 .label { display: inline-block; margin: 4px 8px 0 0; padding: 1px 10px; border: 1px solid var(--wait); border-radius: 11px; color: var(--wait-ink); font-size: 13px; }
 .answer { background: var(--panel); border-left: 5px solid var(--rule); border-radius: 4px; padding: 14px 20px 16px; margin: 14px 0; }
 .answer.wait { border-color: var(--wait); } .answer.good { border-color: var(--good); } .answer.alert { border-color: var(--alert); }
-.answer h1, .answer p { max-width: none; }
+.answer h2 { font-size: 24px; margin: 4px 0 8px; padding: 0; border: 0; }
+.answer p { max-width: none; }
 .answer .cost { font-size: 18px; color: var(--wait-ink); margin: 0 0 8px; }
 .answer.good .cost { color: var(--ink); }
 .answer .fix { font-size: 17px; margin: 2px 0; }
@@ -81,6 +82,7 @@ svg g.alert .interval { stroke: var(--alert); } svg g.alert .estimate { fill: va
 table.legend-table { width: auto; font-size: 13px; margin-top: 4px; } table.legend-table td { padding: 1px 18px 1px 0; border: 0; }
 .swatch { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px; vertical-align: -1px; }
 .legend { list-style: none; margin: 6px 0 0; padding: 0; display: flex; flex-wrap: wrap; gap: 2px 20px; font-size: 13px; }
+.dense2 { opacity: .72; } .dense3 { opacity: .48; } .dense4 { opacity: .28; }
 .swatch.wait { background: var(--wait); } .swatch.work { background: var(--work); } .swatch.trace { background: var(--accent); } .swatch.dim { background: var(--dim); }
 .number-badge { display: inline-block; min-width: 18px; border-radius: 9px; background: var(--good); color: var(--badge-ink); text-align: center; font-size: 11px; font-weight: 600; margin-right: 6px; }
 footer { margin-top: 40px; color: var(--dim); font-size: 13px; }

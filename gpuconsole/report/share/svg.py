@@ -16,7 +16,8 @@ WIDE, NARROW = 1000, 358
 """Widths in pixels: the text column of the page, and that of a phone."""
 LETTER = 6.6
 """Width of a letter of the charts, in pixels."""
-DENSITY = {"█": 1.0, "▓": 0.72, "▒": 0.48, "░": 0.28}
+DENSITIES = {"█": "dense1", "▓": "dense2", "▒": "dense3", "░": "dense4"}
+"""The class of the style sheet that shows a part as dense as its letter in the terminal."""
 CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 
 
@@ -44,10 +45,9 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def _rect(x: float, y: float, width: float, height: float, kind: str, opacity: float = 1.0, words: str = "") -> str:
+def _rect(x: float, y: float, width: float, height: float, kind: str, words: str = "") -> str:
     title = f"<title>{_words(words)}</title>" if words else ""
-    shade = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" class="{kind}"{shade}>{title}</rect>'
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" class="{kind}">{title}</rect>'
 
 
 def _room(words: Sequence[str]) -> float:
@@ -130,8 +130,8 @@ def steps_svg(chart: Steps, width: int) -> str:
             glyph, style = LOOKS[name]
             words = f"{name} {units.percent(ratio).strip()}" + (f", {units.duration(ratio * total).strip()}" if timed else "")
             at, room = x(start), x(start + size) - x(start) - 1.5
-            inside.append(_rect(at, y, room, high, style, DENSITY[glyph], words))
-            inside += _named(at, y + high / 2 + 4, room, name, ratio, f"on-{style}" if DENSITY[glyph] > 0.6 else "")
+            inside.append(_rect(at, y, room, high, f"{style} {DENSITIES[glyph]}", words))
+            inside += _named(at, y + high / 2 + 4, room, name, ratio, f"on-{style}" if glyph in "█▓" else "")
             start += size
     return _svg(width, bottom + 22, chart.title, inside)
 
@@ -158,14 +158,14 @@ def ranges_svg(chart: Ranges, width: int) -> str:
     label = min(300.0, _room([clean(row.label) for row in chart.rows])) if wide else 0.0
     words = _room([row.words for row in chart.rows]) if wide else 0.0
     left, right = label + 8, width - words - 12
-    each = 40.0 if wide else 60.0
+    each = 40.0 if wide else 64.0
     bottom = len(chart.rows) * each
 
     def x(value: float) -> float:
         return left + (right - left) * (value - low) / (high - low or 1.0)
 
     inside: list[str] = []
-    rows = [(n * each + (0.0 if wide else 30.0), (n + 1) * each - (0.0 if wide else 10.0)) for n in range(len(chart.rows))]  # free of words
+    rows = [(n * each + (0.0 if wide else 37.0), (n + 1) * each - (0.0 if wide else 4.0)) for n in range(len(chart.rows))]  # free of words
     for tick in round_ticks(low, high, max(2, int(right - left) // 90)):
         name = f"{tick:g}x" if chart.unit == "x" else units.rate(tick, 0)
         inside += [_line(x(tick), y1, x(tick), y2, "grid") for y1, y2 in rows]
@@ -173,13 +173,13 @@ def ranges_svg(chart: Ranges, width: int) -> str:
     if chart.reference is not None:
         inside += [_line(x(chart.reference), y1, x(chart.reference), y2, "reference") for y1, y2 in rows]
     for n, row in enumerate(chart.rows):
-        y = n * each + (each / 2 if wide else 40.0)
+        y = n * each + (each / 2 if wide else 46.0)
         letters = int((label if wide else width) / LETTER)
         inside.append(f'<g class="{row.style or "plain"}">')
         if wide:
             inside += [_text(0, y + 4, cut(row.label, letters)), _text(width, y + 4, row.words, "figure", "end")]
         else:
-            inside += [_text(0, y - 24, cut(row.label, letters)), _text(0, y - 9, row.words, "figure")]
+            inside += [_text(0, y - 30, cut(row.label, letters)), _text(0, y - 14, row.words, "figure")]
         if row.predicted is not None:
             start, end = x(row.predicted[0]), x(row.predicted[1])
             inside.append(_rect(start, y + 5, end - start, 5, "predicted", words="predicted"))

@@ -49,10 +49,15 @@ def _series(series: dict[str, SeriesData], prefix: str) -> SeriesData:
     return next((data for key, data in series.items() if key.startswith(prefix)), SeriesData([], [], ""))
 
 
+def usual_step(trace: Trace) -> float:
+    """The median distance of two points in seconds; 0 for a single point."""
+    steps = sorted(later - earlier for earlier, later in itertools.pairwise(trace.times))
+    return steps[len(steps) // 2] if steps else 0.0
+
+
 def pieces(trace: Trace) -> list[list[tuple[float, float]]]:
     """The points of a trace, divided where no value was measured for three times the usual distance of two points."""
-    steps = sorted(later - earlier for earlier, later in itertools.pairwise(trace.times))
-    longest = 3 * steps[len(steps) // 2] if steps else 0.0
+    longest = 3 * usual_step(trace)
     found: list[list[tuple[float, float]]] = []
     for n, point in enumerate(zip(trace.times, trace.values, strict=True)):
         if not found or point[0] - trace.times[n - 1] > longest:
