@@ -129,13 +129,8 @@ class Engine(StateReader, SessionApi):
     # --- reading --------------------------------------------------------------------------------------------
 
     def view(self) -> View:
-        return self.build_view(
-            device=self._wanted_device or self.device().id,
-            probing=self._lock.activity,
-            recording=False,
-            recording_to=self._recorder.path,
-            ended=False,
-        )
+        device = self._wanted_device or self.device().id
+        return self.build_view(device=device, probing=self._lock.activity, recording=False, recording_to=self._recorder.path, ended=False)
 
     def environment(self) -> Environment:
         """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""
@@ -193,6 +188,9 @@ class Engine(StateReader, SessionApi):
         """See SessionApi. Without `keep` the change is only measured. `limits` are the longest times of an undecided trial."""
         self._tuning.check_free()
         return await self.control.try_change(changes, predicted, keep=keep, limits=limits)
+
+    def cancel_trial(self) -> None:
+        self.control.cancel_trial()
 
     async def revert(self) -> None:
         self._tuning.check_free()

@@ -105,6 +105,9 @@ class Replay(StateReader, SessionApi):
     async def tune(self) -> Certificate:
         raise SessionError(A_RECORDING)
 
+    def cancel_trial(self) -> None:
+        raise SessionError(A_RECORDING)
+
     def end_tuning(self) -> None:
         raise SessionError(A_RECORDING)
 

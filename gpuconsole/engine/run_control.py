@@ -192,9 +192,7 @@ class RunControl:
         challenger = self._trial.challenger if self._trial is not None else None
         self._break_off()
         self._close("stopped")
-        workers = [worker for worker in (self.worker, challenger) if worker is not None]
-        if self._pool.spare is not None:
-            workers.append(self._pool.spare)
+        workers = [worker for worker in (self.worker, challenger, self._pool.spare) if worker is not None]
         for worker in workers:
             worker.kill()
         self._pool.close()
@@ -234,8 +232,7 @@ class RunControl:
         run, scenario = str(len(self._state.records) + 1), self._scenario
         objective = self._serving.objective if scenario.workload.serves else None
         elsewhere = scenario.workload.serves and self._serving.elsewhere
-        workload = scenario.workload.name
-        opened = RunOpened(time.monotonic(), run, scenario.name, workload, knobs, device.id, changes, objective, elsewhere)
+        opened = RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device.id, changes, objective, elsewhere)
         self._emit(opened if self._command is None else self._command.identify(opened))
         for call in self.on_open:
             call(scenario, device)
@@ -319,12 +316,18 @@ class RunControl:
             await asyncio.wait([work], timeout=SETTLE_S)
             raise
 
+    def cancel_trial(self) -> None:
+        """End the trial as cancelled: its change is reverted, and the run goes on. Raises SessionError where no trial runs."""
+        if self._trial is None:
+            raise SessionError("no trial runs")
+        self._trial.cancel()
+
     async def _run_trial(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
         async with self._lock.change():
             record, worker = self.running()  # the run may have ended during a probe
             run, showing = run_now(self._state, record), self._lock.showing
-            room = RoomBeside(self._state, run, worker)
-            on = TrialRun(run, worker, room, self._start_second, self._hand_over, self._report_trial, showing)
+            room, report = RoomBeside(self._state, run, worker), lambda trial: self._emit(TrialUpdate(time.monotonic(), trial))
+            on = TrialRun(run, worker, room, self._start_second, self._hand_over, report, showing)
             if (forecast := await _forecast(self._state, on, changes, predicted, limits)) is not None:
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
             trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)
@@ -350,9 +353,6 @@ class RunControl:
         if self.worker is not None:
             self.worker.listener = ignore
         self.worker, challenger.listener = challenger, self._emit
-
-    def _report_trial(self, trial: Trial) -> None:
-        self._emit(TrialUpdate(time.monotonic(), trial))
 
     async def profile(self, steps: int, folder: Path | None) -> ProfileReport:
         """Profile `steps` steps; the trace goes into `folder`, else into the current folder. Raises SessionError."""

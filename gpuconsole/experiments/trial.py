@@ -155,13 +155,17 @@ class LiveTrial:
         self._cold = not on.run.applies_live(trial.changes)
         self._before: Knobs = {name: on.run.knobs[name] for name in trial.changes}
         self._measuring: asyncio.Task[Trial] | None = None
+        self._cancelled = False
+        self._latest = trial
 
     async def run(self) -> Outcome:
         """Measure, then leave the better side running. A trial that cannot be measured ends as failed; nothing is raised for it."""
         self._on.report(self._trial)
         self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait([self._measuring])
-        if self._measuring.cancelled():
+        if self._measuring.cancelled() and self._cancelled:
+            trial = msgspec.structs.replace(self._latest, state="cancelled", verdict="undecided")
+        elif self._measuring.cancelled():
             trial = msgspec.structs.replace(self._trial, state="failed", verdict="undecided", error="broken off")
         else:
             trial = self._measuring.result()
@@ -169,10 +173,19 @@ class LiveTrial:
         self._on.report(outcome.trial)
         return outcome
 
+    def cancel(self) -> None:
+        """End the measurement because the user does not want the trial: it ends as cancelled. Nothing changes once it is measured."""
+        self._cancelled = True
+        self.break_off()
+
     def break_off(self) -> None:
         """End the measurement and continue the baseline. A second call changes nothing."""
         if self._measuring is not None:
             self._measuring.cancel()
+
+    def _report(self, trial: Trial) -> None:
+        self._latest = trial
+        self._on.report(trial)
 
     async def _measure(self) -> Trial:
         """The trial with its verdict. A cold change needs a second worker. The first worker pauses while the second worker starts."""
@@ -181,12 +194,12 @@ class LiveTrial:
             sides: Sides = OneWorker(self._on.worker, run.knobs, trial.changes)
             if self._cold:
                 trial = msgspec.structs.replace(trial, method=TwoWorkers.method)
-                self._on.report(trial)
+                self._report(trial)
                 sides = workers = TwoWorkers(self._on.worker, await self._start_challenger())
                 if not run.serves:
                     with self._on.showing("in the second process too"):
                         await workers.age_alike()
-            trial = await run_trial(trial, run, sides, self._on.report, self._limits)
+            trial = await run_trial(trial, run, sides, self._report, self._limits)
             trial = await with_quality(trial, sides)
         except (TrialFailed, WorkerGone) as error:
             trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
@@ -272,6 +285,7 @@ async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[T
         between=between,
         clock="contention_free" if contention_free else "wall",
         changes_training=any(CATALOGUE[name].changes_training for name in trial.changes),
+        limit_s=cap_s,
     )
     on_update(trial)
     decided = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 
 from gpuconsole.diagnosis.engine import wanted_probes
@@ -112,16 +111,20 @@ def continues(run: Run, before: Run) -> bool:
     return bool(run.changes) and run.scenario == before.scenario
 
 
+def chain(view: View) -> list[Run]:
+    """The current run and the runs that it continues, the oldest first."""
+    found: list[Run] = []
+    for run in reversed(view.runs):
+        if found and not continues(found[-1], run):
+            break
+        found.append(run)
+    return found[::-1]
+
+
 def current_trials(view: View) -> list[Trial]:
     """The trials on the current run and on the runs that it continues, in order."""
-    chain: set[str] = set()
-    later: Run | None = None
-    for run in reversed(view.runs):
-        if later is not None and not continues(later, run):
-            break
-        chain.add(run.id)
-        later = run
-    return [trial for trial in view.trials if trial.baseline_run in chain]
+    runs = {run.id for run in chain(view)}
+    return [trial for trial in view.trials if trial.baseline_run in runs]
 
 
 def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
@@ -150,6 +153,11 @@ def running_trial(view: View) -> Trial | None:
     return next((trial for trial in reversed(view.trials) if trial.state == "running"), None)
 
 
+def shown_trial(view: View) -> Trial | None:
+    """The trial that runs, or the last trial of the present work."""
+    return running_trial(view) or next(reversed(current_trials(view)), None)
+
+
 def percentiles(view: View) -> tuple[float | None, float | None]:
     """p50 and p99 of the recent steps, or of the summary where no recent step is known. Seconds."""
     times = sorted(view.step_times)
@@ -157,27 +165,3 @@ def percentiles(view: View) -> tuple[float | None, float | None]:
         return times[(len(times) - 1) // 2], times[min(len(times) - 1, round(0.99 * (len(times) - 1)))]
     spread = view.run.summary.step_time_s if view.run else None
     return (spread.p50, spread.p99) if spread else (None, None)
-
-
-def change_times(view: View, last_t: float) -> list[float]:
-    """Session times at which knobs changed, to the second. `last_t` is the time of the newest throughput sample.
-
-    A run has the wall-clock time of its start. The length of the current run relates that time to the session's clock.
-    """
-    current = view.run
-    if current is None:
-        return []
-    start = (view.now if active(view) else last_t) - view.running_s
-    found = []
-    for run in view.runs[1:]:
-        before = _wall(current.started) - _wall(run.started)
-        if start - before >= 0:
-            found.append(start - before)
-    return found
-
-
-def _wall(started: str) -> float:
-    try:
-        return datetime.datetime.fromisoformat(started).timestamp()
-    except ValueError:
-        return 0.0

@@ -51,6 +51,7 @@ class View(msgspec.Struct, frozen=True):
     - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent requests.
     - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
     - `ended`: a replayed recording is at its end.
+    - `run_times`: for each run, when it was opened. `trial_times`: for each trial by id, when it began and when it was last reported.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
     """
 
@@ -86,6 +87,8 @@ class View(msgspec.Struct, frozen=True):
     tuning_at: float = 0.0
     down: str = ""
     down_s: float = 0.0
+    run_times: tuple[float, ...] = ()
+    trial_times: dict[str, tuple[float, float]] = {}
 
     @property
     def run(self) -> Run | None:
@@ -213,6 +216,10 @@ class SessionApi(Protocol):
 
     async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
         """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Raises SessionError."""
+        ...
+
+    def cancel_trial(self) -> None:
+        """End the running trial: its change is reverted, the run goes on, and the trial is recorded as cancelled. Raises SessionError without a trial."""
         ...
 
     async def tune(self) -> Certificate:

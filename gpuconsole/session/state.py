@@ -52,12 +52,13 @@ class SessionState(MachineState):
         self.environment = Environment()
         self.records: list[RunRecord] = []
         self.trials: dict[str, Trial] = {}
+        self.trial_times: dict[str, tuple[float, float]] = {}
+        """When each trial began, and when it was last reported, on the clock of the events."""
         self.tuning: Tuning | None = None
         self.tuning_at = 0.0
         self.notes: deque[str] = deque(maxlen=NOTES)
         self.stage = ""
         self.stage_detail = ""
-        self._trials_begun: dict[str, float] = {}
         self._points = RunPoints(self.add_point)
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -112,9 +113,10 @@ class SessionState(MachineState):
 
     def _update_trial(self, event: TrialUpdate) -> None:
         self.trials[event.trial.id] = event.trial
-        begun = self._trials_begun.setdefault(event.trial.id, event.t)
+        begun, _ = self.trial_times.get(event.trial.id, (event.t, event.t))
+        self.trial_times[event.trial.id] = begun, event.t
         for record in self.records:
-            if record.run.id == event.trial.baseline_run and event.trial.state in ("done", "failed"):
+            if record.run.id == event.trial.baseline_run and event.trial.state != "running":
                 record.tried(begun, event.t)
 
     def trial_begun_s(self, trial: str) -> float:

@@ -99,6 +99,8 @@ def make_view(
         step_times=tuple(record.durations()) if record else (),
         down=outage.why if outage else "",
         down_s=max(0.0, now - state.session_time(outage.begun)) if outage else 0.0,
+        run_times=tuple(state.session_time(record.opened_t) for record in state.records),
+        trial_times={name: (state.session_time(begun), state.session_time(last)) for name, (begun, last) in state.trial_times.items()},
     )
 
 

@@ -166,6 +166,10 @@ class Actions:
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
         self.request(self._api.try_change(changes, predicted), verdict_line)
 
+    def cancel_trial(self) -> None:
+        if keys.trial_runs(self._api.view()):
+            self.request_now(self._api.cancel_trial)
+
     def tune(self) -> None:
         self.request(self._api.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
 

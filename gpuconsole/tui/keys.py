@@ -30,6 +30,11 @@ def _running(view: View) -> bool:
     return not view.recording and facts.active(view)
 
 
+def trial_runs(view: View) -> bool:
+    """Whether there is a trial to cancel."""
+    return not view.recording and facts.running_trial(view) is not None
+
+
 def _can_try(view: View) -> bool:
     return _running(view) and facts.running_trial(view) is None and bool(facts.suggestions(view))
 
@@ -102,7 +107,7 @@ _WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "p
 ACTIONS: tuple[Action, ...] = (
     # --- every screen; the most wanted first -------------------------------------------------------------------
     Action(
-        "quit", "q", "quit", "Quit. Ends the workload and everything that the console started. A job of your own: the console asks whether it continues."
+        "quit", "q", "quit", "Quit: end everything that was started here. While your own job runs, the console asks first."
     ),
     Action(
         "interrupt",
@@ -121,6 +126,7 @@ ACTIONS: tuple[Action, ...] = (
         ("main",),
         _can_try,
     ),
+    Action("cancel_trial", "escape", "cancel", "Cancel the trial: the change is reverted, the run goes on.", ("main",), trial_runs),
     Action(
         "tuning",
         "t",
@@ -221,6 +227,31 @@ ACTIONS: tuple[Action, ...] = (
     Action("redraw", "ctrl+l", "", "Draw again: the charts of the history screen, or after another program wrote to the terminal."),
 )  # fmt: skip
 """In the order of the key bar: what does not fit is left out, and is in the help."""
+
+
+def for_answer(view: View) -> list[tuple[str, str]]:
+    """(key, words) of what the answer line offers now, the most useful first."""
+    by_id = {action.id: action for action in ACTIONS}
+    wanted = [
+        ("cancel_trial", "cancel the trial"),
+        ("try_selected", "prove"),
+        ("details", "why"),
+        ("scenarios", "scenarios"),
+        ("knobs", "knobs"),
+    ]
+    run = view.run
+    failed = run is not None and run.state == "failed"
+    useful = {"cancel_trial", "try_selected"}
+    useful |= {"scenarios"} if run is None else {"scenarios", "knobs"} if failed else {"details"} if run.findings else set()
+    found = [(_named(by_id[name].keys), words) for name, words in wanted if name in useful and by_id[name].makes_sense(view)]
+    several = not failed and len(facts.suggestions(view)) > 1 and facts.running_trial(view) is None
+    return [*found, (_named(by_id["choose_next"].keys), "next cause")] if several and _running(view) else found
+
+
+def _named(written: str) -> str:
+    """The first of the keys, as it is printed on a keyboard."""
+    key = written.partition(",")[0]
+    return {"enter": "Enter", "escape": "Esc", "down": "↓"}.get(key, _WRITTEN.get(key, key))
 
 
 def on(screen: str) -> list[Action]:

@@ -16,7 +16,7 @@ import termios
 from collections.abc import Mapping
 from typing import Any
 
-from gpuconsole.report.cells import Row, beside, blank, fill, line, panel, spread, to_ascii
+from gpuconsole.report.cells import Row, beside, blank, fill, inner_width, line, panel, spread, to_ascii
 from gpuconsole.tui.driver.terminal import screen_fd, terminal, why_no_screen, why_no_terminal
 from gpuconsole.tui.widgets.layout import Plan, plan
 
@@ -136,33 +136,26 @@ def _nvidia() -> bool:
 def picture(width: int, height: int, titles: tuple[str, ...]) -> list[Row]:
     """The main screen with nothing in it."""
     layout = plan(width, height)
-    head = [spread(width, [("gpuconsole", "title")], [("starting ", "dim")]), *[blank(width)] * (layout.header - 1)]
-    rows = head + _tiles(layout, titles, width) + panel("where a step goes", [], [], width, layout.phases, layout.boxed)
-    return fill(rows + _lower(layout, width), width, height)
+    head = [
+        spread(width, [("gpuconsole", "title")], [("starting ", "dim")]),
+        *[blank(width)] * (layout.header + layout.answer + layout.steps - 1),
+    ]
+    rows = head + panel("throughput", [], [], width, layout.chart, layout.boxed) + _band(layout, titles, width)
+    return fill(rows, width, height)
 
 
-def _tiles(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:
-    shown = titles if layout.all_tiles else tuple(titles[n] for n in MATTER_MOST)
-    each = layout.tiles_per_row
-    rows: list[Row] = []
-    for first in range(0, len(shown), each):
-        widths = [width // each] * (each - 1) + [width - width // each * (each - 1)]
-        rows += beside(*[_tile(title, room, layout.tile_height) for title, room in zip(shown[first:], widths, strict=False)])
-    return rows
+def _band(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:
+    own = width - layout.side
+    shown = titles if layout.all_eight else tuple(titles[n] for n in MATTER_MOST)
+    if layout.side:
+        inner = inner_width(own, layout.boxed)
+        devices = panel("device", [], [line(inner, (title, "")) for title in shown], own, layout.devices, layout.boxed)
+        return beside(devices, _side(layout, layout.side))
+    return [line(own, (title, "")) for title in shown[: layout.devices]] + _side(layout, own)
 
 
-def _tile(title: str, width: int, height: int) -> list[Row]:
-    if height == 1:
-        return [line(width, (title, "dim"))]
-    return panel(title, [], [], width, height, height >= 3)
-
-
-def _lower(layout: Plan, width: int) -> list[Row]:
-    if layout.runs_width:
-        left = panel("Diagnosis", [], [], width - layout.runs_width, layout.diagnosis, layout.boxed)
-        return beside(left, panel("Runs", [], [], layout.runs_width, layout.runs, layout.boxed))
-    runs = panel("Runs", [], [], width, layout.runs, layout.boxed)
-    return panel("Diagnosis", [], [], width, layout.diagnosis, layout.boxed) + runs
+def _side(layout: Plan, width: int) -> list[Row]:
+    return panel("diagnosis", [], [], width, layout.causes, layout.boxed) + panel("tried", [], [], width, layout.tried, layout.boxed)
 
 
 def ansi(rows: list[Row]) -> str:

@@ -1,6 +1,7 @@
 """Style names and their colours: the terminal's own sixteen, which follow its light or dark theme and need few bytes.
 
-One accent colour; red only for what needs action. Under NO_COLOR bold, dim and reverse remain.
+Each colour has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan is a key or what has the focus. Data is grey. Under
+NO_COLOR bold, dim and reverse remain.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ STYLES: dict[str, str] = {
     "": "",
     "dim": "dim",
     "title": "bold",
-    "heading": "bold cyan",
+    "heading": "bold",
     "accent": "cyan",
-    "good": "bold cyan",
-    "alert": "bold red",
     "key": "bold cyan",
     "mark": "bold reverse",
-    "code": "cyan",
-    "trace": "cyan",
-    "wait": "cyan",
+    "good": "bold green",
+    "gained": "green",
+    "alert": "bold red",
+    "wait": "yellow",
+    "loss": "bold yellow",
     "work": "bright_black",
+    "trace": "bright_black",
+    "code": "bold",
 }
 
 

@@ -9,8 +9,9 @@ from gpuconsole.model.figure import Figure
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job.facts import JOB
 from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.report import facts
+from gpuconsole.report.experiments.trial import paint_done
 from gpuconsole.report.parts import printed
-from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.findings import firing_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import paint_runs
@@ -46,16 +47,18 @@ def test_a_unit_that_all_runs_share_stands_in_the_head_alone() -> None:
 
 
 def test_the_verdict_of_another_scenario_is_not_shown() -> None:
-    assert "last trial" in text(paint_diagnosis(gpu_view(), "", 100, 20, True))
-    assert "last trial" not in text(paint_diagnosis(images_after_tokens(), "", 100, 20, True))
+    assert facts.shown_trial(gpu_view()) is not None
+    assert facts.shown_trial(images_after_tokens()) is None
 
 
 def test_the_verdict_stays_while_runs_continue_one_another() -> None:
     view = gpu_view()
     kept = msgspec.structs.replace(view, trials=view.trials[:1])  # on run 1, which run 2 continues
-    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  win, kept" in text(paint_diagnosis(kept, "", 100, 20, True))
+    shown = facts.shown_trial(kept)
+    assert shown is not None
+    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  win, kept" in text(paint_done(shown, 100))
     again = msgspec.structs.replace(view.runs[-1], id="3", changes={})
-    assert "last trial" not in text(paint_diagnosis(msgspec.structs.replace(kept, runs=(*view.runs, again)), "", 100, 20, True))
+    assert facts.shown_trial(msgspec.structs.replace(kept, runs=(*view.runs, again))) is None
 
 
 def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:
@@ -68,7 +71,7 @@ def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:
     painted = paint_runs(view, 100, 8, True)
     row = next(row for row in painted if "32" in text([row]))
     assert "failed" in text([row]) and "kept" not in text([row])
-    assert ("  failed  ", "alert") in row
+    assert ("  failed   ", "alert") in row
 
 
 def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a_scenario() -> None:

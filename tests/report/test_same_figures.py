@@ -14,15 +14,16 @@ from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Row
 from gpuconsole.report.experiments.sweep import sweep_report
-from gpuconsole.report.experiments.trial import paint_running
+from gpuconsole.report.experiments.trial import paint_done, paint_running
 from gpuconsole.report.experiments.tuning import certificate_report, paint_tuning
 from gpuconsole.report.parts import lay_out, printed
-from gpuconsole.report.run.account import paint_phases
+from gpuconsole.report.run.account import paint_steps
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.findings import paint_details
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.profile import paint_profile
 from gpuconsole.report.run.runs import paint_runs
+from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.session import session_text, trial_text
 from gpuconsole.session.api import View
 from tests.tui.fake_gpu_box import drawn
@@ -53,7 +54,8 @@ def snapshot(view: View) -> Snapshot:
 
 def panels(view: View) -> list[Row]:
     """The reports of the main screen, without the live gauges of the device and of the server."""
-    return [*paint_phases(view, 200, 12, True), *paint_diagnosis(view, "", 200, 60, True), *paint_runs(view, 160, 20, True)]
+    answer = paint_answer(view, "", (), 200, 2)
+    return [*answer, *paint_steps(view, 200, 12), *paint_diagnosis(view, "", 200, 60, True), *paint_runs(view, 160, 20, True)]
 
 
 def pages(view: View) -> list[Row]:
@@ -111,8 +113,9 @@ def test_a_run(view: View, at_least: int) -> None:
     terminal = figures(session_text(snapshot(view)))
     of_others = figures(session_text(snapshot(msgspec.structs.replace(view, runs=view.runs[:-1])))) if len(view.runs) > 1 else set()
     main, screen = figures(text(panels(view))), figures(text([*panels(view), *pages(view)]))
+    in_order = figures(" ".join(finding.summary for finding in view.runs[-1].findings if finding.state == "clear"))
     assert len(terminal) >= at_least
-    assert not main - terminal
+    assert not main - terminal - in_order
     assert not terminal - of_others - screen
 
 
@@ -120,12 +123,11 @@ def test_a_trial_while_it_runs_and_when_it_has_ended() -> None:
     view = trial_view()
     running, ended = view.trials[-1], view.trials[0]
     before = view.runs[-1].knobs
-    same(figures(trial_text(running, snapshot(view))), figures(text(paint_running(running, before, 120))))
+    same(figures(trial_text(running, snapshot(view))), figures(text(paint_running(running, before, 120, 3))))
     done = msgspec.structs.replace(gpu_view(), trials=(ended,))
     terminal = figures(trial_text(ended, snapshot(done)))
     assert terminal == {"1.21 x", "[1.18, 1.24]", "1.10-1.30x"}
-    last = next(row for row in text(paint_diagnosis(done, "", 120, 30, True)).splitlines() if "last trial" in row)
-    same(terminal, figures(last))
+    same(terminal, figures(text(paint_done(ended, 120, 3))))
 
 
 def test_a_tuning_session() -> None:

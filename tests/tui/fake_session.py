@@ -269,6 +269,9 @@ class FakeSession:
         assert self.shown.tuning is not None
         return self.shown.tuning.certificate
 
+    def cancel_trial(self) -> None:
+        self._call("cancel_trial")
+
     def end_tuning(self) -> None:
         self._call("end_tuning")
 

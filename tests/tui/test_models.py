@@ -99,7 +99,7 @@ def test_without_figures_it_says_why() -> None:
 def test_the_main_screen_tells_how_many_processes_and_how_far_they_lie_apart(size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await shows(app, "2 processes")
-        await shows(app, "where a step of rank 0 goes")
+        await shows(app, "step of rank 0: ")
         await shows(app, "without communication: rank 1 90.0 ms, rank 0 40.0 ms")
         api.shown = several_view(8)
         await shows(app, "8 processes")

@@ -15,13 +15,16 @@ from gpuconsole.model.run import Summary
 from gpuconsole.model.server_facts import Fact, ServerFacts
 from gpuconsole.report import charts, facts
 from gpuconsole.report.cells import Row, cell_width, cut, fit, to_ascii, wrap
+from gpuconsole.report.experiments.trial import paint_done, paint_running
 from gpuconsole.report.experiments.tuning import paint_tuning
-from gpuconsole.report.machine.tiles import tiles
-from gpuconsole.report.run.account import columns_of, paint_phases
+from gpuconsole.report.run.account import columns_of, paint_steps
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.findings import paint_details
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.runs import entries, paint_runs
+from gpuconsole.report.screen.answer import paint_answer
+from gpuconsole.report.screen.chart import paint_throughput
+from gpuconsole.report.screen.devices import paint_devices as paint_history
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
@@ -30,9 +33,8 @@ from gpuconsole.tui.theme import STYLES
 from gpuconsole.tui.widgets.bars import paint_keys
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.knobs import KnobState, knob_lines
-from gpuconsole.tui.widgets.layout import plan
+from gpuconsole.tui.widgets.layout import Needs, plan
 from gpuconsole.tui.widgets.scenarios import matching, scenario_lines
-from gpuconsole.tui.widgets.tile import paint_tiles
 from tests.tui.fake_gpu_box import drawn, paint_devices
 from tests.tui.fake_models import several_view
 from tests.tui.fake_session import (
@@ -78,17 +80,17 @@ def everything(shown: View, width: int) -> list[Row]:
     for height in (12, 24, 40):
         layout = plan(width, height)
         rows += paint_header(shown, width, layout.header)
-        rows += paint_tiles(
-            tiles(shown, layout.all_tiles),
-            lambda key, columns: api.history(key, columns, 60.0),
-            width,
-            layout.tiles_per_row,
-            layout.tile_height,
-        )
-        rows += paint_phases(shown, width, layout.phases, layout.boxed)
+        selected = next(iter(facts.suggestions(shown)), "")
+        rows += paint_answer(shown, selected, keys.for_answer(shown), width, 2)
+        rows += paint_steps(shown, width, layout.steps)
+        rows += paint_throughput(shown, api.history, width, layout.chart)
+        rows += paint_history(shown, api.history, width, layout.devices, all_eight=layout.all_eight, boxed=layout.boxed)
+        for trial in shown.trials:
+            for tall in (1, 3, 4):
+                rows += paint_running(trial, {}, width, tall) if trial.state == "running" else paint_done(trial, width, tall)
         for boxed in (False, True):
-            rows += paint_diagnosis(shown, next(iter(facts.suggestions(shown)), ""), width, layout.diagnosis, boxed)
-            rows += paint_runs(shown, width, max(3, layout.runs), boxed)
+            rows += paint_diagnosis(shown, selected, width, layout.causes, boxed)
+            rows += paint_runs(shown, width, max(3, layout.tried), boxed)
         rows += drawn(scenario_lines(SCENARIOS, HOST_CPU, width, height), width, height, "data-starved")
         state = KnobState(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE})
         rows += drawn(knob_lines(state, width, height), width, height, "pin_memory")
@@ -113,9 +115,13 @@ def test_every_row_is_as_wide_as_asked(name: str) -> None:
 @pytest.mark.parametrize("height", range(6, 60))
 def test_a_plan_fills_the_screen_and_no_more(height: int) -> None:
     for width in (40, 60, 80, 99, 100, 120, 200):
-        layout = plan(width, height)
-        lower = layout.diagnosis if layout.runs_width else layout.diagnosis + layout.runs
-        assert layout.header + layout.tiles + layout.phases + lower + 1 == max(height, layout.header + layout.tiles + layout.phases + 1)
+        for needs in (Needs(), Needs(header=2, fleet=7, tried=9, below=2, trial=True), Needs(idle=True)):
+            layout = plan(width, height, needs)
+            band = layout.devices if layout.side else layout.devices + layout.causes + layout.tried
+            used = layout.header + layout.answer + layout.steps + layout.fleet + layout.chart + band + layout.trial + 1
+            assert used == height or height < 12, (width, needs, layout)
+            assert all(part >= 0 for part in layout)
+            assert not layout.side or layout.causes + layout.tried == layout.devices
 
 
 def test_cells() -> None:
@@ -138,8 +144,8 @@ def test_the_bar_is_whole() -> None:
 
 def test_gpu_screen_says_what_the_gpu_does() -> None:
     shown = text(everything(gpu_view(), 120))
-    for expected in ("gpu:0 H200", "61.2/140 GiB", "612/700 W", "2.02 TB/s", "no NVLink on this device", "18 240", "data_wait  41 %", "41 % recoverable",
-                     "num_workers 0 -> 4", "1.45-1.69x  [Enter]", "1.21x  kept", "0.45x  reverted", "missing comm_ratio"):  # fmt: skip
+    for expected in ("gpu:0 H200", "61.2/140 GiB", "612/700 W", "2.02 TB/s", "no NVLink on this device", "18 240", "data wait  41 %", "41 % of each step", "use 4 DataLoader workers", "41 % recoverable",
+                     "num_workers 0 -> 4", "1.45-1.69x  [Enter]", "1.21x [1.18, 1.24]  kept", "0.45x [0.43, 0.47]  reverted", "missing comm_ratio"):  # fmt: skip
         assert expected in shown, expected
 
 
@@ -153,7 +159,7 @@ def test_cpu_screen_says_that_it_is_a_cpu() -> None:
 def test_states_are_told() -> None:
     assert "failed: out of memory at batch_size 64" in text(paint_diagnosis(failed_view(), "", 100, 10, True))
     assert "Press s" in text(paint_diagnosis(view(), "", 100, 10, True))
-    assert "measured   1.52x [1.40, 1.66]" in text(paint_diagnosis(trial_view(), "", 100, 16, True))
+    assert "measured   1.52x [1.40, 1.66]" in text(paint_running(trial_view().trials[-1], {}, 100))
     assert "RECORDING" in text(paint_header(cpu_view(recording=True), 80, 2))
     assert "● rec" in text(paint_header(cpu_view(recording_to="x"), 80, 2))
 

@@ -116,7 +116,7 @@ def test_f_opens_the_screen_takes_a_window_and_shows_it() -> None:
         await pilot.resize_terminal(80, 24)
         await shows(app, "rows 1-21")
         await pilot.press("pagedown", "escape")
-        await until(lambda: "Diagnosis" in text_of(app))
+        await until(lambda: "tried" in text_of(app))
 
     on_screen(profiled_view(None), body)
 

@@ -15,7 +15,7 @@ MOST_PERPLEXITY_COST = 0.05
 MOST_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
-TrialState = Literal["running", "done", "failed"]
+TrialState = Literal["running", "done", "failed", "cancelled"]
 Method = Literal["live ABBA", "two workers ABBA", "restarts ABBA"]
 """Both sides in one process, or each side in a separate process."""
 
@@ -88,8 +88,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
     same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
     `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
-    could not be measured. `forecast`: known before the start of a trial that starts a second model server. `begun_s`: session time of its start,
-    known in a snapshot.
+    could not be measured. `forecast`: known before the start of a trial that starts a second model server. `limit_s`: the longest time of the
+    measurement, for `elapsed_s`. `begun_s`: session time of its start, known in a snapshot.
     """
 
     id: str
@@ -116,6 +116,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     forecast: Forecast | None = None
     checked: bool = True
     begun_s: float | None = None
+    limit_s: float | None = None
 
     @property
     def worth_keeping(self) -> bool:

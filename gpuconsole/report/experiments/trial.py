@@ -7,7 +7,7 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
-from gpuconsole.report.cells import Row, line, row_width, spread
+from gpuconsole.report.cells import Row, Segment, fill, line, row_width, spread
 from gpuconsole.report.facts import shorter
 from gpuconsole.report.parts import Line, Report
 
@@ -31,8 +31,8 @@ def verdict(trial: Trial) -> str:
     """`win, kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
     if trial.state == "running":
         return "on trial"
-    if trial.state == "failed":
-        return "failed"
+    if trial.state in ("failed", "cancelled"):
+        return trial.state
     words = {"win": "win", "no_gain": "no gain", "worse": "worse", "undecided": "undecided"}.get(trial.verdict or "", "not finished")
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return words
@@ -89,61 +89,107 @@ def verdict_line(trial: Trial) -> str:
     changes = describe_changes(trial.changes)
     if trial.state == "failed":
         return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
+    if trial.state == "cancelled":
+        return f"{changes}: the trial was cancelled, the change is reverted"
     return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}"
 
 
-# --- on the main screen -------------------------------------------------------------------------------------
+# --- on the screen ------------------------------------------------------------------------------------------
 
 
-def paint_running(trial: Trial, before: Knobs, width: int) -> list[Row]:
-    """The change, the progress of the trial, and both intervals on one scale."""
-    blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s)}"
+def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, since_report_s: float = 0.0) -> list[Row]:
+    """The change, the progress and the remaining time of the trial, then the prediction and the measurement on one axis.
+
+    `since_report_s`: seconds since the trial was last reported.
+    """
+    blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
     if trial.resolution_ratio is not None and width >= ROOM:
         blocks = f"detects {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - 8)
     rows = [spread(width, [("trial ", "accent"), (change, "title")], [("  ", ""), (blocks, "")])]
+    if trial.speedup is None:
+        so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
+        so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
+        expected = f"   {predicted(trial.predicted)}" if trial.predicted else ""
+        return fill([*rows, line(width, (f"  measured   {so_far}", "dim"), (expected, "dim"))], width, height)
+    return fill([*rows, *_scales(trial, width, height - 1)], width, height)
+
+
+def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
+    """The outcome of the last trial, then the prediction and the measurement on one axis where there is room."""
+    if trial.state == "failed":
+        text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
+        return fill([line(width, (text, "alert"))], width, height)
+    outcome = f"{measured(trial)}  {verdict(trial)}"
+    head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", "title"), (outcome, "good" if trial.kept else "")]
+    extra = f"  ({predicted(trial.predicted)})" if trial.predicted else ""
+    fits = row_width(head) + len(extra) <= width
+    rows = [line(width, *head, (extra if fits else "", "dim"))]
+    return fill([*rows, *_scales(trial, width, height - 1)], width, height)
+
+
+def _left(trial: Trial, since_report_s: float) -> str:
+    """`, at most 9 s left`. Nothing before the measurement has begun."""
+    if trial.limit_s is None or not trial.blocks:
+        return ""
+    left_s = trial.limit_s - trial.elapsed_s - since_report_s
+    return f", at most {left_s:.0f} s left" if left_s >= 1 else ", about to end"
+
+
+def _scales(trial: Trial, width: int, height: int) -> list[Row]:
+    """The prediction and the measurement on one axis, and the figures of the axis, in at most `height` rows."""
     expected, speedup = trial.predicted, trial.speedup
     # The first intervals are wide. The scale follows the estimate and the prediction; a wide interval ends at the edge of the scale.
     top = 1.3 * max(1.15, expected.high if expected else 0.0, speedup.estimate if speedup else 0.0)
-    if expected is not None:
-        rows.append(_scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
+    rows = []
     if speedup is not None:
         rows.append(_scale("measured", measured(trial), (speedup.low, speedup.high, speedup.estimate), top, width))
-    else:
-        so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
-        so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
-        rows.append(line(width, (f"  measured   {so_far}", "dim")))
-    return rows
+    if expected is not None:
+        rows.insert(0, _scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
+    if len(rows) < height and rows:
+        rows.append(_ticks(top, width))
+    return rows[-height:] if len(rows) > height > 0 else rows[: max(0, height)]
+
+
+SCALE_LABEL = 35
+"""Cells of the name and of the figures before a scale."""
 
 
 def _scale(name: str, text: str, interval: tuple[float, float, float | None], top: float, width: int) -> Row:
     """An interval as text, and on a scale from 0 to `top` with a mark at 1x."""
     label = f"  {name:<9}  {text:<20}  "
-    columns = min(60, width - len(label))
+    columns = width - len(label)
     if columns < 16:
         return line(width, (label, ""))
     low, high, middle = interval
-
-    def column(ratio: float) -> int:
-        return max(0, min(columns - 1, int(ratio / top * (columns - 1))))
-
     cells = ["·"] * columns
-    cells[column(1.0)] = "│"
-    for n in range(column(low), column(high) + 1):
+    cells[_column(1.0, top, columns)] = "│"
+    for n in range(_column(low, top, columns), _column(high, top, columns) + 1):
         cells[n] = "━" if middle is not None else "─"
     if middle is not None:
-        cells[column(middle)] = "●"
-    return line(width, (label, ""), ("".join(cells), "trace" if middle is not None else "dim"))
+        cells[_column(middle, top, columns)] = "●"
+    style = "" if middle is None else "good" if low > 1.0 else "title"
+    return line(width, (label, ""), *_styled("".join(cells), style))
 
 
-def paint_done(trial: Trial, width: int) -> list[Row]:
-    """The outcome of the last trial, in two rows where one is too short."""
-    if trial.state == "failed":
-        text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
-        return [line(width, (text, "alert"))]
-    outcome = f"{measured(trial)}  {verdict(trial)}"
-    extra = f"  ({predicted(trial.predicted)})" if trial.predicted else ""
-    head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", ""), (outcome, "good" if trial.kept else "")]
-    if row_width(head) + len(extra) <= width or not extra:
-        return [line(width, *head, (extra, "dim"))]
-    return [line(width, *head), line(width, (f"          {extra}", "dim"))]
+def _styled(cells: str, style: str) -> list[Segment]:
+    """The interval in `style`, the rest of the scale dim."""
+    inside = [n for n, cell in enumerate(cells) if cell in "━─●"]
+    first, last = inside[0], inside[-1] + 1
+    return [(cells[:first], "dim"), (cells[first:last], style), (cells[last:], "dim")]
+
+
+def _column(ratio: float, top: float, columns: int) -> int:
+    return max(0, min(columns - 1, int(ratio / top * (columns - 1))))
+
+
+def _ticks(top: float, width: int) -> Row:
+    """The figures of the axis: `0.5x`, `1x`, `1.5x`."""
+    columns = width - SCALE_LABEL
+    step = next((one for one in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if top / one <= max(2, columns / 10)), 50.0)
+    cells = [" "] * max(0, columns)
+    for n in range(int(top / step) + 1):
+        label, at = f"{n * step:g}x", _column(n * step, top, columns)
+        if at + len(label) <= columns:
+            cells[at : at + len(label)] = label
+    return line(width, (" " * SCALE_LABEL, ""), ("".join(cells), "dim"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpuconsole.model.machine.device import Device
@@ -14,13 +14,14 @@ from gpuconsole.report import units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, fill, fit, line, wrap
 from gpuconsole.report.machine.device_tables import about, cores, links, sources, trouble
 from gpuconsole.report.machine.processes import age
-from gpuconsole.report.machine.tiles import History
 from gpuconsole.report.names import plain
 from gpuconsole.report.page import heading
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, labelled, lay_out, text
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
+History = Callable[[str, int], list[float | None]]
+"""A function that returns the recent means of a series (key) in the given number of columns; None: no sample in that time."""
 OWN = ("console", "sampler")
 """Processes of gpuconsole that report metrics about themselves. They are not devices."""
 OLD_S = 2.0

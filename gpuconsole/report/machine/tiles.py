@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import facts, units
 from gpuconsole.session.api import View
-
-History = Callable[[str, int], list[float | None]]
-"""A function that returns the recent means of a series (key) in the given number of columns; None: no sample in that time."""
 
 
 class Trace(NamedTuple):

@@ -7,10 +7,8 @@ import statistics
 from gpuconsole.model.run import PHASES, Run
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, fill, inner_width, line, panel, row_width
-from gpuconsole.report.run import serving
-from gpuconsole.report.run.figures import step_time, utilization
-from gpuconsole.report.run.serving import live_costs, serving_rows
+from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, row_width
+from gpuconsole.report.run.serving import serving_rows
 from gpuconsole.session.api import View
 
 SMALLEST = 0.005
@@ -34,37 +32,43 @@ LOOKS: dict[str, tuple[str, str]] = {
 """The colour separates work from waiting. The density separates the parts, also without colour."""
 
 
-def paint_phases(view: View, width: int, height: int, boxed: bool) -> list[Row]:
-    """The panel of the main screen."""
-    inner = inner_width(width, boxed)
+NAMES = {"data_wait": "data wait", "h2d": "copy to GPU", "comm": "communication", "client_queue": "client queue"}
+"""Plain words for parts whose names in files are short."""
+
+
+def paint_steps(view: View, width: int, height: int) -> list[Row]:
+    """The bar behind the time of a step or of a request, its legend, then what belongs to this kind of run."""
     run = view.run
     parts = visible_parts(run.summary.phases_ratio if run else {})
-    bare = height < 3
-    if parts:
-        room = height - (3 if boxed else 1 if bare else 2)
-        below = [] if run is None or room <= 1 else serving_rows(view, run, inner, room - 1) if run.serves else _spread(run, inner)
-        rows = [_bar(parts, inner), *_legend(parts, _step_s(run) if width >= 100 else None, inner, room - len(below)), *below]
-    elif run is not None and run.serves and run.summary.requests:
-        rows = [
-            line(inner, ("the server does not report the parts of a request's time", "dim")),
-            *serving_rows(view, run, inner, height - 2),
-        ]
-    else:
-        rows = [line(inner, (_nothing(view), "dim"))]
-    if bare:
-        return fill(rows, width, height)
-    if run is not None and run.serves:
-        return panel(
-            "requests before the outage" if view.down else "where a request goes",
-            serving.figures(view, run, width),
-            rows,
-            width,
-            height,
-            boxed,
+    if run is None or not parts:
+        why = (
+            "the server does not report the parts of a request's time"
+            if run is not None and run.serves and run.summary.requests
+            else _nothing(view)
         )
-    leader = next((rank.rank for rank in run.ranks if rank.leads), None) if run and len(run.ranks) > 1 else None
-    title = "where a step goes" if leader is None else f"where a step of rank {leader} goes"
-    return panel(title, _figures(view, width), rows, width, height, boxed)
+        below = serving_rows(view, run, width, height - 1) if run is not None and run.serves and run.summary.requests else []
+        return fill([line(width, (why, "dim")), *below], width, height)
+    head = _head(view, run)
+    rows = [line(width, head, *_bar(parts, width - cell_width(head[0])))]
+    below = serving_rows(view, run, width, height - 2) if run.serves else _spread(run, width)[: max(0, height - 2)]
+    step_s = _step_s(run) if width >= 100 else None
+    return fill([*rows, *_legend(parts, step_s, width, height - 1 - len(below)), *below], width, height)
+
+
+def rows_below(run: Run) -> int:
+    """The rows below the legend: latencies and server, or how far several processes lie apart."""
+    return 2 if run.serves else 1 if len(run.ranks) > 1 else 0
+
+
+def _head(view: View, run: Run) -> Segment:
+    """`step 146 ms `: the time that the bar shows."""
+    words = "request" if run.serves else "step"
+    if view.down:
+        words = "request before the outage"
+    elif len(run.ranks) > 1 and (leader := next((rank.rank for rank in run.ranks if rank.leads), None)) is not None:
+        words = f"step of rank {leader}:"
+    seconds = _step_s(run)
+    return (f"{words} {units.duration(seconds).strip()} " if seconds is not None else f"{words} ", "title")
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
@@ -115,7 +119,7 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
     rows: list[list[Segment]] = [[]]
     for name, ratio in parts:
         glyph, style = LOOKS[name]
-        entry: list[Segment] = [(f"{glyph} ", style), (name, ""), (f" {units.percent(ratio)}", "title")]
+        entry: list[Segment] = [(f"{glyph} ", style), (NAMES.get(name, name), ""), (f" {units.percent(ratio)}", "title")]
         entry += [(f" {units.duration(ratio * step_s)}", "dim")] if step_s is not None else []
         gap: list[Segment] = [("   ", "")] if rows[-1] else []
         if row_width(rows[-1] + gap + entry) > width and rows[-1]:
@@ -149,16 +153,3 @@ def _nothing(view: View) -> str:
     if view.run.state == "failed":
         return f"the run failed before it completed a {'request' if view.run.serves else 'step'}"
     return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (f": {view.stage}" if view.stage else "")
-
-
-def _figures(view: View, width: int) -> list[Segment]:
-    """Step time, utilization and cost, as far as each is known."""
-    run = view.run
-    if run is None or run.summary.step_time_s is None:
-        return []
-    words = [f"step {step_time(run)}"]
-    if width >= 70 and (found := utilization(run, "MFU", with_peak=width >= 110)):
-        words.append(found)
-    if width >= 100:
-        words += live_costs(view, run)
-    return [("   ".join(words), "accent")]

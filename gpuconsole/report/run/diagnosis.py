@@ -4,39 +4,54 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import describe_changes
+from gpuconsole.model.knobs.words import in_words
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, blank, cell_width, inner_width, line, panel, row_width, spread, wrap
-from gpuconsole.report.experiments.trial import NO_CAUSE, paint_done, paint_running
+from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, inner_width, line, panel, row_width, spread, wrap
+from gpuconsole.report.experiments.trial import NO_CAUSE
 from gpuconsole.report.run.validity import doubtful, outage, verdict
 from gpuconsole.session.api import View
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
-    """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always visible."""
+    """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always visible.
+
+    Below the findings that fire, as far as there is room: what the rules found in order.
+    """
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
     rows, headlines, at = _findings(view, selected, inner, roomy=room >= 10)
-    middle = _window(rows, headlines, at, room - len(top) - len(foot), inner)
-    gap = room - len(top) - len(middle) - len(foot)
+    left = room - len(top) - len(foot)
+    if rows and len(rows) < left - 1:
+        rows = [*rows, blank(inner)]
+    rows += _others(view, inner, left - len(rows))
+    middle = _window(rows, headlines, at, left, inner)
+    gap = left - len(middle)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
-    return panel("Diagnosis", _status(view), body, width, height, boxed)
+    return panel(_name(view), _status(view), body, width, height, boxed)
+
+
+def _name(view: View) -> str:
+    return "causes" if facts.firing(view.run) else "diagnosis"
 
 
 def _status(view: View) -> list[Segment]:
     if view.probing:
-        return [(f"probing: {view.probing}", "accent")]
-    if facts.running_trial(view) is not None:
-        return [("trial running", "accent")]
-    return []
+        return [(f"probe {view.probing}", "accent")]
+    run = view.run
+    if run is None or not run.findings:
+        return []
+    counts = {state: sum(finding.state == state for finding in run.findings) for state in ("clear", "cant_tell")}
+    words = [f"{counts['clear']} clear"] + ([f"{counts['cant_tell']} can't tell"] if counts["cant_tell"] else [])
+    return [(", ".join(words), "dim")]
 
 
 def _top(view: View, width: int, room: int) -> list[Row]:
-    """The most urgent facts: a failure, a lost device, the trial."""
+    """The most urgent facts in full: the answer line has room for their first words only."""
     rows: list[Row] = []
     run = view.run
     if run is not None and run.state == "failed":
@@ -48,18 +63,9 @@ def _top(view: View, width: int, room: int) -> list[Row]:
         rows += [line(width, (text, "alert")) for text in wrap(f"figures {verdict(run)}", width, max(1, min(4, room - 1)))]
     for device, why in view.lost.items():
         rows.append(line(width, (f"{device} lost: {why}", "alert")))
-    trial = facts.running_trial(view)
-    if trial is not None:
-        rows += paint_running(trial, _knobs(view.runs, trial.baseline_run), width)
-    elif room >= 6 and (ended := facts.current_trials(view)):
-        rows += paint_done(ended[-1], width)
     if rows and room >= 10:
         rows.append(blank(width))
     return rows[: max(1, room - 1)]
-
-
-def _knobs(runs: tuple[Run, ...], run_id: str) -> Knobs:
-    return next((run.knobs for run in runs if run.id == run_id), {})
 
 
 def _foot(view: View, width: int, most: int) -> list[Row]:
@@ -83,42 +89,70 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
             rows.append(_suggestion(suggestion, run, chosen, width))
         if roomy and number < len(firing):
             rows.append(blank(width))
-    state, starting = _state(view, bool(firing)), run is not None and run.state == "starting"  # a start may show a long command
-    if state and (not firing or roomy):
-        rows += [blank(width)] if rows else []
-        rows += [line(width, (text, "dim")) for text in wrap(state, width, 8 if starting else 4)]
+    state = "" if firing else _state(view)
+    starting = run is not None and run.state == "starting"  # a start may show a long command
+    rows += [line(width, (text, "")) for text in wrap(state, width, 8 if starting else 4)]
     return rows, headlines, at
 
 
 def _headline(number: int, finding: Finding, width: int) -> Row:
     right: list[Segment] = []
     if not finding.note:
-        full = width >= cell_width(finding.title) + 29
-        short = " mem" if finding.resource == "memory" else ""
+        full = width >= cell_width(finding.title) + 24
+        short = " of memory" if finding.resource == "memory" else ""
         share = f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}"
-        right = [(share if finding.recoverable_ratio else "", "accent"), (f"  {finding.confidence:<6}", "dim")]
+        confidence = f"  {finding.confidence:<6}" if width >= cell_width(finding.title) + 34 else ""
+        right = [(share if finding.recoverable_ratio else "", "loss"), (confidence, "dim")]
     return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
 
 
 def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int) -> Row:
+    """The instruction, the flag beside it where there is room, and the predicted gain."""
     predicted = suggestion.predicted_speedup
     right: list[Segment] = []
     if predicted is not None:
-        right.append(
-            (f"  {'predicted ' if width >= 56 else ''}{units.interval(predicted.low, predicted.high)}", "accent" if chosen else "dim")
-        )
-    elif width >= 56:
-        right.append(("  no prediction", "dim"))
+        right.append((f"  {units.interval(predicted.low, predicted.high)}", "good"))
     if not facts.can_try(run, suggestion):
         right.append(("  restart", "dim"))
     else:
         right.append(("  [Enter]" if chosen else "         ", "key"))
-    text = facts.shorter(describe_changes(suggestion.changes, run.settings if run else {}), width - 2 - row_width(right))
-    return spread(width, [("> " if chosen else "  ", "key"), (text, "title" if chosen else "")], right)
+    flag = describe_changes(suggestion.changes, run.settings if run else {})
+    words = in_words(suggestion.changes)
+    room = width - 2 - row_width(right)
+    style = "title" if chosen else ""
+    for text, beside in ((words, f"  {flag}"), (words, f"  {facts.shorter(flag, 0)}"), (words, ""), (facts.shorter(flag, room), "")):
+        if cell_width(text) + cell_width(beside) <= room:
+            break
+    return spread(width, [("> " if chosen else "  ", "key"), (text, style), (beside, "dim")], right)
 
 
-def _state(view: View, fires: bool) -> str:
-    """The state of the diagnosis if it is relevant."""
+def _others(view: View, width: int, room: int) -> list[Row]:
+    """The rules that found everything in order, and the rules without a conclusion, in at most `room` rows."""
+    run = view.run
+    if run is None or room <= 0 or run.state == "failed":
+        return []
+    rows = []
+    for finding in run.findings:
+        if finding.state == "clear":
+            rows.append(_other("✓ ", finding.title, finding.summary, width))
+    for finding in run.findings:
+        if finding.state == "cant_tell":
+            missing = f"missing {', '.join(finding.missing)}" if finding.missing else finding.summary
+            rows.append(_other("? ", finding.title, missing, width))
+    if len(rows) > room:
+        return [*rows[: room - 1], line(width, (f"  … {len(rows) - room + 1} more: d", "dim"))]
+    return rows
+
+
+def _other(mark: str, title: str, why: str, width: int) -> Row:
+    room = width - cell_width(title) - 5
+    return spread(
+        width, [(mark, "good" if mark == "✓ " else "dim"), (title, "")], [(f"   {cut(why, room)}", "dim")] if why and room > 20 else []
+    )
+
+
+def _state(view: View) -> str:
+    """The state of the diagnosis without a cause."""
     run = view.run
     if run is None:
         return "Nothing is running. Press s to choose a scenario."
@@ -127,23 +161,20 @@ def _state(view: View, fires: bool) -> str:
     if run.state == "starting":
         return f"Starting: {view.stage or 'waiting for the worker'}."
     if view.down:
-        return "" if fires else "No conclusion while the server does not answer."
-    if not fires and run.findings and (why := why_no_claim(run)):
-        return "No conclusion: the figures cannot show what limits this run." if doubtful(run) else f"No conclusion: {why}."
-    clear = sum(finding.state == "clear" for finding in run.findings)
-    unknown = [finding for finding in run.findings if finding.state == "cant_tell"]
-    if run.steady_from_s is None and run.state == "running" and not fires:
-        return "Measuring: steady state not reached yet."
+        return "No conclusion while the server does not answer."
+    return f"{state_words(run)}."
+
+
+def state_words(run: Run) -> str:
+    """The state of the diagnosis of a run in which no rule fires, in one clause."""
+    if run.findings and (why := why_no_claim(run)):
+        return "No conclusion: the figures cannot show what limits this run" if doubtful(run) else f"No conclusion: {why}"
+    if run.steady_from_s is None and run.state == "running":
+        return "Measuring: steady state not reached yet"
     if not run.findings:
-        ended = f"The run ended before a diagnosis: {run.error}." if run.error else "The run ended before a diagnosis."
-        return "Measuring: no diagnosis yet." if run.state == "running" else ended
-    text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
-    if unknown:
-        missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
-        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
-    elif not fires:
-        text += ": no rule found time to recover"
-    return text + "."
+        ended = f"The run ended before a diagnosis: {run.error}" if run.error else "The run ended before a diagnosis"
+        return "Measuring: no diagnosis yet" if run.state == "running" else ended
+    return "No rule found time to recover"
 
 
 def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: int) -> list[Row]:

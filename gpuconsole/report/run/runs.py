@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.report import units
@@ -26,6 +26,14 @@ class Entry(NamedTuple):
     verdict: str
     style: str = ""
     unit: str = ""
+    speedup: Speedup | None = None
+
+    def gain_text(self, full: bool) -> str:
+        """`2.24x [2.10, 2.40]`, or the estimate alone."""
+        found = self.speedup
+        if found is not None and full:
+            return units.measured(found.estimate, found.low, found.high)
+        return units.speedup(self.gain).strip() if self.gain is not None else ""
 
 
 def entries(view: View) -> list[Entry]:
@@ -57,15 +65,15 @@ def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
     if proof is None:
         return Entry(run.id, words, text, None, live or "unproven", style, unit)
     gain = proof.speedup.estimate if proof.speedup else None
-    return Entry(run.id, words, text, gain, "failed" if run.state == "failed" else "kept", style, unit)
+    return Entry(run.id, words, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
 
 
 def _trial(trial: Trial, run: Run) -> Entry:
     gain = trial.speedup.estimate if trial.speedup else None
     if trial.state == "running":
-        return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, "on trial", "")
-    verdict = "failed" if trial.state == "failed" else "reverted"
-    return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim")
+        return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, "on trial", "accent", "", trial.speedup)
+    verdict = trial.state if trial.state in ("failed", "cancelled") else "reverted"
+    return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim", "", trial.speedup)
 
 
 def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
@@ -82,35 +90,49 @@ def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
 # --- on the main screen -------------------------------------------------------------------------------------
 
 
+NUMBER, VERDICT, INTERVAL, LEAST_CHANGE = 2, 9, 18, 20
+
+
+def tried_rows(view: View) -> int:
+    """The rows that the whole table takes, without its box."""
+    return 1 + max(1, len(entries(view)))
+
+
 def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
-    """The table; if not all rows fit, the newest rows. The unit is in the head if it is the same for all rows, otherwise in each row."""
+    """The table; if not all rows fit, the newest rows. The unit is in the head if it is the same for all rows, otherwise in each row.
+
+    In a narrow table the gain has no interval; in a very narrow one the rate has no standard deviation either.
+    """
     if height <= 0:
         return []
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     found = entries(view)
-    numbers = max([1, *(len(entry.number) for entry in found)])
     known = {entry.unit for entry in found if entry.unit}
     unit = next(iter(known)) if len(known) == 1 else "rate"
     if len(known) > 1:
         found = [entry._replace(rate=f"{entry.rate} {entry.unit}".strip()) for entry in found]
-    change, rates = _widths(found, unit, numbers, inner)
-    if change < 12:  # too narrow for the standard deviation
+    full = _change_width(found, unit, True, inner) >= LEAST_CHANGE
+    if not full and _change_width(found, unit, False, inner) < 12:  # too narrow for the standard deviation
         found = [entry._replace(rate=_mean_alone(entry.rate)) for entry in found]
-        change, rates = _widths(found, unit, numbers, inner)
+    change, rates = _change_width(found, unit, full, inner), _rates_width(found, unit)
+    gains = INTERVAL if full else 5
     rows: list[Row] = []
-    if room >= 3:
-        head = f"{'#':<{numbers}}  {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':>5}  {'verdict':<8}"
+    if room >= 2:
+        head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'gain':<{gains}}  {'verdict':<{VERDICT}}"
         rows.append(line(inner, (head, "dim")))
-    rows += [_row(entry, numbers, change, rates, inner) for entry in found[-(room - len(rows)) :] if room > len(rows)]
+    rows += [_row(entry, change, rates, full, inner) for entry in found[-(room - len(rows)) :] if room > len(rows)]
     if not found:
-        rows.append(line(inner, ("no runs yet", "dim")))
-    return panel("Runs", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
+        rows.append(line(inner, ("nothing was tried yet", "dim")))
+    return panel("tried", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
 
 
-def _widths(found: Sequence[Entry], unit: str, numbers: int, width: int) -> tuple[int, int]:
-    """Columns for the change and for the rate."""
-    rates = max([len(unit), *(len(entry.rate) for entry in found)])
-    return width - numbers - rates - 5 - 8 - 8, rates
+def _rates_width(found: Sequence[Entry], unit: str) -> int:
+    return max([len(unit), *(len(entry.rate) for entry in found)])
+
+
+def _change_width(found: Sequence[Entry], unit: str, full: bool, width: int) -> int:
+    """The columns that are left for the change."""
+    return width - NUMBER - 1 - _rates_width(found, unit) - 2 - (INTERVAL if full else 5) - 2 - VERDICT - 2
 
 
 def _mean_alone(rate: str) -> str:
@@ -130,9 +152,9 @@ def _against_baseline(run: Run | None, width: int) -> list[Segment]:
     return [(next((text for text in wordings if cell_width(text) <= width), ""), style)]
 
 
-def _row(entry: Entry, numbers: int, change: int, rates: int, width: int) -> Row:
-    gain = units.speedup(entry.gain) if entry.gain is not None else " " * 5
-    kept = entry.verdict == "kept"
-    verdict = "good" if kept else entry.style
-    text = f"{entry.number:<{numbers}}  {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
-    return line(width, (text, entry.style), (gain, "good" if kept else entry.style), (f"  {entry.verdict:<8}", verdict))
+def _row(entry: Entry, change: int, rates: int, full: bool, width: int) -> Row:
+    style = "good" if entry.verdict == "kept" else entry.style
+    text = f"{entry.number:<{NUMBER}} {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
+    return line(
+        width, (text, entry.style), (fit(entry.gain_text(full), INTERVAL if full else 5), style), (f"  {entry.verdict:<{VERDICT}}", style)
+    )

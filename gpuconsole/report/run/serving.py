@@ -94,7 +94,7 @@ def serving_rows(view: View, run: Run, width: int, room: int) -> list[Row]:
 
 
 def figures(view: View, run: Run, width: int) -> list[Segment]:
-    """Requests per second, goodput, cost and failures."""
+    """Requests per second, goodput and cost."""
     summary = run.summary
     if summary.requests_per_s is None:
         return []
@@ -102,11 +102,7 @@ def figures(view: View, run: Run, width: int) -> list[Segment]:
     if summary.goodput_per_s is not None:
         words.append(f"goodput {goodput(run) if width >= 100 else f'{units.plain(summary.goodput_per_s)}/s'}")
     words += live_costs(view, run) if width >= 100 else []
-    failed: list[Segment] = []
-    if summary.failed_requests:
-        cause = next(iter(summary.failures), "") if width >= 110 else ""
-        failed = [(f"   {summary.failed_requests} failed" + (f": {cause}" if cause else ""), "alert")]
-    return [("   ".join(words), "accent"), *failed]
+    return [("   ".join(words), "")]
 
 
 def live_costs(view: View, run: Run) -> list[str]:
@@ -146,6 +142,11 @@ def _server(view: View, run: Run, width: int) -> Row:
     hits = facts.latest(view, "server.prefix_hit_ratio")
     entries: list[Segment] = [("server ", "dim"), (f"running {running or 0:.0f}  waiting {waiting or 0:.0f}", "title")]
     more: list[Segment] = []
+    if failed := run.summary.failed_requests:
+        cause = next(iter(run.summary.failures), "") if width >= 100 else ""
+        more.append((f"  {failed} failed" + (f": {visible(cause)}" if cause else ""), "alert"))
+    if width < 100 and run.summary.requests_per_s is not None:
+        more.append((f"  {request_rate(run)}", ""))
     if usage is not None:
         more.append((f"  KV cache {units.percent(usage)}", "alert" if usage >= FULL else ""))
     if preemptions is not None:

@@ -43,7 +43,7 @@ class HistoryScreen(BackScreen):
         serves = view.run is not None and view.run.serves
         upper, lower = height - height // 2, height // 2
         if len(times) >= 2:
-            rows = charts.throughput(times, values, facts.change_times(view, times[-1]), unit, width, upper)
+            rows = charts.throughput(times, values, list(view.run_times[1:]), unit, width, upper)
         else:
             rows = [line(width, "No throughput measured yet.")]
         rows = fill(rows, width, upper)

@@ -1,4 +1,4 @@
-"""The main screen: device strip (and a strip of many GPUs), live tiles, the parts of a step, diagnosis, runs."""
+"""The main screen: title, answer, the parts of a step, throughput, devices, causes, what was tried, the trial."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ from textual.screen import Screen
 from gpuconsole.model.finding import Suggestion
 from gpuconsole.report import facts
 from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.report.run.account import rows_below
+from gpuconsole.report.run.runs import tried_rows
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
-from gpuconsole.tui.widgets.layout import Plan, plan
-from gpuconsole.tui.widgets.live import DiagnosisZone, FleetZone, HeaderZone, LiveZone, PhasesZone, RunsZone, TilesZone
+from gpuconsole.tui.widgets.layout import Needs, Plan, plan
+from gpuconsole.tui.widgets.live import (
+    AnswerZone,
+    CausesZone,
+    ChartZone,
+    DevicesZone,
+    FleetZone,
+    HeaderZone,
+    LiveZone,
+    StepsZone,
+    TrialZone,
+    TriedZone,
+)
 
 if TYPE_CHECKING:
     from gpuconsole.tui.actions import Actions
@@ -26,11 +39,12 @@ MOST_FLEET_ROWS = 7
 
 
 class MainScreen(Screen[None]):
-    """Six zones and a key bar. The selection keeps its suggestion when the order of the findings changes."""
+    """Nine zones and a key bar. The selection keeps its suggestion when the order of the findings changes."""
 
     DEFAULT_CSS = """
     MainScreen { layout: vertical; overflow: hidden; }
-    #lower { width: 1fr; overflow: hidden; }
+    #band { width: 1fr; overflow: hidden; }
+    #side { width: 1fr; overflow: hidden; layout: vertical; }
     """
     NAME = "main"
     BINDINGS = keys.screen_bindings(NAME)
@@ -42,24 +56,30 @@ class MainScreen(Screen[None]):
         self.selected = ""
         self._plan: Plan | None = None
         self._header = HeaderZone(api, id="header")
+        self._answer = AnswerZone(api, id="answer")
+        self._steps = StepsZone(api, id="steps")
         self._fleet = FleetZone(api, id="fleet")
-        self._tiles = TilesZone(api, id="tiles")
-        self._phases = PhasesZone(api, id="phases")
-        self._diagnosis = DiagnosisZone(api, id="diagnosis")
-        self._runs = RunsZone(api, id="runs")
-        self._lower = Container(self._diagnosis, self._runs, id="lower")
+        self._chart = ChartZone(api, id="chart")
+        self._devices = DevicesZone(api, id="devices")
+        self._causes = CausesZone(api, id="causes")
+        self._tried = TriedZone(api, id="tried")
+        self._trial = TrialZone(api, id="trial")
+        self._side = Container(self._causes, self._tried, id="side")
+        self._band = Container(self._devices, self._side, id="band")
         self._key_bar = KeyBar(self.NAME)
 
     @property
     def zones(self) -> tuple[LiveZone, ...]:
-        return (self._header, self._fleet, self._tiles, self._phases, self._diagnosis, self._runs)
+        return (self._header, self._answer, self._steps, self._fleet, self._chart, self._devices, self._causes, self._tried, self._trial)
 
     def compose(self) -> ComposeResult:
         yield self._header
+        yield self._answer
+        yield self._steps
         yield self._fleet
-        yield self._tiles
-        yield self._phases
-        yield self._lower
+        yield self._chart
+        yield self._band
+        yield self._trial
         yield self._key_bar
 
     def on_mount(self) -> None:
@@ -77,37 +97,37 @@ class MainScreen(Screen[None]):
         known = facts.suggestions(view)
         if self.selected not in known:
             self.selected = next(iter(known), "")
-        self._diagnosis.selected = self.selected
+        self._answer.selected = self._causes.selected = self.selected
         for zone in self.zones:
             zone.show(view)
         self._key_bar.show(view)
 
     def _lay_out(self, view: View) -> None:
         """Give the zones their rows, when the plan has changed."""
-        new = plan(
-            self.size.width,
-            self.size.height,
-            header_rows(view) - 1,
-            fleet_rows(view, MOST_FLEET_ROWS),
-            view.run is None,
-            view.run is not None and view.run.serves,
+        idle = view.run is None
+        needs = Needs(
+            header=header_rows(view) - 1,
+            fleet=fleet_rows(view, MOST_FLEET_ROWS),
+            tried=tried_rows(view),
+            idle=idle,
+            below=0 if view.run is None else rows_below(view.run),
+            trial=facts.shown_trial(view) is not None,
         )
+        new = plan(self.size.width, self.size.height, needs)
         if new == self._plan:
             return
         self._plan = new
         for zone in self.zones:
             zone.plan = new
-        self._fleet.display = new.fleet > 0
-        for zone, height in ((self._header, new.header), (self._fleet, new.fleet), (self._tiles, new.tiles), (self._phases, new.phases)):
+        heights = (new.header, new.answer, new.steps, new.fleet, new.chart, new.devices, new.causes, new.tried, new.trial)
+        for zone, height in zip(self.zones, heights, strict=True):
+            zone.display = height > 0
             zone.styles.height = height
-        beside = new.runs_width > 0
-        self._lower.styles.layout = "horizontal" if beside else "vertical"
-        self._lower.styles.height = new.diagnosis if beside else new.diagnosis + new.runs
-        self._diagnosis.styles.height = new.diagnosis
-        self._runs.styles.height = new.runs
-        self._runs.styles.width = new.runs_width if beside else "1fr"
-        self._runs.styles.padding = (0, 0, 0, 2 if beside and not new.boxed else 0)
-        self._runs.display = new.runs > 0
+        beside = new.side > 0
+        self._band.styles.layout = "horizontal" if beside else "vertical"
+        self._band.styles.height = new.devices if beside else new.devices + new.causes + new.tried
+        self._side.styles.width = new.side if beside else "1fr"
+        self._side.styles.height = new.causes + new.tried
 
     def _choose(self, step: int) -> None:
         known = list(facts.suggestions(self.api.view()))
@@ -132,6 +152,9 @@ class MainScreen(Screen[None]):
 
     def action_numerics(self) -> None:
         self.actions.allow_numerics()
+
+    def action_cancel_trial(self) -> None:
+        self.actions.cancel_trial()
 
     def action_try_selected(self) -> None:
         self.actions.try_selected()

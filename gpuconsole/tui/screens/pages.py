@@ -85,8 +85,8 @@ class HelpScreen(PageScreen):
 
 
 READING = (
-    ("where a step goes", "The parts exclude each other and add up to the whole step."),
-    ("where a request goes", "Queue, prefill and decode as the server reports them; transport is the rest of the E2E that the client measures."),
+    ("step", "The time of a step and its parts. The parts exclude each other and add up to the whole step. Yellow: waiting."),
+    ("request", "Queue, prefill and decode as the server reports them; transport is the rest of the E2E that the client measures."),
     ("recoverable", "The share of the step time that a finding is about. Findings are ranked by this share and by their confidence."),
     ("of memory", "The share of the usable memory that the first suggestion would free. Freeing memory may cost time."),
     ("predicted", "Throughput after the change divided by throughput before, as an interval, from the measured parts of a step."),
@@ -98,7 +98,8 @@ READING = (
     ("rank", "One of several processes that train together. Step time without communication is the rank's own; the rest is waiting for other ranks."),
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
     ("CPU (no GPU: ...)", "All figures belong to the host. No figure is GPU data."),
-    ("sparklines", "Two seconds a column, the newest at the right. A gap is a time without samples."),
+    ("throughput", "Since the start of the work. ▼ marks a change: on trial, kept or reverted. Green: with a change that was kept."),
+    ("sparklines", "At most two seconds a column, the newest at the right. A gap is a time without samples."),
 )  # fmt: skip
 _SCREENS = (
     ("scenarios", "On the scenario list"), ("knobs", "On the knobs screen"), ("processes", "On the processes screen"),

@@ -19,8 +19,8 @@ CUT = {
 
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
-    """The title row, then as many devices as fit; the rest is counted."""
-    shown = _devices(view)
+    """The title row, then as many devices as fit; the rest is counted. While something runs, its device has a zone of its own."""
+    shown = _shown(view)
     rows = [_title(view, width)]
     room = height - 1
     many = has_fleet(view)
@@ -31,8 +31,14 @@ def paint_header(view: View, width: int, height: int) -> list[Row]:
 
 
 def header_rows(view: View) -> int:
-    """How many rows the header can use. Where the GPUs have a strip of their own, the header shows only the GPU in use."""
-    return 1 + (1 if has_fleet(view) else max(1, len(_devices(view))))
+    """How many rows the header can use."""
+    return 1 + len(_shown(view))
+
+
+def _shown(view: View) -> list[Device]:
+    """The devices that have a row: not the device of a run, and not the GPUs that a strip shows."""
+    devices = _devices(view)[:1] if has_fleet(view) else _devices(view)
+    return devices if view.run is None else devices[1:]
 
 
 def device_line(view: View, width: int) -> Row:
@@ -51,21 +57,43 @@ def _devices(view: View) -> list[Device]:
 
 
 def _title(view: View, width: int) -> Row:
-    right = _trouble(view) or _activity(view)
-    if view.own_cpu_ratio is not None and width >= (100 if view.down else 70):
-        right.append((f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} % cpu", "dim"))
+    right = _trouble(view)
+    if not right:
+        right = _activity(view)
+        right += _rate(view) if width >= 80 else []
+        right += _since_start(view) if width >= 100 else []
+    if view.own_cpu_ratio is not None and width >= (100 if view.down else 110):
+        right.append((f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} %", "dim"))
     gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
-    what = f"{len(gpus)}x {gpus[0].name}" if gpus else ""
-    if view.environment.driver and gpus:
-        what += f"  driver {view.environment.driver}"
+    what = f"{len(gpus)}x {facts.short_name(gpus[0].name)}" if len(gpus) > 1 else facts.short_name(gpus[0].name) if gpus else ""
+    if not gpus:
+        what = "CPU (no GPU)"
     left: list[Segment] = [("gpuconsole", "title")]
     if view.recording:
         left.append(("  ", ""))
         left.append((" RECORDING ", "mark"))
-    for text in (view.environment.host, what):
+    for text in (view.environment.host, what) if gpus else (what, view.environment.host):  # that there is no GPU is said first
         if text and row_width(line_of(left)) + len(text) + 3 + row_width(line_of(right)) < width:
             left.append((f"   {text}", "dim"))
     return spread(width, left, [(" ", ""), *right])
+
+
+def _rate(view: View) -> list[Segment]:
+    """The present throughput."""
+    metric, unit = facts.throughput_metric(view)
+    value = facts.latest(view, metric)
+    return [(f"  {units.rate(value)}", "title"), (f" {unit}", "")] if value is not None and facts.active(view) else []
+
+
+def _since_start(view: View) -> list[Segment]:
+    """The gain of all kept changes together: the rate of this run over the rate of the first run of this work."""
+    runs = facts.chain(view)
+    if len(runs) < 2:
+        return []
+    (now, unit), (first, first_unit) = runs[-1].throughput, runs[0].throughput
+    if now is None or first is None or unit != first_unit or first.mean <= 0:
+        return []
+    return [(f"  {units.speedup(now.mean / first.mean)} since start", "good" if now.mean > first.mean else "")]
 
 
 def _trouble(view: View) -> list[Segment]:

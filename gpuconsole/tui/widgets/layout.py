@@ -4,44 +4,62 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+ANSWER = 2
+LEGEND_IN_A_ROW = 160
+"""From this width on, the legend of the step takes one row."""
+
+
+class Needs(NamedTuple):
+    """What the zones could use: lines of the `header` below the title, rows of the strip of many GPUs (`fleet`), rows of the table of what was
+    `tried`. `idle`: nothing runs. `below`: rows below the legend of a step or of a request. `trial`: there is a trial to show."""
+
+    header: int = 0
+    fleet: int = 0
+    tried: int = 2
+    idle: bool = False
+    below: int = 0
+    trial: bool = False
+
 
 class Plan(NamedTuple):
-    """Heights in rows. `runs_width` 0: the runs stand under the diagnosis; they are hidden when `runs` is 0 too. `fleet`: the strip of many GPUs."""
+    """Heights in rows, from the top of the screen to its bottom; 0: not shown. `side`: the columns of the causes and of what was tried, at the right of
+    the devices; 0: these zones are below the devices."""
 
     header: int
+    answer: int
+    steps: int
     fleet: int
-    tiles: int
-    tile_height: int
-    tiles_per_row: int
-    all_tiles: bool
-    phases: int
-    diagnosis: int
-    runs: int
-    runs_width: int
+    chart: int
+    devices: int
+    causes: int
+    tried: int
+    trial: int
+    side: int
+    all_eight: bool
     boxed: bool
 
 
-def plan(width: int, height: int, devices: int = 1, fleet: int = 0, idle: bool = False, serves: bool = False) -> Plan:
-    """The layout for a terminal of `width` x `height`: the most important zones keep their room longest.
+def plan(width: int, height: int, needs: Needs = Needs()) -> Plan:  # noqa: B008
+    """The layout for a terminal of `width` x `height`. The most important zones keep their room longest; the chart and the devices grow."""
+    wide, tall = width >= 100, height >= 30
+    header = 1 + (min(needs.header, 3) if tall else 0)
+    answer = min(ANSWER, max(0, height - 2))
+    steps = 0 if needs.idle else (3 if tall and width < LEGEND_IN_A_ROW else 2) + (needs.below if height >= 20 else 0)
+    steps = min(steps, max(0, height - header - answer - 2))
+    fleet = min(needs.fleet, 7 if tall else 3 if height >= 20 else 0)
+    trial = 0 if not needs.trial else 4 if tall else 3 if height >= 20 else 1 if height >= 12 else 0
+    left = max(0, height - header - answer - steps - fleet - trial - 1)
+    if wide and left >= 20:
+        return _wide(width, left, needs, Plan(header, answer, steps, fleet, 0, 0, 0, 0, trial, 0, True, True))
+    eight = wide and left >= 16
+    devices = 8 if eight else 4 if left >= 8 else 0
+    left -= devices
+    tried = 0 if left < 8 else min(1 + needs.tried, max(3, left // 3))
+    return Plan(header, answer, steps, fleet, 0, devices, left - tried, tried, trial, 0, eight, False)
 
-    `devices` are the lines that the header can use, `fleet` the rows of the strip of many GPUs. While nothing runs (`idle`) the GPUs get more
-    room. A run that `serves` needs two lines more for a request than a step needs.
-    """
-    wide, tall = width >= 100, height >= 32
-    boxed = wide and tall
-    if width >= 120 and height >= 24:  # a narrower tile has no room for its title and its figure
-        per_row, grid, tile_height = 4, 2, 6 if height >= 38 else 4 if tall else 3
-    elif width >= 60 and height >= 20:
-        per_row, grid, tile_height = 2, 2, 5 if tall else 3
-    else:
-        per_row, grid, tile_height = 2, 2, 1
-    phases = (5 if wide else 6) if boxed else 4 if height >= 20 else 3 if height >= 16 else 2
-    phases += (1 if wide else 2 if tall else 1) if serves and height >= 20 else 0
-    header = 1 + (min(devices, 4 if tall or (idle and height >= 20) else 1) if height >= 10 else 0)
-    strip = min(fleet, 7 if tall or (idle and height >= 20) else 3 if height >= 20 else 0)
-    rest = max(0, height - header - strip - grid * tile_height - phases - 1)
-    if wide:
-        runs_width = width // 2
-        return Plan(header, strip, grid * tile_height, tile_height, per_row, grid * per_row == 8, phases, rest, rest, runs_width, boxed)
-    runs = 0 if rest < 8 else min(9, max(4, rest // 3))
-    return Plan(header, strip, grid * tile_height, tile_height, per_row, False, phases, rest - runs, runs, 0, boxed)
+
+def _wide(width: int, left: int, needs: Needs, rest: Plan) -> Plan:
+    """The chart above; below it the devices at the left, the causes and what was tried at the right."""
+    band = max(10, left * 11 // 20)
+    tried = min(needs.tried + 2, band // 2)
+    return rest._replace(chart=left - band, devices=band, causes=band - tried, tried=tried, side=width - width // 2)

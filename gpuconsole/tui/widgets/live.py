@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from gpuconsole.report.cells import Row
+from gpuconsole.report import facts
+from gpuconsole.report.cells import Row, fill
+from gpuconsole.report.experiments.trial import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
-from gpuconsole.report.machine.tiles import tiles
-from gpuconsole.report.run.account import paint_phases
+from gpuconsole.report.run.account import paint_steps
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.run.runs import paint_runs
+from gpuconsole.report.screen.answer import paint_answer
+from gpuconsole.report.screen.chart import paint_throughput
+from gpuconsole.report.screen.devices import paint_devices
 from gpuconsole.session.api import SessionApi, View
+from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.layout import Plan, plan
-from gpuconsole.tui.widgets.tile import paint_tiles
 from gpuconsole.tui.widgets.zone import Zone
-
-SECONDS_PER_COLUMN = 2.0
 
 
 class LiveZone(Zone):
@@ -42,26 +44,36 @@ class HeaderZone(LiveZone):
         return paint_header(view, width, height)
 
 
+class AnswerZone(LiveZone):
+    """`selected` is the id of the suggestion that Enter tries."""
+
+    selected = ""
+
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_answer(view, self.selected, keys.for_answer(view), width, height)
+
+
+class StepsZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        return paint_steps(view, width, height)
+
+
 class FleetZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         return paint_fleet(view, width, height)
 
 
-class TilesZone(LiveZone):
+class ChartZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
-        shown = tiles(view, self.plan.all_tiles)
-        return paint_tiles(shown, self._history, width, self.plan.tiles_per_row, self.plan.tile_height)
-
-    def _history(self, key: str, columns: int) -> list[float | None]:
-        return self._api.history(key, columns, columns * SECONDS_PER_COLUMN)
+        return paint_throughput(view, self._api.history, width, height)
 
 
-class PhasesZone(LiveZone):
+class DevicesZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
-        return paint_phases(view, width, height, self.plan.boxed)
+        return paint_devices(view, self._api.history, width, height, all_eight=self.plan.all_eight, boxed=self.plan.boxed)
 
 
-class DiagnosisZone(LiveZone):
+class CausesZone(LiveZone):
     """`selected` is the id of the suggestion that Enter tries."""
 
     selected = ""
@@ -70,6 +82,20 @@ class DiagnosisZone(LiveZone):
         return paint_diagnosis(view, self.selected, width, height, self.plan.boxed)
 
 
-class RunsZone(LiveZone):
+class TriedZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         return paint_runs(view, width, height, self.plan.boxed)
+
+
+class TrialZone(LiveZone):
+    """The trial that runs, or the last trial of the present work."""
+
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        trial = facts.shown_trial(view)
+        if trial is None:
+            return fill([], width, height)
+        if trial.state != "running":
+            return paint_done(trial, width, height)
+        before = next((run.knobs for run in view.runs if run.id == trial.baseline_run), {})
+        _, reported_s = view.trial_times.get(trial.id, (view.now, view.now))
+        return paint_running(trial, before, width, height, max(0.0, view.now - reported_s))

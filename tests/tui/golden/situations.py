@@ -54,8 +54,8 @@ ERRORS = Finding(
     (Evidence("ecc_uncorrected", 2.0, "", 0.0, "nvml"),),
 )  # fmt: skip
 STARVED = Finding(
-    "input.too_few_workers", "fires", "Too few dataloader workers", 0.61, "high",
-    "The step waits 89 of 146 ms for data; the dataloader reads 1.9x as fast with one more worker.",
+    "input.too_few_workers", "fires", "Too few DataLoader workers", 0.61, "high",
+    "The step waits 89 of 146 ms for data; the DataLoader reads 1.9x as fast with one more worker.",
     (Evidence("data_wait_ratio", 0.61, "ratio", 0.1, "step account, n=400"),),
     (
         Suggestion({"num_workers": 4}, Interval(2.1, 2.5), "Workers load batches beside the step.", "DataLoader(data, num_workers=4)"),
@@ -67,7 +67,22 @@ FP32 = Finding(
     "Forward and backward take 53 of 146 ms in fp32.",
     (), (Suggestion({"precision": "bf16"}, Interval(1.1, 1.25), "Tensor cores multiply bf16 faster.", ""),),
 )  # fmt: skip
-CLEAR = [Finding(f"rule.{n}", "clear", "A rule") for n in range(11)]
+CLEAR = [
+    Finding(rule, "clear", title, summary=summary)
+    for rule, title, summary in (
+        ("input.jitter", "No single slow samples stall the loader", "the slowest batch takes 1.2x the median"),
+        ("host.logging_io", "Logging takes little time", "logging takes 0.3 % of a step"),
+        ("host.checkpoint_stall", "Checkpoints take little time", "no checkpoint was saved"),
+        ("host.cpu_contention", "The training thread has a CPU core", "it waited for a core 0.2 % of the time"),
+        ("host.sync_stall", "Synchronisations cost little GPU time", "0.4 synchronisations per step"),
+        ("gpu.small_batch", "The batch is large enough", "twice the batch takes 1.9x the time"),
+        ("gpu.optimizer_unfused", "The optimizer costs no avoidable time", "the optimizer takes 2 % of a step"),
+        ("mem.near_capacity", "Memory has room", "56.8 of 140 GiB are in use"),
+        ("mem.leak_gpu", "No GPU memory leak", "memory grew by 0 bytes per step"),
+        ("hw.thermal", "Heat does not lower the GPU clock", "62 °C"),
+        ("hw.power", "The power limit costs little GPU clock", "the clock was 0.6 % below its limit"),
+    )
+]
 UNKNOWN = [Finding("comm.exposed", "cant_tell", "Exposed communication", missing=("comm_ratio",))]
 
 
@@ -164,8 +179,10 @@ class Script:
         self, number: str, run: str, changes: Knobs, predicted: Interval, found: Speedup | None, *, state: str = "done", kept: bool = False
     ) -> None:
         verdict = None if state == "running" else "win" if kept else "worse"
+        begun = Trial(number, run, changes, "running", predicted=predicted)
+        self.events.append(TrialUpdate(self.t - 9.0, begun))
         self.events.append(
-            TrialUpdate(self.t, Trial(number, run, changes, state, found, None, 12, predicted, verdict, kept, elapsed_s=9.0))  # type: ignore[arg-type]
+            TrialUpdate(self.t, Trial(number, run, changes, state, found, None, 12, predicted, verdict, kept, elapsed_s=9.0, limit_s=20.0))  # type: ignore[arg-type]
         )
 
     def end(self, run: str, state: str, error: str | None = None) -> None:
@@ -198,6 +215,7 @@ def trial() -> Script:
 def trial_finished() -> Script:
     script = finding()
     script.trial("1", "1", {"precision": "bf16"}, Interval(1.1, 1.25), Speedup(0.95, 0.93, 0.97))
+    script.train(20, 0.146, WAITING)
     script.trial("2", "1", {"num_workers": 4}, Interval(2.1, 2.5), Speedup(2.24, 2.1, 2.4), kept=True)
     script.end("1", "stopped")
     script.start("2", "data-starved", {**GPT, **LOADER, "num_workers": 4}, {"num_workers": 4})

@@ -1,0 +1,192 @@
+"""The answer: what limits the workload, how much that costs, and what to do about it. The first rows of the main screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.job.facts import AGENT
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.words import in_words
+from gpuconsole.model.run import Run
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, line_of, row_width, spread
+from gpuconsole.report.experiments.trial import NO_CAUSE, measured, verdict
+from gpuconsole.report.run.diagnosis import state_words
+from gpuconsole.report.run.validity import doubtful, outage
+from gpuconsole.report.run.validity import verdict as validity_words
+from gpuconsole.session.api import View
+
+GAP = "   "
+Keys = Sequence[tuple[str, str]]
+"""Pairs of a key and a word for what it does."""
+
+
+class Answer(NamedTuple):
+    """`style` is the colour of the mark at the left edge. `more` is the second row, the most important segment first: what does not fit is left out."""
+
+    style: str
+    head: list[Segment]
+    more: list[Segment]
+
+
+def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int) -> list[Row]:
+    """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the keys."""
+    found = answer(view, selected)
+    mark: Segment = ("▌", found.style)
+    rows = [spread(width, [mark, *found.head], _fitting_keys(keys, width - 1 - row_width(line_of(found.head)) - len(GAP)))]
+    rows.append(line(width, mark, *_fitting(found.more, width - 1)))
+    return fill(rows, width, height)
+
+
+def _fitting_keys(keys: Keys, room: int) -> list[Segment]:
+    parts: list[Segment] = []
+    for key, label in keys:
+        one: list[Segment] = [(GAP, "")] * bool(parts) + [(key, "key"), (f" {label}", "")]
+        if row_width(line_of(parts + one)) > room:
+            break
+        parts += one
+    return parts
+
+
+def _fitting(parts: list[Segment], room: int) -> list[Segment]:
+    """The first segment, cut where it must be; then the segments that fit whole."""
+    kept = parts[:1]
+    room -= sum(cell_width(text) for text, _ in kept)
+    for text, style in parts[1:]:
+        if cell_width(text) + len(GAP) <= room:
+            kept.append((GAP + text, style))
+            room -= cell_width(text) + len(GAP)
+    return kept
+
+
+def answer(view: View, selected: str) -> Answer:
+    """The answer in the present state."""
+    run = view.run
+    if run is None:
+        return Answer(
+            "dim",
+            [("Nothing is running", "title")],
+            [("Choose a scenario, or start your own program: gpuconsole run -- python train.py", "dim")],
+        )
+    firing = facts.firing(run)
+    if (trouble := _trouble(view, run)) is not None:
+        return trouble if not firing else trouble._replace(more=_about(view, run, *_chosen(view, firing, selected)))
+    if run.state == "starting":
+        return Answer(
+            "accent",
+            [(f"Starting: {view.stage or 'waiting for the worker'}", "title")],
+            [("The first figures follow the first steps.", "dim")],
+        )
+    trial = facts.running_trial(view)
+    if firing:
+        finding, suggestion = _chosen(view, firing, selected)
+        if trial is not None:
+            finding, suggestion = _on_trial(firing, trial) or (finding, suggestion)
+        return Answer(_style(finding), [(finding.title, "title"), *_cost(finding, run)], _about(view, run, finding, suggestion, trial))
+    if trial is not None:
+        return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
+    if run.state == "running" and (kept := _kept(view)) is not None:
+        return Answer(
+            "good", [(f"Proven: {in_words(kept.changes)}", "title"), (f": {measured(kept)}", "good")], [(state_words(run), "dim")]
+        )
+    return Answer("dim", [(state_words(run), "title")], [(_rest(view, run), "dim")])
+
+
+def _trouble(view: View, run: Run) -> Answer | None:
+    """What needs action before any figure of the run counts."""
+    if run.state == "failed":
+        return Answer("alert", [(f"Failed: {run.error or NO_CAUSE}", "alert")], [(view.notes[-1] if view.notes else "", "dim")])
+    if view.down:
+        words = outage(view)
+        return Answer("alert", [(f"{words[:1].upper()}{words[1:]}", "alert")], [("No conclusion while the server does not answer.", "dim")])
+    if run.device in view.lost:
+        return Answer("alert", [(f"{run.device} is lost: {view.lost[run.device]}", "alert")], [("", "")])
+    if doubtful(run):
+        return Answer(
+            "alert",
+            [(f"The figures are {validity_words(run)}", "alert")],
+            [("No conclusion: the figures cannot show what limits this run.", "dim")],
+        )
+    if run.is_job and AGENT in run.unavailable and facts.active(view):
+        return Answer("alert", [("The agent is off: no step is measured", "alert")], [(run.unavailable[AGENT], "dim")])
+    return None
+
+
+def _chosen(view: View, firing: list[Finding], selected: str) -> tuple[Finding, Suggestion | None]:
+    """The selected suggestion and its finding; else the first finding."""
+    found = facts.suggestions(view).get(selected)
+    return found if found is not None else (firing[0], next(iter(firing[0].suggestions), None))
+
+
+def _on_trial(firing: list[Finding], trial: Trial) -> tuple[Finding, Suggestion | None] | None:
+    return next(((finding, one) for finding in firing for one in finding.suggestions if one.changes == trial.changes), None)
+
+
+def _style(finding: Finding) -> str:
+    return "good" if finding.note else "wait" if finding.recoverable_ratio else "alert"
+
+
+def _cost(finding: Finding, run: Run) -> list[Segment]:
+    """`: 61 % of each step`."""
+    if finding.note or not finding.recoverable_ratio:
+        return []
+    whole = "the memory" if finding.resource == "memory" else "the time" if run.serves else "each step"
+    return [(f": {units.percent(finding.recoverable_ratio).strip()} of {whole}", "loss")]
+
+
+def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None, trial: Trial | None = None) -> list[Segment]:
+    """The suggestion with its prediction, or the outcome of its trial; without a suggestion the summary of the finding."""
+    if suggestion is None:
+        return [(finding.summary, "dim")]
+    words = _change(suggestion.changes, run)
+    if trial is not None and trial.changes == suggestion.changes:
+        return [*words, ("on trial", "accent")]
+    done = [
+        one
+        for one in facts.current_trials(view)
+        if one.baseline_run == run.id and one.changes == suggestion.changes and one.state != "running"
+    ]
+    if done:
+        outcome = f"{measured(done[-1])} {verdict(done[-1])}" if done[-1].speedup else verdict(done[-1])
+        return [*words, (f"tried: {outcome}", "dim")]
+    predicted = suggestion.predicted_speedup
+    words.append((f"predicted {units.interval(predicted.low, predicted.high)}", "good") if predicted else ("no prediction", "dim"))
+    if why := run.why_not(suggestion.changes):
+        return [*words, (f"not from here: {why}", "dim")]
+    return [
+        *words,
+        ("", "") if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
+        (f"confidence {finding.confidence}", "dim"),
+    ]
+
+
+def _change(changes: Knobs, run: Run) -> list[Segment]:
+    return [(in_words(changes), "title"), (describe_changes(changes, run.settings), "")]
+
+
+def _kept(view: View) -> Trial | None:
+    """The trial whose change began the current run."""
+    if len(view.runs) < 2 or not (view.run and view.run.changes):
+        return None
+    return next(
+        (one for one in reversed(view.trials) if one.kept and one.baseline_run == view.runs[-2].id and one.changes == view.run.changes),
+        None,
+    )
+
+
+def _rest(view: View, run: Run) -> str:
+    """How many rules have no fault to report."""
+    if view.probing:
+        return f"The probe {view.probing} runs."
+    clear = sum(finding.state == "clear" for finding in run.findings)
+    unknown = [finding for finding in run.findings if finding.state == "cant_tell"]
+    if not run.findings:
+        return ""
+    text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
+    if unknown:
+        missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
+        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
+    return f"{text}."

@@ -1,0 +1,166 @@
+"""Throughput since the start of the present work, with a mark at each change."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gpuconsole.model.knobs.catalogue import describe_changes
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, fill, inner_width, line, panel
+from gpuconsole.report.run import serving
+from gpuconsole.report.run.figures import utilization
+from gpuconsole.report.run.serving import live_costs
+from gpuconsole.report.screen.window import History, Window, window
+from gpuconsole.report.spark import spark
+from gpuconsole.session.api import View
+
+GUTTER = 9
+"""Cells of the figures at the left edge."""
+TOPS = (1.0, 1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+"""Round tops of the scale: the scale changes seldom, and at most a third of it is empty."""
+
+
+class Mark(NamedTuple):
+    """Something that was changed, from `begin_s` to `end_s` on the session's clock (equal: at that moment). `style` colours the label and the columns."""
+
+    begin_s: float
+    end_s: float
+    label: str
+    style: str
+
+
+def paint_throughput(view: View, history: History, width: int, height: int) -> list[Row]:
+    """The chart in a box of `width` x `height` cells."""
+    if height <= 0:
+        return []
+    metric, unit = facts.throughput_metric(view)
+    inner, room = inner_width(width, True), height - 2
+    columns = max(1, inner - GUTTER)
+    time = window(_begin_s(view), view.now, columns)
+    values = time.values(series_key(metric, view.device), history)
+    title, figures = f"throughput, {unit}", _figures(view, width)
+    if not any(value is not None for value in values):
+        why = facts.reason(view, metric)
+        return panel(title, figures, fill([line(inner, (why, "dim"))], inner, room), width, height, True)
+    found = marks(view)
+    labels = [_labels(found, time)] if room >= 5 and found else []
+    plot = max(1, room - len(labels) - (1 if room >= 4 else 0))
+    high = _top(max(value for value in values if value is not None))
+    rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
+    styles = _styles(found, time)
+    texts = spark(values, plot, high)
+    for n, text in enumerate(texts):
+        figure = units.rate(high, GUTTER - 2) if n == 0 else "0".rjust(GUTTER - 2) if n == plot - 1 else " " * (GUTTER - 2)
+        rows.append(line(inner, (f"{figure} ", "dim"), ("┤" if n in (0, plot - 1) else "│", "dim"), *_runs(text, styles)))
+    if room >= 4:
+        rows.append(line(inner, (" " * GUTTER, ""), (_axis(time), "dim")))
+    return panel(title, figures, rows, width, height, True)
+
+
+def marks(view: View) -> list[Mark]:
+    """The trials and the kept changes of the present work, in order."""
+    found = []
+    for trial in facts.current_trials(view):
+        if trial.id not in view.trial_times:
+            continue
+        begin, last = view.trial_times[trial.id]
+        words = describe_changes(trial.changes)
+        if trial.state == "running":
+            found.append(Mark(begin, view.now, f"trial {words}", "accent"))
+        elif trial.kept:
+            gain = f" {units.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
+            found.append(Mark(begin, last, f"{words} kept{gain}", "good"))
+        else:
+            found.append(Mark(begin, last, f"{words} {'failed' if trial.state == 'failed' else 'reverted'}", "dim"))
+    proven = {(trial.baseline_run, describe_changes(trial.changes)) for trial in view.trials if trial.kept}
+    for before, run, opened_s in zip(view.runs, view.runs[1:], view.run_times[1:], strict=False):
+        if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= _begin_s(view):
+            found.append(Mark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
+    return sorted(found)
+
+
+def _begin_s(view: View) -> float:
+    """When the present work began: the first of the runs that the current run continues."""
+    begun = dict(zip((run.id for run in view.runs), view.run_times, strict=False))
+    first = facts.chain(view)[:1]
+    return begun.get(first[0].id, 0.0) if first else 0.0
+
+
+def _figures(view: View, width: int) -> list[Segment]:
+    """The present rate and what the device makes of it."""
+    run = view.run
+    if run is None:
+        return []
+    if run.serves:
+        return serving.figures(view, run, width)
+    words = [found] if (found := utilization(run, "MFU", with_peak=width >= 110)) else []
+    words += live_costs(view, run) if width >= 100 else []
+    return [("   ".join(words), "")] if words else []
+
+
+def _top(high: float) -> float:
+    if high <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(high))
+    return next(power * top for top in TOPS if power * top >= high)
+
+
+def _styles(found: list[Mark], time: Window) -> list[str]:
+    """The colour of each column: of a trial, green after a kept change."""
+    styles = ["trace"] * time.columns
+    for mark in found:
+        first, last = time.column(mark.begin_s), time.column(mark.end_s)
+        for n in range(max(0, first), min(time.columns, last + 1)):
+            styles[n] = mark.style if mark.style in ("accent", "good") else "work"
+        if mark.style == "good":
+            for n in range(max(0, last), time.columns):
+                styles[n] = "gained"
+    return styles
+
+
+def _runs(text: str, styles: list[str]) -> list[Segment]:
+    """The text in parts of one style."""
+    parts: list[Segment] = []
+    start = 0
+    for n in range(1, len(text) + 1):
+        if n == len(text) or styles[n] != styles[start]:
+            parts.append((text[start:n], styles[start]))
+            start = n
+    return parts
+
+
+def _labels(found: list[Mark], time: Window) -> Row:
+    """A label above the begin of each change. A label that would cover the next mark is cut."""
+    row: Row = []
+    at = 0
+    places = [max(0, min(time.columns - 1, time.column(mark.begin_s))) for mark in found]
+    for n, mark in enumerate(found):
+        room = (places[n + 1] if n + 1 < len(found) else time.columns) - max(places[n], at) - 1
+        label = f"▼ {mark.label}"
+        start = places[n]
+        if n + 1 == len(found) and cell_width(label) > time.columns - start:  # the last label may begin further left
+            start = max(at, time.columns - cell_width(label) - 1)
+            room = time.columns - start
+        if start < at or room < 1:
+            continue
+        label = cut(label, room)
+        row += [(" " * (start - at), ""), (label, mark.style)] if start > at else [(label, mark.style)]
+        at = start + cell_width(label)
+    return row or blank(time.columns)
+
+
+def _axis(time: Window) -> str:
+    """Times since the begin of the window, at round distances."""
+    span = time.columns * time.per_column_s
+    step = next(
+        (one for one in (10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400) if span / one <= max(2, time.columns / 16)), 28_800
+    )
+    cells = [" "] * time.columns
+    for n in range(int(span / step) + 1):
+        label = units.clock(n * step)
+        at = round(n * step / time.per_column_s)
+        if at + len(label) <= time.columns:
+            cells[at : at + len(label)] = label
+    return "".join(cells)

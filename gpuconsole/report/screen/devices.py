@@ -1,0 +1,128 @@
+"""The history of the device: a sparkline for each of eight metrics, each with its figure."""
+
+from __future__ import annotations
+
+from gpuconsole.report import facts, units
+from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, inner_width, line, panel, row_width
+from gpuconsole.report.machine.tiles import Tile, Trace, tiles
+from gpuconsole.report.screen.window import History, Window, window
+from gpuconsole.report.spark import spark
+from gpuconsole.session.api import View
+
+FIGURE = 19
+"""Cells of the figures before the sparklines."""
+SECONDS_PER_COLUMN = 2.0
+"""The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
+MOST_ROWS = 6
+FLAT = 0.02
+"""A line whose values differ by less than 2 % of its scale takes one row."""
+
+
+def paint_devices(view: View, history: History, width: int, height: int, *, all_eight: bool, boxed: bool) -> list[Row]:
+    """At least one row for each metric. The remaining rows go to the lines that move."""
+    if height <= 0:
+        return []
+    inner, room = inner_width(width, boxed), height - (2 if boxed else 0)
+    shown = tiles(view, all_eight)
+    label = max(cell_width(tile.title) for tile in shown) + 1
+    columns = max(1, inner - label - FIGURE - 2)
+    time = window(0.0, view.now, columns, SECONDS_PER_COLUMN)
+    values = {trace.key: time.values(trace.key, history) for tile in shown for trace in tile.traces}
+    heights = _heights([_moves(tile, values) for tile in shown], room)
+    rows = [row for tile, rows in zip(shown, heights, strict=True) for row in _tile(tile, values, time, label, inner, rows)]
+    if not boxed:
+        return fill(rows, width, height)
+    return panel(_title(view), _figures(view, width), rows, width, height, True)
+
+
+def _title(view: View) -> str:
+    device = facts.device(view)
+    if device.is_gpu:
+        return f"{device.id} {facts.short_name(device.name)}"
+    why = view.no_gpu_reason
+    return f"CPU (no GPU: {why})" if why else "CPU"
+
+
+def _figures(view: View, width: int) -> list[Segment]:
+    device = facts.device(view)
+    if not device.is_gpu:
+        return []
+
+    def value(metric: str) -> float | None:
+        return facts.latest(view, metric, device.id)
+
+    if device.id in view.lost:
+        return [(f"lost: {view.lost[device.id]}", "alert")]
+    if silent := facts.silent_s(view, device.id):
+        return [(f"last reading {silent:.0f} s ago", "alert")]
+    words = []
+    power, limit, warmth = value("gpu.power_w"), value("gpu.power_limit_w"), value("gpu.temperature_c")
+    if power is not None:
+        words.append(f"{power:3.0f}/{limit:.0f} W" if limit else f"{power:3.0f} W")
+    if warmth is not None:
+        words.append(f"{warmth:2.0f} °C")
+    if (clock := value("gpu.sm_clock_hz")) is not None:
+        words.append(units.si(clock, "Hz").strip())
+    if capped := value("gpu.power_cap_time_ratio"):
+        words.append(f"power cap {units.percent(capped)} of time")
+    while words and cell_width("   ".join(words)) > width - 24:
+        words.pop()
+    return [("   ".join(words), "")] if words else []
+
+
+def _moves(tile: Tile, values: dict[str, list[float | None]]) -> bool:
+    """Whether a line of the tile is not flat."""
+    return any(_range(trace, values[trace.key]) > FLAT for trace in tile.traces)
+
+
+def _range(trace: Trace, values: list[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    top = trace.high or max(known, default=0.0)
+    return (max(known) - min(known)) / top if known and top > 0 else 0.0
+
+
+def _heights(moving: list[bool], room: int) -> list[int]:
+    """Rows for each metric: one, then more for the lines that move, then for the others."""
+    heights = [1] * min(len(moving), room) + [0] * max(0, len(moving) - room)
+    left = room - sum(heights)
+    for wanted, most in ((True, MOST_ROWS), (False, room)):
+        while left > 0 and any(moves == wanted and rows < most for moves, rows in zip(moving, heights, strict=True)):
+            for n, moves in enumerate(moving):
+                if moves == wanted and left > 0 and heights[n] < most:
+                    heights[n] += 1
+                    left -= 1
+    return heights
+
+
+def _tile(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int) -> list[Row]:
+    """Title and figure in the last row, on the base line, the sparklines beside them."""
+    if height <= 0:
+        return []
+    missing = tile.figure.strip() == units.NA
+    text = tile.figure if cell_width(tile.figure) <= FIGURE else tile.short or tile.figure
+    head: list[Segment] = [(fit(tile.title, label), ""), (fit(text.strip(), FIGURE, ">"), "dim" if missing else "title"), ("  ", "")]
+    if tile.reason or not tile.traces:
+        return [*fill([], width, height - 1), line(width, *head, (tile.reason, "dim"))]
+    lines = _lines(tile.traces, values, time.columns, height)
+    blank_head: list[Segment] = [(" " * row_width(head), "")]
+    return [line(width, *(head if n == len(lines) - 1 else blank_head), *row) for n, row in enumerate(lines)]
+
+
+def _lines(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int, height: int) -> list[Row]:
+    """Traces above each other where there is room, else side by side."""
+    if height >= len(traces):
+        each, more = divmod(height, len(traces))
+        return [row for n, trace in enumerate(traces) for row in _trace(trace, values[trace.key], columns, each + (n < more))]
+    part = columns // len(traces)
+    parts = [_trace(trace, values[trace.key], part - 1, 1)[0] for trace in traces]
+    return [[segment for n, row in enumerate(parts) for segment in ([(" ", "")] if n else []) + row]]
+
+
+def _trace(trace: Trace, values: list[float | None], columns: int, height: int) -> list[Row]:
+    """The newest columns of the trace, its label before its last row."""
+    label = cut(f"{trace.label} ", columns) if trace.label else ""
+    room = columns - cell_width(label)
+    filled = next((n for n in range(len(values), 0, -1) if values[n - 1] is not None), 0)
+    start = max(0, min(filled, len(values)) - room) if filled > room else 0
+    texts = spark(values[start : start + room], height, trace.high)
+    return [line(columns, (label if n == height - 1 else " " * cell_width(label), "dim"), (text, "trace")) for n, text in enumerate(texts)]
