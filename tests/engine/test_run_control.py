@@ -18,6 +18,7 @@ from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.server_facts import Fact, ServerFacts
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.worker import SERVING, WorkerHandle
+from gpuconsole.session.api import SessionError
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, KnobsSet, ServerKnown, Started, TrialUpdate
 from gpuconsole.workloads.serving.servers import READY_S
@@ -210,3 +211,48 @@ def test_a_second_worker_that_won_and_died_is_not_kept() -> None:
         assert len(state.records) == 1
 
     with_control(play, first, second)
+
+
+async def cancelled(control: RunControl, state: SessionState, changes: Knobs) -> Trial:
+    """A trial that the user cancels after its first blocks."""
+    work = asyncio.create_task(tried(control, changes))
+    async with asyncio.timeout(10):
+        while not any(trial.blocks for trial in state.trials.values()):
+            await asyncio.sleep(0)
+    control.cancel_trial()
+    return await work
+
+
+def test_a_cancelled_trial_is_reverted_and_the_run_goes_on() -> None:
+    worker = FakeWorker()
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        trial = await cancelled(control, state, {"batch_size": 16})
+        assert (trial.state, trial.verdict, trial.kept, trial.error) == ("cancelled", "undecided", False, None)
+        assert trial.blocks and state.trials[trial.id] == trial
+        assert (worker.knobs["batch_size"], worker.arm) == (8, 0)
+        assert [record.run.state for record in state.records] == ["running"]
+        again = await tried(control, {"batch_size": 16})
+        assert again.kept, "the lock is free, and the next trial is not cancelled"
+
+    with_control(play, worker)
+
+
+def test_the_second_worker_of_a_cancelled_trial_is_stopped() -> None:
+    first, second = FakeWorker(), FakeWorker()
+
+    async def play(control: RunControl, state: SessionState) -> None:
+        trial = await cancelled(control, state, {"n_layer": 2})
+        assert (trial.state, trial.kept) == ("cancelled", False)
+        assert control.worker is cast("Any", first)
+        assert second.stopped and not first.stopped and first.arm == 0
+
+    with_control(play, first, second)
+
+
+def test_without_a_trial_there_is_nothing_to_cancel() -> None:
+    async def play(control: RunControl, state: SessionState) -> None:
+        with pytest.raises(SessionError, match="no trial runs"):
+            control.cancel_trial()
+
+    with_control(play, FakeWorker())
