@@ -121,7 +121,7 @@ class SessionState(MachineState):
 
     def trial_begun_s(self, trial: str) -> float:
         """The session time at which a trial began."""
-        return self.session_time(self._trials_begun[trial])
+        return self.session_time(self.trial_times[trial][0])
 
     def _conclude(self, event: Found | Compared) -> None:
         """Apply a conclusion of the console about a run. The run may have ended before."""
