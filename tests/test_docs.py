@@ -40,7 +40,7 @@ def test_the_page_of_commands_has_every_command_and_every_common_option() -> Non
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"| `{name.replace('_', '-')}` |" not in page] == []
     common = argparse.ArgumentParser(add_help=False)
-    add_console_options(common)
+    add_console_options(common, screen=True)
     options = re.findall(r"--[a-z-]+", common.format_help())
     assert [option for option in options if f"`{option}" not in page] == []
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import importlib
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuconsole.cli.exits import FAILED, OK
 from gpuconsole.cli.options.console import eco, interval, record_path
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.output import note, problem, screen_colors
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.text import visible
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen, why_no_terminal
 
@@ -66,7 +65,8 @@ def open_console(
         # Objects that are loaded by then stay. Without gc.freeze, each full collection would scan them for tens of milliseconds.
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
-        console = app.ConsoleApp(
+        with screen_colors():
+            console = app.ConsoleApp(
             engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=session_file.save,
             eco=eco(args), opening=opening, start_job=start_job if job else None,
         )  # fmt: skip
@@ -84,18 +84,12 @@ def open_console(
             from gpuconsole.cli.options.patch import patch_lines
 
             for line in patch_lines(engine.snapshot(), args.patch):
-                report(line)
+                note(line)
         if engine.job is not None and engine.job.exit_code is None:
-            report(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
+            note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
     if engine.job is not None:
         return engine.job.exit_code or 0
-    return code or (1 if session_file.error else 0)
-
-
-def report(line: str) -> None:
-    """Print a line for the user after the screen has closed."""
-    with contextlib.suppress(OSError):  # the terminal has been closed
-        print(f"gpuconsole: {visible(line)}", file=sys.stderr)
+    return code or (FAILED if session_file.error else OK)
 
 
 class SessionFile:
@@ -122,9 +116,9 @@ class SessionFile:
     def report(self) -> None:
         """Print the path of the saved session, or the reason why the session could not be saved."""
         if self.error:
-            report(f"the session could not be saved: {self.error}")
+            problem(f"the session could not be saved: {self.error}")
         elif self._saved is not None:
-            report(f"session saved to {self._saved}")
+            note(f"session saved to {self._saved}")
 
 
 async def open_checked(engine: Engine) -> None:

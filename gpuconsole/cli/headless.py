@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from gpuconsole.cli.interrupt import on_interrupt
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.options.engine import live_engine
 from gpuconsole.cli.options.profile import nsys_line, profile_once
 from gpuconsole.cli.options.usage import UsageError
@@ -52,7 +53,7 @@ class HeadlessRun:
         self._snapshot = snapshot
         self._recording = recording
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
-        self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if args.nnodes > 1 else 0.0)
+        self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if (args.nnodes or 1) > 1 else 0.0)
         if args.url:  # a server that runs already has nothing to load
             self._patience_s = min(self._duration_s, PATIENCE_REMOTE_S) + START_REMOTE_S + float(getattr(args, "wait", None) or 0.0)
         self._interrupted = asyncio.Event()
@@ -68,7 +69,7 @@ class HeadlessRun:
     async def _main(self) -> int:
         engine = live_engine(self._args)
         for note in engine.state.notes:
-            print(f"gpuconsole: {note}", file=sys.stderr, flush=True)
+            output.note(note)
         engine.listeners.append(self._on_event)
         on_interrupt(self._interrupted.set)
         warming = asyncio.create_task(_nothing() if self._serves else engine.keep_warm(True))
@@ -170,25 +171,24 @@ class HeadlessRun:
             try:
                 engine.export(self._snapshot)
             except SessionError as error:
-                print(f"gpuconsole: {error}", file=sys.stderr)
+                output.problem(str(error))
                 failed = True
         if self._args.json:
             sys.stdout.buffer.write(encode(snapshot))
         else:
-            print(session_text(snapshot))
+            print(session_text(snapshot, output.paint(sys.stdout)))
             self._print_nsys_line(engine)
-        for line in (*engine.baselines.kept, *engine.baselines.failed):
-            print(f"gpuconsole: {line}", file=sys.stderr)
+        report_baselines(engine)
         failed = failed or bool(self._args.save_baseline and engine.baselines.failed)
         if self._args.fail_on_regression:
             failed = regressed(snapshot) or failed
         for run in snapshot.runs:
             if run.state == "failed":
-                print(f"gpuconsole: run {run.id} failed: {run.error}", file=sys.stderr)
+                output.problem(f"run {run.id} failed: {run.error}")
             if run.validity is not None and run.validity.verdict != "valid":
-                print(f"gpuconsole: run {run.id} is {verdict(run)}", file=sys.stderr)
+                output.problem(f"run {run.id} is {verdict(run)}")
                 failed = failed or run.validity.verdict == "invalid" or self._args.require_valid
-        return 1 if failed else 0
+        return exit_code(failed)
 
     def _print_nsys_line(self, engine: Engine) -> None:
         line = nsys_line(self._args.scenario, self._knobs, engine.device().id) if self._args.profile else None
@@ -196,14 +196,22 @@ class HeadlessRun:
             print(line)
 
 
+def report_baselines(engine: Engine) -> None:
+    """A line for each baseline that was kept, and for each that could not be kept."""
+    for line in engine.baselines.kept:
+        output.note(line)
+    for line in engine.baselines.failed:
+        output.problem(line)
+
+
 def regressed(snapshot: Snapshot) -> bool:
     """Whether any run is slower than its baseline. Prints these runs, and the runs without a baseline."""
     for run in snapshot.runs:
         words = run.baseline.words if run.baseline else "there is no baseline for this scenario"
         if run.baseline is None or run.baseline.change is None:
-            print(f"gpuconsole: run {run.id} could not be checked for a regression: {words}", file=sys.stderr)
+            output.problem(f"run {run.id} could not be checked for a regression: {words}")
         elif run.baseline.verdict == "slower":
-            print(f"gpuconsole: run {run.id} has regressed: {words}", file=sys.stderr)
+            output.problem(f"run {run.id} has regressed: {words}")
     return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.cli.headless import regressed
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import FAILED
+from gpuconsole.cli.headless import regressed, report_baselines
 from gpuconsole.cli.job_work import JobWork
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import writable
@@ -20,8 +22,8 @@ from gpuconsole.cli.options.patch import patch_lines
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
-from gpuconsole.model.text import visible
 from gpuconsole.processes.job import JobChild, JobCommand
+from gpuconsole.report.ansi import plain
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note
@@ -63,7 +65,7 @@ class HeadlessJob:
                 stored, numerics = (getattr(self._args, name, False) for name in ("store_command", "allow_numerics"))
                 worker = await engine.start_job(JobCommand(tuple(self._args.job), stored=stored, allows_numerics=numerics))
             except SessionError as error:
-                print(f"gpuconsole: {error}", file=sys.stderr)
+                output.problem(str(error))
                 return NOT_EXECUTABLE
             job = worker.job
             assert job is not None
@@ -76,7 +78,7 @@ class HeadlessJob:
             await asyncio.wait([working])
             await engine.baselines.settled()
             assert job.returncode is not None
-            return 1 if self._report(engine) and job.returncode == 0 else job.returncode
+            return FAILED if self._report(engine) and job.returncode == 0 else job.returncode
         except SessionError as error:
             raise UsageError(str(error)) from None
         finally:
@@ -85,7 +87,7 @@ class HeadlessJob:
     async def _do_work(self, engine: Engine) -> None:
         if self._work is not None:
             try:
-                await self._work.run(engine, lambda text: print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True))
+                await self._work.run(engine, output.note)
             except SessionError as error:
                 self._notes.append(str(error))
 
@@ -101,7 +103,7 @@ class HeadlessJob:
         if number == signal.SIGINT and job.returncode is None:
             self._interrupts += 1
             if harder := HARDER.get(min(self._interrupts, max(HARDER))):
-                print(f"gpuconsole: {harder.name} sent to the job", file=sys.stderr)
+                output.problem(f"{harder.name} sent to the job")
                 job.signal(harder)
 
     def _on_event(self, event: AnyEvent) -> None:
@@ -112,7 +114,7 @@ class HeadlessJob:
         """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1. A file that cannot
         be written does not change the exit code of the job."""
         snapshot = engine.snapshot()
-        lines = [session_text(snapshot)]
+        lines = [session_text(snapshot, output.paint(sys.stderr) if self._summary is None else plain)]
         if self._work is not None:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
@@ -127,14 +129,13 @@ class HeadlessJob:
             try:
                 self._summary.write_text(text, encoding="utf-8")
             except OSError as error:
-                print(f"gpuconsole: {self._summary}: {error.strerror}", file=sys.stderr)
+                output.problem(f"{self._summary}: {error.strerror}")
         if self._snapshot is not None:
             try:
                 write_snapshot(snapshot, self._snapshot)
             except SessionError as error:
-                print(f"gpuconsole: {error}", file=sys.stderr)
-        for line in (*engine.baselines.kept, *engine.baselines.failed):
-            print(f"gpuconsole: {line}", file=sys.stderr)
+                output.problem(str(error))
+        report_baselines(engine)
         slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
         return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gpuconsole.cli import output
 from gpuconsole.cli.options.console import record_path
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.job import NotRunnable, check_options, check_program
@@ -73,7 +74,7 @@ def run_if_possible(args: argparse.Namespace, run: Callable[[], int]) -> int:
     try:
         check_program(args.job)
     except NotRunnable as problem:
-        print(f"gpuconsole: {problem}", file=sys.stderr)
+        output.problem(str(problem))
         return problem.code
     code = run()
     if code < 0:

@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.engine import Engine
@@ -180,14 +181,15 @@ def try_by_restarts(args: argparse.Namespace, tries: Knobs, target: Path | None)
     for one in args.restart_knobs:
         if one.knob in tries:
             words = one.applied(words, tries[one.knob])
-    print(f"gpuconsole: without the change: {shlex.join(before)}\ngpuconsole: with the change:    {shlex.join(words)}", file=sys.stderr)
+    output.note(f"without the change: {shlex.join(before)}")
+    output.note(f"with the change:    {shlex.join(words)}")
     return asyncio.run(_restarts(args, tries, words, target))
 
 
 async def _restarts(args: argparse.Namespace, tries: Knobs, words: tuple[str, ...], target: Path | None) -> int:
     engine = live_engine(args)
     commands = [JobCommand(one, stored=args.store_command, apart=True) for one in (tuple(args.job), words)]
-    sides = RestartSides(commands[0], commands[1], _say)
+    sides = RestartSides(commands[0], commands[1], output.note)
     try:
         await open_engine(engine)
         measuring = asyncio.create_task(_measure(engine, sides, commands[0], tries, args))
@@ -197,15 +199,15 @@ async def _restarts(args: argparse.Namespace, tries: Knobs, words: tuple[str, ..
         finally:
             await sides.close()
         snapshot = msgspec.structs.replace(engine.snapshot(), runs=[run], trials=[trial])
-        print(trial_text(trial, snapshot), file=sys.stderr)
+        print(trial_text(trial, snapshot, output.paint(sys.stderr)), file=sys.stderr)
         if target is not None:
             write_snapshot(snapshot, target)
-        return 0 if trial.state == "done" else 1
+        return exit_code(trial.state != "done")
     except TrialFailed as problem:
-        print(f"gpuconsole: {problem}", file=sys.stderr)
-        return 1
+        output.problem(str(problem))
+        return FAILED
     except asyncio.CancelledError:
-        return INTERRUPTED
+        return exit_code()
     finally:
         await engine.close()
 
@@ -243,14 +245,14 @@ async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]], target:
             "wall" if device != "cpu" or any(CATALOGUE[name].loader for name in vary) else "contention_free"
         )
         sweep = Sweep(JobCommand(words).name, device, "samples/s", base, [SweepPoint(one) for one in settings], args.repeat, clock)
-        work = asyncio.create_task(sweep_by_restarts(sweep, commands, _say, lambda sweep: None))
+        work = asyncio.create_task(sweep_by_restarts(sweep, commands, output.note, lambda sweep: None))
         on_interrupt(work.cancel)
         with contextlib.suppress(asyncio.CancelledError):  # what was measured until then is printed
             await work
-        print(printed(sweep_report(sweep, tuple(vary))), file=sys.stderr)
+        print(printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr)), file=sys.stderr)
         if target is not None:
             write_snapshot(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), target)
-        return 1 if work.cancelled() or any(point.error for point in sweep.points) else 0
+        return exit_code(any(point.error for point in sweep.points))
     finally:
         await engine.close()
 
@@ -261,7 +263,3 @@ def _parsed(name: str, text: str | None) -> Value | None:
         return CATALOGUE[name].parse(text) if text is not None else None
     except KnobError:
         return None
-
-
-def _say(line: str) -> None:
-    print(f"gpuconsole: {line}", file=sys.stderr, flush=True)

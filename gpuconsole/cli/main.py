@@ -1,5 +1,4 @@
-"""`gpuconsole`: parse the command line and run one command. Exit codes: 0 ok, 1 the workload failed, 2 bad usage, 130 interrupted
-before there was a result (see `interrupt.py`).
+"""`gpuconsole`: parse the command line and run one command. `exits.py` has the exit codes.
 
 The imports are inside the functions, so that the console can paint its first picture before them.
 """
@@ -19,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
             skeleton.paint()
         return _run(words)
     except KeyboardInterrupt:
-        from gpuconsole.cli.interrupt import INTERRUPTED
+        from gpuconsole.cli.exits import INTERRUPTED
 
         return INTERRUPTED
     finally:
@@ -27,22 +26,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    from gpuconsole.cli.exits import FAILED, USAGE
     from gpuconsole.cli.options.usage import UsageError
+    from gpuconsole.cli.output import configure, problem
     from gpuconsole.cli.parser import parse
-    from gpuconsole.machine.settings import SettingsError, settings
+    from gpuconsole.machine.settings import SettingsError
     from gpuconsole.tui import skeleton
 
-    args = parse(words)
-    if args.command is None:
-        from gpuconsole.cli.console import run_console
-
-        args.handler = run_console
     try:
-        settings()  # a mistake in the file is reported before anything starts
+        args = parse(words)
+        if args.command is None:
+            from gpuconsole.cli.console import run_console
+
+            args.handler = run_console
+        configure(args)  # a mistake in the settings is reported before anything starts
         return int(args.handler(args))
     except (UsageError, SettingsError) as error:
         skeleton.restore()
-        print(f"gpuconsole: {error}", file=sys.stderr)
-        return 2
+        problem(str(error))
+        return USAGE
     except BrokenPipeError:
-        return 1
+        return FAILED

@@ -12,7 +12,12 @@ from typing import Any, NoReturn
 
 from gpuconsole import __version__
 from gpuconsole.cli import commands
-from gpuconsole.cli.options.console import add_console_options
+from gpuconsole.cli.exits import CODES, USAGE
+from gpuconsole.cli.options.console import CONSOLE_OPTIONS, add_console_options
+from gpuconsole.cli.options.help import HelpFormatter, table, usage
+from gpuconsole.cli.options.usage import refuse_given
+from gpuconsole.cli.output import add_output_options
+from gpuconsole.machine.settings import config_path
 from gpuconsole.model.knobs.knob import nearest
 
 
@@ -32,33 +37,54 @@ COMMANDS: dict[str, str] = find_commands()
 """The module of every command, by file name. On the command line, write `-` for `_`."""
 
 DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
-EXAMPLES = """examples:
-  gpuconsole                                      the console: devices, scenario picker
-  gpuconsole run -- python train.py               your own training job, without a changed line
-  gpuconsole run data-starved                     one scenario on the screen
-  gpuconsole run data-starved --headless --duration 60 --apply-top --snapshot out.json
-  gpuconsole replay session.jsonl                 a recorded session on the same screen
-  gpuconsole calibrate                            measure once what this machine reaches; later sessions compare with it
-  gpuconsole doctor                               what works on this machine, and why not
+EXAMPLES = f"""examples:
+  gpuconsole                              the console: devices, scenarios
+  gpuconsole run -- python train.py       your own training job
+  gpuconsole run data-starved             one scenario on the screen
+  gpuconsole run data-starved --headless --duration 60 --apply-top
+  gpuconsole doctor                       what works on this machine
 
 exit codes:
-  0 ok, 1 the workload failed, 2 bad usage
-  Ctrl-C ends a command in good order. The command prints and writes what was measured, and its exit code is 0 or 1 as usual.
-  A command that has no result when it is interrupted exits with code 130.
+{chr(10).join(f"  {code:<4} {meaning}" for code, meaning in CODES.items())}
+
+What you always want: {config_path()}, see docs/commands.md.
 """
+
+
+TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "sessions": "files"}
+"""The titles of the group folders, in the order of the help."""
 
 
 def build_parser(chosen: Collection[str] = COMMANDS, parser_class: type[argparse.ArgumentParser] | None = None) -> argparse.ArgumentParser:
     """A parser for the commands `chosen`. Imports the file of each of these commands."""
     parser = (parser_class or argparse.ArgumentParser)(
-        prog="gpuconsole", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="gpuconsole", usage="gpuconsole [COMMAND] [options]", epilog=EXAMPLES, formatter_class=HelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
-    add_console_options(parser)
-    added = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    add_output_options(parser)
+    add_console_options(parser.add_argument_group("watching devices"), screen=True)
+    added = parser.add_subparsers(prog="gpuconsole", metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
     for name in chosen:
         importlib.import_module(COMMANDS[name]).add(added)
+        command = added.choices[name.replace("_", "-")]
+        command.formatter_class = HelpFormatter
+        command.usage = usage(command, name in TAKE_JOBS)
+        add_output_options(command)
+    parser.description = (
+        f"{DESCRIPTION}\n\n{table(_groups(added))}\n\n`gpuconsole COMMAND --help` has the options and examples of a command."
+    )
     return parser
+
+
+def _groups(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The commands with their one line of help, by title of the group. A command without such a line is an old name of another command."""
+    lines = {one.dest: one.help or "" for one in added._choices_actions}
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES.values()}
+    for name, module in sorted(COMMANDS.items(), key=lambda one: one[0] not in TAKE_JOBS):
+        folder, word = module.split(".")[-2], name.replace("_", "-")
+        if word in lines:
+            groups.setdefault(TITLES.get(folder, folder), []).append((word, lines[word]))
+    return list(groups.items())
 
 
 class NotUnderstood(Exception):
@@ -86,11 +112,11 @@ class _OneLine(argparse.ArgumentParser):
         if command is not None:
             known = [name.replace("_", "-") for name in COMMANDS]
             message = f"there is no command {command[1]!r}{nearest(command[1], known)}"
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Parse the command line. Exits with code 0 after help, and with code 2 and one line on bad usage.
+    """Parse the command line. Exits with code 0 after help, and with code 2 and one line on bad usage. Raises UsageError.
 
     The parser has only the commands that `words` name, because importing all commands takes time. For help, it has all.
     """
@@ -99,9 +125,21 @@ def parse(words: list[str]) -> argparse.Namespace:
         return build_parser().parse_args(words)
     named = [name for name in COMMANDS if name.replace("_", "-") in words]
     try:
-        return build_parser(named, _Quiet).parse_args(words, argparse.Namespace(job=job))
+        parser = build_parser(named, _Quiet)
+        args = parser.parse_args(words, argparse.Namespace(job=job))
     except NotUnderstood:
         _explain(words, named)
+    _refuse_foreign_options(parser, args)
+    return args
+
+
+def _refuse_foreign_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raises UsageError for an option before the command that the command does not have."""
+    if args.command is None:
+        return
+    commands = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    own = {one.dest for one in commands.choices[args.command]._actions}
+    refuse_given(args, f"has no effect on {args.command}", *(name for name in CONSOLE_OPTIONS if name not in own))
 
 
 def split_job(words: list[str]) -> tuple[list[str], list[str]]:
@@ -124,4 +162,6 @@ def _explain(words: list[str], named: list[str]) -> NoReturn:
             last.error(f"there is no option {name!r}{nearest(name, options)}")
     _, unknown = parser.parse_known_args(words)
     hint = "; a command of your own goes after --" if set(TAKE_JOBS) & set(words) else ""
+    if unknown[0].startswith("-"):
+        last.error(f"this command has no option {unknown[0].partition('=')[0]!r}")
     last.error(f"unexpected argument {unknown[0]!r}{hint}")

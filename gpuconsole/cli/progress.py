@@ -7,6 +7,7 @@ import os
 import time
 from typing import TextIO
 
+from gpuconsole.cli.output import quiet
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import clean, cut
 from gpuconsole.report.run.validity import doubtful, outage
@@ -24,12 +25,15 @@ class Progress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._terminal = stream.isatty()
+        self._quiet = quiet()
         self._last = -LINE_EVERY_S
         self._drawn = False
         self._stage = ""
 
     def show(self, view: View, elapsed: float, duration: float) -> None:
         """The state of the run, `elapsed` of `duration` seconds."""
+        if self._quiet:
+            return
         text = f"{elapsed:5.0f}/{duration:.0f} s  {clean(describe(view))}"
         with contextlib.suppress(OSError):
             if self._terminal:
@@ -43,7 +47,9 @@ class Progress:
                 self._write(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """Write a permanent line."""
+        """Write a permanent line, unless --quiet leaves it out."""
+        if self._quiet:
+            return
         with contextlib.suppress(OSError):
             self.done()
             self._write(f"{text}\n")

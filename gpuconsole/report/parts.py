@@ -1,7 +1,7 @@
 """The parts of a report, and their two layouts: rows of a given width for the screen, lines for the terminal.
 
 A report is defined once, as a list of parts. `lay_out` fits it into a width: sentences wrap, tables drop their least important columns.
-`printed` gives each part all the width that it needs, as plain text.
+`printed` gives each part all the width that it needs, as text.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from gpuconsole.report.ansi import Paint, plain
 from gpuconsole.report.cells import Row, Segment, cell_width, clean, fit, line, line_of, row_width, spread
 
 GAP = "  "
@@ -188,18 +189,18 @@ def _table_lines(table: Table, kept: list[int], widths: list[int]) -> Iterable[R
 # --- for the terminal ---------------------------------------------------------------------------------------
 
 
-def printed(report: Iterable[Part], indent: int = 0) -> str:
-    """Plain text, a line for each row, without control characters."""
+def printed(report: Iterable[Part], indent: int = 0, paint: Paint = plain) -> str:
+    """Text, a line for each row, without control characters except those of `paint`."""
     rows: list[str] = []
     for part in report:
         if isinstance(part, Table):
-            rows += [_plain(row) for row in _table_lines(part, list(range(len(part.columns))), _widths(part))]
+            rows += [_joined(row, paint) for row in _table_lines(part, list(range(len(part.columns))), _widths(part))]
         else:
-            label = f"{clean(part.label):<{part.column - 1}} " if part.label else ""
-            after = GAP + _plain(line_of(part.right)) if part.right else ""
-            rows.append(" " * part.indent + label + _plain(line_of(part.segments)) + after)
+            label = paint(f"{clean(part.label):<{part.column - 1}} ", "dim") if part.label else ""
+            after = GAP + _joined(line_of(part.right), paint) if part.right else ""
+            rows.append(" " * part.indent + label + _joined(line_of(part.segments), paint) + after)
     return "\n".join((" " * indent + row).rstrip() for row in rows)
 
 
-def _plain(row: Row) -> str:
-    return "".join(words for words, _ in row)
+def _joined(row: Row, paint: Paint) -> str:
+    return "".join(paint(words, style) for words, style in row)

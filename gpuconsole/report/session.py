@@ -6,6 +6,7 @@ from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import visible
+from gpuconsole.report.ansi import Paint, plain
 from gpuconsole.report.experiments.trial import trial_report
 from gpuconsole.report.parts import BLANK, Report, labelled, printed
 from gpuconsole.report.run.findings import firing_report
@@ -15,13 +16,13 @@ from gpuconsole.report.run.runs import runs_table
 from gpuconsole.report.run.summary import figures, run_head
 
 
-def session_text(snapshot: Snapshot) -> str:
+def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
     """The names of the GPUs in use; all runs and trials, a block for each; then, with several runs, the table of runs."""
     blocks = gpu_names(snapshot)
-    blocks += [run_text(run, snapshot.trials) for run in snapshot.runs]
-    blocks += [trial_text(trial, snapshot) for trial in snapshot.trials]
+    blocks += [run_text(run, snapshot.trials, paint) for run in snapshot.runs]
+    blocks += [trial_text(trial, snapshot, paint) for trial in snapshot.trials]
     if len(snapshot.runs) > 1:
-        blocks.append(printed([runs_table(snapshot.runs, snapshot.trials)]))
+        blocks.append(printed([runs_table(snapshot.runs, snapshot.trials)], paint=paint))
     return "\n\n".join(blocks)
 
 
@@ -32,9 +33,9 @@ def gpu_names(snapshot: Snapshot) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def run_text(run: Run, trials: list[Trial]) -> str:
+def run_text(run: Run, trials: list[Trial], paint: Paint = plain) -> str:
     """A run with its figures, models, profile and diagnosis."""
-    return "\n".join([printed([run_head(run)]), printed([*run_report(run), *firing_report(run)], indent=2)])
+    return "\n".join([printed([run_head(run)], paint=paint), printed([*run_report(run), *firing_report(run)], 2, paint)])
 
 
 def run_report(run: Run) -> Report:
@@ -47,7 +48,7 @@ def run_report(run: Run) -> Report:
     return [*inside, BLANK] if larger else inside
 
 
-def trial_text(trial: Trial, snapshot: Snapshot) -> str:
+def trial_text(trial: Trial, snapshot: Snapshot, paint: Paint = plain) -> str:
     """A trial with all its figures."""
     before = next((run.knobs for run in snapshot.runs if run.id == trial.baseline_run), None)
-    return printed(trial_report(trial, before))
+    return printed(trial_report(trial, before), paint=paint)

@@ -151,13 +151,13 @@ def test_a_port_in_use_is_one_line_and_exit_2(cli: Cli) -> None:
     assert done.stderr == f"gpuconsole: --listen {address}: Address already in use\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_it_and_its_sampler(machine: Machine, number: int) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_signals_end_it_and_its_sampler(machine: Machine, number: int, code: int) -> None:
     _, environment = machine("gpus 1")
     with Exporter(environment).ready() as exporter:
         (sampler,) = exporter.children()
         exporter.process.send_signal(number)
-        assert exporter.process.wait(10) == 0
+        assert exporter.process.wait(10) == code
         wait_until(lambda: gone(sampler.pid), what="the sampler's end")
         assert len(exporter.lines) == 1
 

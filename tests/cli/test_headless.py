@@ -66,7 +66,7 @@ def test_interrupted_runs_keep_what_was_measured(tmp_path: Path, number: signal.
     wait_until(lambda: (tmp_path / "r.jsonl").exists() and b'"steps"' in (tmp_path / "r.jsonl").read_bytes(), 60, "first steps")
     process.send_signal(number)
     stdout, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
+    assert process.returncode == 128 + number
     snapshot = json.loads((tmp_path / "s.json").read_text())
     assert snapshot["runs"][0]["state"] == "stopped"
     assert "tiny-batch" in stdout

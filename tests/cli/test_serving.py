@@ -240,10 +240,10 @@ def test_the_run_waits_for_a_server_that_starts_slowly(cli: Cli, fake_server: st
     [
         (("train-gpt", "--url", "http://127.0.0.1:1"), "--url: only for serving scenarios"),
         (("serve-chat", "--url", "127.0.0.1:1"), "must be an address"),
-        (("serve-chat", "--api-key-env", "NO_SUCH_KEY"), "this environment variable does not exist"),
+        (("serve-chat", "--url", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY"), "this environment variable does not exist"),
         (("serve-chat", "--slo", "ttft=fast"), "not a number of seconds"),
         (("serve-chat", "--slo", "p99=1"), "expected ttft=S, tpot=S or e2e=S"),
-        (("serve-chat", "--vllm-python", "/nowhere/python"), "is not a program that can be run"),
+        (("serve-chat", "--set", "server=vllm", "--vllm-python", "/nowhere/python"), "is not a program that can be run"),
         (("serve-chat", "--prompts", "/nowhere.jsonl"), "--prompts /nowhere.jsonl: No such file or directory"),
         (("serve-chat", "--prompts", __file__), "line 1: Expected `object`, got `str`"),
         (("serve-chat", "--set", "batch_size=3"), "has no knob 'batch_size'"),

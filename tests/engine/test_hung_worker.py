@@ -107,7 +107,7 @@ def test_ctrl_c_ends_a_headless_run_whose_worker_hangs_and_writes_the_snapshot(t
         (worker,) = [c for c in psutil.Process(console.pid).children() if "gpuconsole.workloads.worker" in c.cmdline()]
         worker.send_signal(signal.SIGSTOP)
         os.kill(console.pid, signal.SIGINT)
-        assert console.wait(15) == 0
+        assert console.wait(15) == 130
     finally:
         if console.poll() is None:
             for child in psutil.Process(console.pid).children():

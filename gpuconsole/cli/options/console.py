@@ -7,17 +7,17 @@ from pathlib import Path
 
 from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.network import check_url
-from gpuconsole.cli.options.usage import UsageError, price, seconds
+from gpuconsole.cli.options.usage import price, seconds
 from gpuconsole.machine.settings import settings
 
+CONSOLE_OPTIONS = ("interval", "device", "record", "price", "dcgm", "serve", "token_file", "eco")
 
-def add_console_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options. They have no argparse default, because they may come before or after the command.
+
+def add_console_options(parser: argparse._ActionsContainer, screen: bool = False) -> None:
+    """Add the options; `screen`: also those of the screen. They have no argparse default, because they may come before or after the command.
     The functions below supply the value: that of the option, or else that of the settings."""
     parser.add_argument("--interval", type=seconds, default=argparse.SUPPRESS, metavar="S", help="seconds between two samples (default 1)")
-    parser.add_argument(
-        "--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)"
-    )
+    add_device_option(parser)
     parser.add_argument("--record", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="record the session for `gpuconsole replay`")
     parser.add_argument(
         "--price", type=price, default=argparse.SUPPRESS, metavar="P", help="price of the machine per hour, in any currency"
@@ -32,10 +32,18 @@ def add_console_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="with --serve: refuse requests without this bearer token"
     )
-    add_eco_option(parser)
+    if screen:
+        add_eco_option(parser)
 
 
-def add_eco_option(parser: argparse.ArgumentParser) -> None:
+def add_device_option(parser: argparse._ActionsContainer) -> None:
+    """Add --device, which every command that measures on a device has."""
+    parser.add_argument(
+        "--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)"
+    )
+
+
+def add_eco_option(parser: argparse._ActionsContainer) -> None:
     """Add --eco, which every command with a screen has."""
     parser.add_argument("--eco", action="store_true", default=argparse.SUPPRESS, help="update the screen less often, for a slow line")
 
@@ -53,12 +61,6 @@ def device(args: argparse.Namespace) -> str | None:
 def record_path(args: argparse.Namespace) -> Path | None:
     """The file of --record; raises UsageError if the file cannot be written."""
     return writable(getattr(args, "record", None), "--record")
-
-
-def refuse_recording(args: argparse.Namespace, why: str) -> None:
-    """Raises UsageError with `why` if the user requested a recording and the command cannot make a recording."""
-    if getattr(args, "record", None) is not None:
-        raise UsageError(f"--record: {why}")
 
 
 def price_per_hour(args: argparse.Namespace) -> float | None:

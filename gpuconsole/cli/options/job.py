@@ -7,26 +7,30 @@ import os
 import shutil
 from pathlib import Path
 
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options.nodes import NODE_OPTIONS
+from gpuconsole.cli.options.serving import OPTIONS as SERVING_OPTIONS
+from gpuconsole.cli.options.usage import UsageError, given, refuse_given, written
 from gpuconsole.model.job.restart_knob import RestartKnob, parse_restart_knob
 from gpuconsole.model.knobs.knob import KnobError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell for a command that cannot be run."""
 REFUSED = {
-    "knobs": ("--set", "the program sets its own knobs; give the new value to the command"),
-    "duration": ("--duration", "the job runs until its own end"),
-    "json": ("--json", "stdout belongs to the job; --snapshot FILE writes the session"),
-    "profile": ("--profile", "not for a job of your own; on the screen, press f"),
-    "resume": ("--resume", "a job starts anew"),
-    "rdzv_endpoint": ("--rdzv-endpoint", "start torchrun itself as the command"),
-    "require_valid": ("--require-valid", "only for serving scenarios"),
-    **{
-        name: (f"--{name.replace('_', '-')}", "only for serving scenarios")
-        for name in ("url", "model", "api_key_env", "metrics_url", "wait", "vllm_python", "vllm_args", "request_timeout", "slo", "prompts")
-    },
+    "knobs": "the program sets its own knobs; give the new value to the command",
+    "duration": "the job runs until its own end",
+    "json": "stdout belongs to the job; --snapshot FILE writes the session",
+    "profile": "not for a job of your own; on the screen, press f",
+    "resume": "a job starts anew",
+    **dict.fromkeys(NODE_OPTIONS, "start torchrun itself as the command"),
+    **dict.fromkeys(("require_valid", *SERVING_OPTIONS), "only for serving scenarios"),
 }
-"""Options of `run` that make no sense with a command, by their names in the parser: the option, and the reason."""
+"""Options that make no sense with a command, by their names in the parser, each with the reason."""
+JOB_OPTIONS = ("restart_knobs", "store_command", "probe", "summary", "patch", "allow_numerics", "output")
+"""Options that make sense only with a command."""
+NOT_WITH_RESTARTS = (
+    "record", "patch", "summary", "probe", "allow_numerics", "apply_top", "save_baseline", "fail_on_regression", "stop_settled", "price"
+)  # fmt: skip
+NO_SCREEN = "goes with the screen, not with --headless"
 
 
 class NotRunnable(Exception):
@@ -81,19 +85,27 @@ def add_change_options(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def refuse_job_options(args: argparse.Namespace) -> None:
+    """Raises UsageError where an option makes sense only with a command of the user's own."""
+    refuse_given(args, f"goes with a command of your own: gpuconsole {args.command} -- COMMAND ARGS...", *JOB_OPTIONS)
+
+
 def check_options(args: argparse.Namespace) -> None:
     """Raises UsageError where an option makes no sense with a command of the user's own."""
-    for name, (option, why) in REFUSED.items():
-        if getattr(args, name, None):
-            raise UsageError(f"{option} does not go with a command after --: {why}")
-    if getattr(args, "nnodes", 1) != 1:
-        raise UsageError("--nnodes does not go with a command after --: start torchrun itself as the command")
+    for name, why in REFUSED.items():
+        if given(args, name):
+            raise UsageError(f"{written(name)} does not go with a command after --: {why}")
     if getattr(args, "scenario", None) is not None:
         raise UsageError(f"{args.command} takes a scenario ({args.scenario}) or a command after --, not both")
     if args.command == "run" and args.headless and args.output is not None:
         raise UsageError("--output is for the screen; with --headless, the shell can redirect the output of the job")
-    if args.command == "run" and not args.headless and args.summary is not None:
-        raise UsageError("--summary goes with --headless")
+    if args.command == "run" and not args.headless:
+        refuse_given(args, "goes with --headless", "summary", "fail_on_regression", "restart_knobs")
+    else:
+        refuse_given(args, NO_SCREEN, "eco")
+        refuse_given(args, "goes with the screen, where key f profiles", "profile_dir")
+    if given(args, "restart_knobs"):
+        refuse_given(args, "does not go with --restart-knob, which starts the command again for each block", *NOT_WITH_RESTARTS)
 
 
 def check_program(words: list[str]) -> None:

@@ -7,7 +7,7 @@ import shutil
 
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.model.knobs.catalogue import KnobError, Knobs, parse_assignment
+from gpuconsole.model.knobs.catalogue import KnobError, Knobs, Value, parse_assignment
 from gpuconsole.model.scenario import Scenario, ScenarioError
 
 OWN = "a command of your own goes after --, as in: gpuconsole run -- python train.py"
@@ -38,6 +38,11 @@ def scenario(name: str) -> Scenario:
         if name.endswith(".py") or shutil.which(name) is not None:
             raise UsageError(f"{name} is no scenario; {OWN}") from None
         raise UsageError(str(error)) from None
+
+
+def server_of(chosen: Scenario, knobs: Knobs) -> Value:
+    """The value of the knob `server` in a serving scenario; empty in a training scenario."""
+    return {**chosen.knobs_for("cpu"), **knobs}.get("server", "")
 
 
 def assignments(texts: list[str], chosen: Scenario) -> Knobs:

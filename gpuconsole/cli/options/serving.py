@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from gpuconsole.cli.options.network import check_url
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options.usage import UsageError, given, refuse_given, written
+from gpuconsole.model.knobs.catalogue import Value
 from gpuconsole.model.recorded import parse_recorded
 from gpuconsole.model.scenario import Workload
 from gpuconsole.model.serving import Objective, parse_objective
@@ -16,12 +17,12 @@ from gpuconsole.model.serving import Objective, parse_objective
 OPTIONS = ("url", "model", "api_key_env", "metrics_url", "wait", "vllm_python", "vllm_args", "request_timeout", "slo", "prompts")
 
 
-def add_serving_options(parser: argparse.ArgumentParser) -> None:
+def add_serving_options(parser: argparse.ArgumentParser, load: bool = True) -> None:
+    """`load`: the command sends load to the server and reads its metrics."""
     group = parser.add_argument_group("serving scenarios")
     group.add_argument("--url", metavar="URL", help="an OpenAI-compatible server that runs already (vLLM, SGLang, TGI, llama.cpp, ...)")
     group.add_argument("--model", metavar="NAME", help="with --url: the model to ask for; with server=vllm: a model name or a folder")
     group.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable that holds the server's key")
-    group.add_argument("--metrics-url", metavar="URL", help="address of the server's /metrics (default: on the server itself)")
     group.add_argument("--wait", type=float, metavar="S", help="with --url: wait up to S seconds for a server that is starting (default 0)")
     group.add_argument(
         "--vllm-python",
@@ -30,6 +31,9 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         help="with server=vllm: the Python that has vLLM (default: this Python, or the Python of the program `vllm` on the PATH)",
     )
     group.add_argument("--vllm-args", metavar="ARGS", help='further flags for vLLM: --vllm-args="--block-size 32 --seed 1"')
+    if not load:
+        return
+    group.add_argument("--metrics-url", metavar="URL", help="address of the server's /metrics (default: on the server itself)")
     group.add_argument(
         "--request-timeout", type=float, metavar="S", help="a request without any data for this time has failed (default 120)"
     )
@@ -63,22 +67,29 @@ def objective(args: argparse.Namespace) -> Objective | None:
     return found
 
 
-def check_server(args: argparse.Namespace, workload: Workload) -> None:
-    """Raises UsageError for options that do not fit the workload or have bad values, so the command fails before it starts work."""
-    given = [f"--{name.replace('_', '-')}" for name in OPTIONS if getattr(args, name) is not None]
-    if given and not workload.serves:
-        raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} is a training workload")
-    for option, url in (("--url", args.url), ("--metrics-url", args.metrics_url)):
+def check_server(args: argparse.Namespace, workload: Workload, server: Value = "") -> None:
+    """Raises UsageError for options that do not fit the workload or have bad values, so the command fails before it starts work. `server`: the
+    value of the knob; empty: not known."""
+    found = [written(name) for name in OPTIONS if given(args, name)]
+    if found and not workload.serves:
+        raise UsageError(f"{', '.join(found)}: only for serving scenarios; {workload.name} is a training workload")
+    if args.url is not None:
+        refuse_given(args, "is for a vLLM that gpuconsole starts; the server at --url runs already", "vllm_python", "vllm_args")
+    elif server == "embedded":
+        refuse_given(args, "needs --set server=vllm", "vllm_python", "vllm_args")
+        refuse_given(args, "needs --url, or --set server=vllm", "model", "api_key_env")
+    for option, url in (("--url", args.url), ("--metrics-url", getattr(args, "metrics_url", None))):
         check_url(url, option, "http://127.0.0.1:8000")
-    if args.request_timeout is not None and not args.request_timeout > 0:
-        raise UsageError(f"--request-timeout {args.request_timeout:g}: must be more than 0 s")
+    timeout_s: float | None = getattr(args, "request_timeout", None)
+    if timeout_s is not None and not timeout_s > 0:
+        raise UsageError(f"--request-timeout {timeout_s:g}: must be more than 0 s")
     if args.wait is not None and not 0 <= args.wait < math.inf:
         raise UsageError(f"--wait {args.wait:g}: must be 0 s or more")
     if args.wait is not None and args.url is None:
         raise UsageError("--wait needs --url")
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
         raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
-    if args.prompts is not None:
+    if getattr(args, "prompts", None) is not None:
         try:
             args.prompts = args.prompts.absolute()
             parse_recorded(args.prompts.read_text(encoding="utf-8"))

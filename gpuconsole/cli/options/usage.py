@@ -25,3 +25,25 @@ def price(text: str) -> float:
         return settings.price(text)
     except ValueError as problem:
         raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+WRITTEN = {"knobs": "set", "tries": "try", "restart_knobs": "restart-knob"}
+"""Options whose name in the parser is not their own name."""
+
+
+def given(args: argparse.Namespace, name: str) -> bool:
+    """Whether the user gave the option with this name in the parser. The option must not have a default value."""
+    value = getattr(args, name, None)
+    return value is not None and value is not False and value != []
+
+
+def written(name: str) -> str:
+    """The option with this name in the parser, as a user writes it."""
+    return "--" + WRITTEN.get(name, name).replace("_", "-")
+
+
+def refuse_given(args: argparse.Namespace, why: str, *names: str) -> None:
+    """Raises UsageError where the user gave one of these options, which the command would ignore. `why` is the rest of the sentence."""
+    for name in names:
+        if given(args, name):
+            raise UsageError(f"{written(name)} {why}")

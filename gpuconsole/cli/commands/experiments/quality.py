@@ -7,10 +7,11 @@ import asyncio
 import json
 import sys
 
-from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
-from gpuconsole.cli.options.console import add_console_options, device, refuse_recording
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
+from gpuconsole.cli.options.console import add_device_option, device
 from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.scenario import assignments, scenario
+from gpuconsole.cli.options.scenario import assignments, scenario, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, server_options
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.machine.choice import DeviceChoiceError, choose_device
@@ -35,10 +36,9 @@ DEFAULT_SCENARIO = "serve-chat"
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "quality",
-        help="perplexity and passkey retrieval of a model server",
+        help="measure the answers of a model server",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "scenario",
@@ -63,8 +63,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="positions of the passkey in the text, 0 to 1 (default 0.1,0.5,0.9)",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else on stdout")
-    add_serving_options(parser)
-    add_console_options(parser)
+    add_serving_options(parser, load=False)
+    add_device_option(parser)
     parser.set_defaults(handler=run)
 
 
@@ -85,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
     if not chosen.workload.serves:
         raise UsageError(f"{chosen.name} is a training scenario: quality measures model servers")
-    refuse_recording(args, "quality has no session to record; --json prints the figures")
     overrides = assignments(args.knobs, chosen)
-    check_server(args, chosen.workload)
+    check_server(args, chosen.workload, server_of(chosen, overrides))
     try:
         state, _ = read_devices()
         target = choose_device(state.devices, device(args), state.lost)
@@ -105,12 +104,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         answers = asyncio.run(main())
     except JobFailed as error:
-        print(f"gpuconsole: {error}", file=sys.stderr)
-        return 1
+        output.problem(str(error))
+        return FAILED
     if stop.is_set() and not answers:
-        return INTERRUPTED
+        return exit_code()
     print(to_json(answers) if args.json else "\n".join(lines(answers)))
-    return 1 if all(answer.error for answer in answers) else 0
+    return exit_code(all(answer.error for answer in answers))
 
 
 def lines(answers: list[ProbeDone]) -> list[str]:
@@ -133,5 +132,5 @@ def lines(answers: list[ProbeDone]) -> list[str]:
 
 
 def _report(event: Progress) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not output.quiet():
         print(f"{event.stage}: {event.detail}", file=sys.stderr)

@@ -9,12 +9,12 @@ from pathlib import Path
 from gpuconsole.cli.job import run_job
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.files import writable
-from gpuconsole.cli.options.job import add_job_options
-from gpuconsole.cli.options.nodes import add_node_options, nodes
+from gpuconsole.cli.options.job import NO_SCREEN, add_job_options, refuse_job_options
+from gpuconsole.cli.options.nodes import add_node_options, check_nodes
 from gpuconsole.cli.options.profile import add_profile_options, check_folder
-from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
+from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
-from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.tui.driver.terminal import why_no_terminal
 
 DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...): on the screen, or without a terminal (--headless).
@@ -29,8 +29,8 @@ run as a baseline (see `gpuconsole baselines`).
 A serving run has a verdict: valid, degraded (the client lacked CPU time, the server did not answer for some time, or more than 1 % of the
 requests failed) or invalid (most requests failed, or none was answered). The report and stderr name the verdict with its reasons.
 
-Exit code: 0 ok, 1 the workload failed, the figures are invalid, --require-valid and the figures are degraded, or --fail-on-regression found a
-regression, 2 bad usage. Ctrl-C does not change the code."""
+Exit code 1: the workload failed, the figures are invalid, --require-valid and the figures are degraded, or --fail-on-regression found a
+regression."""
 
 EXAMPLES = """examples:
   gpuconsole run -- python train.py                             your own job; also python -m, torchrun, accelerate launch, a script
@@ -50,10 +50,13 @@ EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline
 """
 
+NOT_FOR = {False: "require_valid", True: "profile"}
+"""Options that a training run (False) or a serving run (True) would ignore."""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "run", help="run a scenario", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "run", help="run a scenario or your own training job (-- COMMAND)", description=DESCRIPTION, epilog=EXAMPLES
     )
     add_scenario(parser)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
@@ -84,25 +87,24 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_profile_options(parser)
     add_node_options(parser)
     add_serving_options(parser)
-    add_console_options(parser)
+    add_console_options(parser.add_argument_group("watching devices"), screen=True)
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.job:
         return run_job(args)
-    for name in ("output", "summary"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name} goes with a command of your own: gpuconsole run -- COMMAND ARGS...")
-    if args.probe:
-        raise UsageError("--probe goes with a command of your own; the probes of a scenario always run")
+    refuse_job_options(args)
     chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
+    if args.tries:
+        refuse_given(args, "does not go with --try, which names the change", "apply_top")
+    refuse_given(args, f"is for {'training' if chosen.workload.serves else 'serving'} scenarios", NOT_FOR[chosen.workload.serves])
     tries = assignments(args.tries, chosen)
     snapshot = writable(args.snapshot, "--snapshot")
     recording = record_path(args)
-    nodes(args)
-    check_server(args, chosen.workload)
+    check_nodes(args, chosen.workload)
+    check_server(args, chosen.workload, server_of(chosen, knobs))
     check_folder(args.profile_dir)
     if args.save_baseline:
         _check_baselines()
@@ -111,13 +113,13 @@ def run(args: argparse.Namespace) -> int:
 
         raise UsageError(NO_TORCH)
     if args.headless or args.json:
+        refuse_given(args, NO_SCREEN, "eco")
+        if not args.profile:
+            refuse_given(args, "needs --profile", "profile_dir")
         from gpuconsole.cli.headless import HeadlessRun
 
         return HeadlessRun(args, knobs, tries, snapshot, recording, chosen.workload.serves).run()
-    if args.require_valid:
-        raise UsageError("--require-valid goes with --headless")
-    if args.fail_on_regression:
-        raise UsageError("--fail-on-regression goes with --headless")
+    refuse_given(args, "goes with --headless", "require_valid", "fail_on_regression")
     if args.profile:
         raise UsageError("--profile goes with --headless; on the screen, press f")
     if args.apply_top or args.tries:

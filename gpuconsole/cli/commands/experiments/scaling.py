@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.headless import TICK_S
-from gpuconsole.cli.interrupt import on_interrupt
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import writable
@@ -24,7 +25,7 @@ from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.worker import START_S
 from gpuconsole.report import units
-from gpuconsole.report.parts import Column, Table, printed
+from gpuconsole.report.parts import Column, Table
 from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario on several numbers of processes, one after the other, and print the scaling efficiency.
@@ -44,7 +45,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="scaling efficiency over processes",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="a scenario that has the knobs `sharding` and `nproc`")
     parser.add_argument("--nproc", type=counts, default=(1, 2), metavar="N,N,...", help="numbers of processes (default 1,2)")
@@ -52,7 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--duration", type=seconds, default=20.0, metavar="S", help="seconds from the first step of each (default 20)")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
     parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there")
-    add_console_options(parser)
+    add_console_options(parser.add_argument_group("watching devices"))
     parser.set_defaults(handler=scale)
 
 
@@ -132,11 +132,11 @@ def _report(engine: Engine, args: argparse.Namespace, path: Path | None) -> int:
     if args.json:
         sys.stdout.buffer.write(encode(snapshot))
     else:
-        print(printed([scaling_table(snapshot.runs)]))
+        output.show([scaling_table(snapshot.runs)])
     for run in snapshot.runs:
         if run.state == "failed":
-            print(f"gpuconsole: nproc {run.knobs['nproc']}: {run.error}", file=sys.stderr)
-    return 1 if failed else 0
+            output.problem(f"nproc {run.knobs['nproc']}: {run.error}")
+    return exit_code(failed)
 
 
 def scaling_table(runs: list[Run]) -> Table:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
 from gpuconsole.cli.job import headless_job, run_if_possible
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
-from gpuconsole.cli.options.job import add_restart_option, add_summary_option, check_options
-from gpuconsole.cli.options.nodes import add_node_options
-from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
+from gpuconsole.cli.options.job import add_restart_option, add_summary_option, check_options, refuse_job_options
+from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.experiments.sweep import Sweeper, points
@@ -45,12 +45,11 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "sweep",
-        help="throughput at several values of knobs, in interleaved repeats",
+        help="measure throughput over the values of knobs",
         description="Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply "
         "live share a worker. Each other setting has its own worker, which pauses while other settings are measured. The intervals of all "
         "settings hold together with 95 % probability, also with --stop-settled and after Ctrl-C.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_scenario(parser)
     parser.add_argument(
@@ -65,36 +64,32 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
     add_summary_option(parser)
     add_restart_option(parser)
-    add_node_options(parser)
     add_serving_options(parser)
-    add_console_options(parser)
+    add_console_options(parser.add_argument_group("watching devices"))
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.job:
         return run_on_job(args)
+    refuse_job_options(args)
     chosen = scenario(scenario_of(args))
-    check_server(args, chosen.workload)
     knobs = assignments(args.knobs, chosen)
-    vary = dict(varied(word, chosen) for word in args.vary)
-    if args.repeat < 2:
-        raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
+    vary = all_varied(args, chosen)
+    check_server(args, chosen.workload, "" if "server" in vary else server_of(chosen, knobs))
     target = writable(args.snapshot, "--snapshot")
     record_path(args)
     try:
         return asyncio.run(_main(args, chosen, knobs, vary, target))
     except SessionError as error:
-        print(f"gpuconsole: {error}", file=sys.stderr)
-        return 1
+        output.problem(str(error))
+        return FAILED
 
 
 def run_on_job(args: argparse.Namespace) -> int:
     """Sweep on the steps of the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
     check_options(args)
-    vary = dict(varied(word, job_scenario(args.job[0])) for word in args.vary)
-    if args.repeat < 2:
-        raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
+    vary = all_varied(args, job_scenario(args.job[0]))
     from gpuconsole.cli.job_work import SweepJob, sweep_by_restarting
 
     if args.restart_knobs:
@@ -106,6 +101,19 @@ def run_on_job(args: argparse.Namespace) -> int:
         target = writable(args.snapshot, "--snapshot")
         return run_if_possible(args, lambda: sweep_by_restarting(args, vary, target))
     return headless_job(args, SweepJob(args, vary))
+
+
+def all_varied(args: argparse.Namespace, chosen: Scenario) -> dict[str, list[Value]]:
+    """The values of every --vary, by knob; raises UsageError."""
+    if args.repeat < 2:
+        raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
+    found: dict[str, list[Value]] = {}
+    for word in args.vary:
+        name, values = varied(word, chosen)
+        if name in found:
+            raise UsageError(f"--vary {word}: {name} is varied already; write all its values after one --vary")
+        found[name] = values
+    return found
 
 
 def varied(word: str, chosen: Scenario) -> tuple[str, list[Value]]:
@@ -141,20 +149,25 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
         finally:
             await sweeper.close()
         if not newest:
-            return INTERRUPTED if sweeping.cancelled() else 1
+            return exit_code(failed=True)
         if target is not None:
             write_whole(target, encode(msgspec.structs.replace(engine.snapshot(), sweeps=newest)))
-        result = printed(sweep_report(newest[0], tuple(vary)))
-        for line in result.splitlines():  # a recording has no event for sweeps
+        report = sweep_report(newest[0], tuple(vary))
+        for line in printed(report).splitlines():  # a recording has no event for sweeps
             engine.note(line)
-        print(to_json(newest[0]) if args.json else result)
-        return 1 if any(point.error for point in newest[0].points) else 0
+        if args.json:
+            print(to_json(newest[0]))
+        else:
+            output.show(report)
+        return exit_code(any(point.error for point in newest[0].points))
     finally:
         await engine.close()
 
 
 def _progress(sweep: Sweep, newest: list[Sweep]) -> None:
     newest[:] = [sweep]
+    if output.quiet():
+        return
     done = sum(len(point.rates) for point in sweep.points)
     with contextlib.suppress(OSError):
         print(f"{sweep.elapsed_s:5.0f} s  {done} of {sweep.repeats * len(sweep.points)} blocks", file=sys.stderr, flush=True)

@@ -9,24 +9,25 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuconsole.cli.interrupt import on_interrupt
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
 from gpuconsole.cli.job import headless_job
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
-from gpuconsole.cli.options.job import add_change_options, add_summary_option, check_options
-from gpuconsole.cli.options.nodes import add_node_options
-from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of
+from gpuconsole.cli.options.job import add_change_options, add_summary_option, check_options, refuse_job_options
+from gpuconsole.cli.options.nodes import add_node_options, check_nodes
+from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
-from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.tune import TUNE_S, Tuner
 from gpuconsole.model.experiments.certificate import Certificate, CertificateError, decode, encode
 from gpuconsole.model.files import write_whole
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs, nearest
+from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.model.text import visible
 from gpuconsole.report.experiments.tuning import attempt_line, certificate_report
-from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError
 
 DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted gain per second of trial, keeps the
@@ -50,10 +51,9 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "tune",
-        help="find faster settings: try suggestions, keep what is proven",
+        help="try fix after fix, keep what is proven",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_scenario(parser)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
@@ -81,18 +81,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_change_options(parser)
     add_node_options(parser)
     add_serving_options(parser)
-    add_console_options(parser)
+    add_console_options(parser.add_argument_group("watching devices"))
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.job:
         return run_on_job(args)
+    refuse_job_options(args)
+    if args.resume is not None:
+        refuse_given(args, "does not go with --resume, which adds the new attempts to its own file", "certificate")
     chosen = scenario(scenario_of(args))
-    check_server(args, chosen.workload)
     knobs = assignments(args.knobs, chosen)
-    if unknown := [name for name in args.only if name not in chosen.workload.knobs]:
-        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}; it has: {', '.join(chosen.workload.knobs)}")
+    check_server(args, chosen.workload, server_of(chosen, knobs))
+    check_nodes(args, chosen.workload)
+    check_only(args.only, chosen)
     target = writable(args.resume or args.certificate, "--resume" if args.resume else "--certificate")
     writable(args.snapshot, "--snapshot")
     record_path(args)
@@ -108,16 +111,24 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(_main(args, knobs, target, resumed))
     except SessionError as error:
-        print(f"gpuconsole: {error}", file=sys.stderr)
-        return 1
+        output.problem(str(error))
+        return FAILED
 
 
 def run_on_job(args: argparse.Namespace) -> int:
     """Tune the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
     check_options(args)
+    check_only(args.only, job_scenario(args.job[0]))
     from gpuconsole.cli.job_work import TuneJob
 
     return headless_job(args, TuneJob(args, writable(args.certificate, "--certificate")))
+
+
+def check_only(names: list[str], chosen: Scenario) -> None:
+    """Raises UsageError where --only names a knob that the scenario does not have."""
+    if unknown := [name for name in names if name not in chosen.workload.knobs]:
+        known = chosen.workload.knobs
+        raise UsageError(f"--only {unknown[0]}: no knob of {chosen.name}{nearest(unknown[0], known)}; it has: {', '.join(known)}")
 
 
 def names(text: str) -> list[str]:
@@ -161,8 +172,11 @@ async def _main(args: argparse.Namespace, knobs: Knobs, target: Path | None, res
                 engine.export(args.snapshot)
     finally:
         await engine.close()
-    print(to_json(certificate) if args.json else printed(certificate_report(certificate)))
-    return 1 if failed else 0
+    if args.json:
+        print(to_json(certificate))
+    else:
+        output.show(certificate_report(certificate))
+    return exit_code(failed)
 
 
 async def _tune(
@@ -196,12 +210,14 @@ async def _tune(
     try:
         return tuning.result(), False
     except SessionError as error:
-        report(f"gpuconsole: {error}")
+        output.problem(str(error))
         tuner.certificate.stopped = str(error)
         on_change(tuner.certificate)
         return tuner.certificate, True
 
 
 def report(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(visible(text), file=sys.stderr, flush=True)
+    """A line of progress on stderr."""
+    if not output.quiet():
+        with contextlib.suppress(OSError):
+            print(visible(text), file=sys.stderr, flush=True)

@@ -9,10 +9,11 @@ import os
 import sys
 import time
 
-from gpuconsole.cli.interrupt import INTERRUPTED, on_interrupt
-from gpuconsole.cli.options.console import device
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import FAILED, OK, exit_code, on_interrupt
+from gpuconsole.cli.options.console import add_device_option, device
 from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import UsageError, seconds
+from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.machine.calibration import cache_path, load, machine_of, save
 from gpuconsole.machine.choice import DeviceChoiceError, choose_device
 from gpuconsole.machine.environment import fingerprint, torch_version
@@ -23,7 +24,6 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import read_devices
 from gpuconsole.report.machine.calibration import calibration_report
-from gpuconsole.report.parts import printed
 from gpuconsole.wire.events import Progress
 
 DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
@@ -33,7 +33,7 @@ all-reduce and disk. The best of many repeats counts; median and spread are show
 The figures are kept in {cache_path()}
 for this host, CPU, cores, GPUs, driver and torch. If any of these changes, calibrate again.
 
-Exit code: 0 ok, 1 the calibration failed or --show found none, 2 bad usage, 130 interrupted (nothing is kept)."""
+Exit code 1: the calibration failed, or --show found none. Ctrl-C keeps nothing."""
 EXAMPLES = """examples:
   gpuconsole calibrate
   gpuconsole calibrate --device cpu
@@ -46,23 +46,20 @@ DEFAULT_BUDGET_S = 1.0
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "calibrate",
-        help="measure the peak rates of this machine, and keep the figures",
+        help="measure what this machine reaches, and keep it",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--device", default=argparse.SUPPRESS, metavar="ID", help="gpu:N or cpu (default: the first GPU, or the CPU if there is no GPU)"
-    )
+    add_device_option(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON in SI units, and nothing else on stdout")
     parser.add_argument("--show", action="store_true", help="print the kept calibration with its age; measure nothing")
-    parser.add_argument(
-        "--budget", type=seconds, default=DEFAULT_BUDGET_S, metavar="S", help="approximate seconds for each figure (default 1)"
-    )
+    parser.add_argument("--budget", type=seconds, metavar="S", help="approximate seconds for each figure (default 1)")
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.show:
+        refuse_given(args, "does not go with --show, which measures nothing", "budget")
     if not args.show and torch_version() is None:
         raise UsageError('torch is not installed: pip install "gpuconsole[torch]"')
     state, problem = read_devices()
@@ -72,33 +69,40 @@ def run(args: argparse.Namespace) -> int:
     except DeviceChoiceError as error:
         raise UsageError(str(error)) from None
     if problem:
-        say(f"{problem}; continuing without the driver")
+        output.note(f"{problem}; continuing without the driver")
     return show(environment, chosen, args.json) if args.show else measure(environment, chosen, state.processes, args)
 
 
 def show(environment: Environment, chosen: Device, as_json: bool) -> int:
     record = load(environment, chosen.id)
     if record is None:
-        say(f"there is no calibration of {chosen.id} with the present driver and torch: run `gpuconsole calibrate`")
-        return 1
-    print(to_json(record) if as_json else printed(calibration_report(record, chosen, time.time())))
-    return 0
+        output.problem(f"there is no calibration of {chosen.id} with the present driver and torch: run `gpuconsole calibrate`")
+        return FAILED
+    print_record(record, chosen, as_json)
+    return OK
+
+
+def print_record(record: CalibrationRecord, chosen: Device, as_json: bool) -> None:
+    if as_json:
+        print(to_json(record))
+    else:
+        output.show(calibration_report(record, chosen, time.time()))
 
 
 def measure(environment: Environment, chosen: Device, processes: list[Process], args: argparse.Namespace) -> int:
     users = sum(1 for process in processes if process.device == chosen.id)
     if users:
-        say(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the figures may be too low")
-    record = asyncio.run(_measure(environment, chosen, args.budget))
+        output.note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the figures may be too low")
+    record = asyncio.run(_measure(environment, chosen, args.budget or DEFAULT_BUDGET_S))
     if isinstance(record, int):
         return record
-    print(to_json(record) if args.json else printed(calibration_report(record, chosen, time.time())))
+    print_record(record, chosen, args.json)
     try:
         save(record)
     except OSError as error:
-        say(f"cannot keep the figures: {error.filename}: {error.strerror}")
-        return 1
-    return 0
+        output.problem(f"cannot keep the figures: {error.filename}: {error.strerror}")
+        return FAILED
+    return OK
 
 
 async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | int:
@@ -115,22 +119,22 @@ async def _measure(environment: Environment, chosen: Device, budget_s: float) ->
         reached = await calibrate(chosen, budget_s, stages.show, stop)
     except Interrupted:
         stages.done()
-        say("interrupted: nothing is kept")
-        return INTERRUPTED
+        output.problem("interrupted: nothing is kept")
+        return exit_code()
     except JobFailed as error:
         stages.done()
-        say(str(error))
-        return 1
+        output.problem(str(error))
+        return FAILED
     stages.done()
     return CalibrationRecord(machine_of(environment), chosen.id, created, reached, load_1min, others.mean())
 
 
 class Stages:
-    """Progress on stderr: one line that is drawn again on a terminal, one line per stage elsewhere."""
+    """Progress on stderr: one line that is drawn again on a terminal, one line per stage elsewhere. --quiet leaves it out."""
 
     def __init__(self, title: str) -> None:
         self._terminal = sys.stderr.isatty()
-        print(title, file=sys.stderr, flush=True)
+        self._write(f"{title}\n")
 
     def show(self, progress: Progress) -> None:
         text = progress.detail if progress.stage == "calibrating" else f"{progress.stage} {progress.detail}"
@@ -141,9 +145,7 @@ class Stages:
             self._write("\r\033[K")
 
     def _write(self, text: str) -> None:
+        if output.quiet():
+            return
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-def say(text: str) -> None:
-    print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)

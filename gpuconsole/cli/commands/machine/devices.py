@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import msgspec
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options.console import dcgm
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
 from gpuconsole.report.machine.devices import devices_report
-from gpuconsole.report.parts import printed
+from gpuconsole.report.parts import Report
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_view
 
@@ -28,10 +28,9 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "devices",
-        help="list devices with their current values, and the missing values with the reason",
+        help="list the devices with their current values",
         description="List the GPUs and the host with the value of every metric now, or the reason why there is no value.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="values in SI units, by metric name")
     parser.add_argument("--dcgm", default=argparse.SUPPRESS, metavar="URL", help="a dcgm-exporter's /metrics, for what NVML cannot report")
@@ -40,12 +39,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 if the driver does not answer. Even then, the known values are printed."""
+    """Exit code OK, or FAILED if the driver does not answer. Even then, the known values are printed."""
     reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
-    print(to_json(as_json(reading)) if args.json else as_text(reading.state))
+    if args.json:
+        print(to_json(as_json(reading)))
+    else:
+        output.show(as_report(reading.state))
     if reading.error:
-        print(f"gpuconsole: {visible(reading.error)}", file=sys.stderr)
-    return 1 if reading.error else 0
+        output.problem(reading.error)
+    return exit_code(reading.error)
 
 
 def as_json(reading: Reading) -> dict[str, object]:
@@ -87,7 +89,7 @@ def _without_command(process: Process) -> dict[str, object]:
     return {name: value for name, value in msgspec.to_builtins(process).items() if name not in ("command", "device")}
 
 
-def as_text(state: SessionState) -> str:
+def as_report(state: SessionState) -> Report:
     environment = Environment(driver=state.driver)
     view = make_view(state, now=state.now, environment=environment, device="cpu", probing="", recording=True, recording_to="", ended=False)
-    return printed(devices_report(view))
+    return devices_report(view)

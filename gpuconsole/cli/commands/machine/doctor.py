@@ -13,6 +13,9 @@ from importlib import metadata
 from pathlib import Path
 
 from gpuconsole import __version__
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import exit_code
+from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
 from gpuconsole.machine.calibration import of_this_machine
 from gpuconsole.machine.environment import fingerprint
@@ -21,6 +24,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
 from gpuconsole.report import units
 from gpuconsole.report.machine.calibration import age
+from gpuconsole.report.parts import BLANK, Report, heading, labelled
 from gpuconsole.session.state import SessionState
 
 EXAMPLES = """examples:
@@ -45,24 +49,29 @@ Row = tuple[str, str]
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="report what works on this machine, what does not, and why",
+        help="report what works on this machine, and why not",
         description="Report what works on this machine, and what reads n/a with the reason. This command changes nothing.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="seconds to wait for the driver (default 10)")
+    parser.add_argument("--json", action="store_true", help="the same rows as JSON, by section")
     parser.set_defaults(handler=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report. Exit code 0, or 1 if the driver does not answer."""
+    """Print the report. Exit code OK, or FAILED if the driver does not answer."""
     reading = read_devices(timeout_s=args.timeout)
-    print(report(reading))
-    return 1 if reading.error else 0
+    found = sections(reading)
+    if args.json:
+        print(to_json({title: [{"name": name, "text": text} for name, text in rows] for title, rows in found.items()}))
+    else:
+        output.show(report(found))
+    return exit_code(reading.error)
 
 
-def report(reading: Reading) -> str:
-    sections = {
+def sections(reading: Reading) -> dict[str, list[Row]]:
+    """All rows, by the title of their section."""
+    return {
         "program": program_rows(reading.state),
         "GPU": gpu_rows(reading),
         "topology": topology_rows(reading.state),
@@ -70,9 +79,20 @@ def report(reading: Reading) -> str:
         "terminal": terminal_rows(),
         "reads n/a here": missing_rows(reading),
     }
-    width = max(len(name) for rows in sections.values() for name, _ in rows)
-    blocks = [[title, *(f"  {name:<{width}}  {visible(text)}" for name, text in rows)] for title, rows in sections.items() if rows]
-    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def report(sections: dict[str, list[Row]]) -> Report:
+    """The sections that have rows, with a heading for each."""
+    column = max(len(name) for rows in sections.values() for name, _ in rows) + 2
+    found: Report = []
+    for title, rows in sections.items():
+        if rows:
+            found += [
+                *([BLANK] if found else []),
+                heading(title),
+                *(labelled(name, visible(text), column=column, indent=2) for name, text in rows),
+            ]
+    return found
 
 
 def program_rows(state: SessionState) -> list[Row]:

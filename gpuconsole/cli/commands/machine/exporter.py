@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import INTERRUPTED, OK, exit_code, on_interrupt
 from gpuconsole.cli.options.console import dcgm, interval
 from gpuconsole.cli.options.network import parse_address, read_token
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.machine.settings import settings
-from gpuconsole.model.text import visible
 from gpuconsole.processes.sampler import SamplerSupervisor
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, SamplerEnded
@@ -26,7 +25,7 @@ DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at
 
 /healthz answers 200 while samples are fresh, else 503 and the reason. With --token-file every request needs
 `Authorization: Bearer TOKEN`. Choose --interval as long as Prometheus' scrape interval: the shares of time then cover all of it.
-Ctrl-C ends it. Exit code: 0 ok, 2 bad usage. See docs/exporter.md."""
+SIGTERM ends it with exit code 0, as a service manager expects. See docs/exporter.md."""
 EXAMPLES = """examples:
   gpuconsole exporter
   gpuconsole exporter --listen 0.0.0.0:9835 --token-file /etc/gpuconsole/token --interval 15
@@ -38,10 +37,9 @@ DEFAULT_LISTEN = "127.0.0.1:9835"
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "exporter",
-        help="serve metrics to Prometheus",
+        help="serve the metrics of this machine to Prometheus",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)"
@@ -72,32 +70,27 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
     if token is None and not server.is_loopback:
-        say("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
+        output.problem("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
     try:
         asyncio.run(keep_reading(state, scraper, server, address))
     finally:
         server.close()
-    return 0
-
-
-def say(text: str) -> None:
-    print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)
+    return exit_code() if exit_code() == INTERRUPTED else OK
 
 
 async def keep_reading(state: SessionState, scraper: LoopScraper, server: MetricsServer, dcgm_url: str | None) -> None:
-    """Serve the metrics that the sampler reports, until SIGINT or SIGTERM."""
+    """Serve the metrics that the sampler reports, until SIGINT, SIGTERM or SIGHUP."""
     over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    on_interrupt(over.set)
 
     def on_event(event: AnyEvent) -> None:
         state.apply(event)
         if isinstance(event, SamplerEnded):
-            say(event.text)
+            output.problem(event.text)
 
     scraper.attach()
     server.start()
-    say(f"serving http://{server.address}/metrics")
+    output.note(f"serving http://{server.address}/metrics")
     sampler = SamplerSupervisor(state.interval_s, dcgm_url, on_event)
     try:
         await sampler.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError
@@ -16,7 +18,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.run import Summary
 from gpuconsole.report import units
-from gpuconsole.report.parts import Report, printed, text
+from gpuconsole.report.parts import Report, text
 from gpuconsole.report.run.models import prediction_table
 
 WORKLOAD = "training.gpt"
@@ -33,10 +35,9 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "models",
-        help="predict memory, FLOPs and bandwidth of a run by arithmetic",
+        help="predict memory, FLOPs and time of a step",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="a scenario of training.gpt")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="assignments", help="set a knob; may be repeated")
@@ -56,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
     knobs = {**chosen.knobs_for(scale, peaks.memory_bytes or 0), **assignments(args.assignments, chosen)}
     found = predicted(knobs, peaks, args.device_name)
     title = f"{chosen.name} on {args.device_name or 'a CPU'}"
-    print(to_json(found) if args.json else as_text(found, title, peaks, knobs.get("torch_compile", "off") != "off"))
-    return 0
+    if args.json:
+        print(to_json(found))
+    else:
+        output.show(as_report(found, title, peaks, knobs.get("torch_compile", "off") != "off"))
+    return OK
 
 
 def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figure]:
@@ -69,7 +73,7 @@ def predicted(knobs: Knobs, peaks: Peaks, device_name: str | None) -> list[Figur
     return [figure for figure in found if figure.predicted is not None]
 
 
-def as_text(found: list[Figure], title: str, peaks: Peaks, compiled: bool = False) -> str:
+def as_report(found: list[Figure], title: str, peaks: Peaks, compiled: bool = False) -> Report:
     report: Report = [text(f"{title}: predicted, not measured" + (f"; {peaks.source}" if peaks.source else ""))]
     report.append(prediction_table(found))
     peak = next((figure.predicted for figure in found if figure.name == "memory.allocated_peak_bytes"), None)
@@ -81,4 +85,4 @@ def as_text(found: list[Figure], title: str, peaks: Peaks, compiled: bool = Fals
         report.append(text(words))
     if compiled:
         report.append(text("The memory is that without torch.compile: a compiled step keeps fewer activations."))
-    return printed(report)
+    return report

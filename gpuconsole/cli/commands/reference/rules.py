@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.engine import all_rules
@@ -13,17 +14,22 @@ from gpuconsole.diagnosis.reads import signals_read
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
 
+EXAMPLES = """examples:
+  gpuconsole rules
+  gpuconsole rules input.slow_storage
+  gpuconsole rules --json
+"""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "rules",
         help="list the rules of the diagnosis, or explain one rule",
         description="List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, knobs.",
-        epilog="examples:\n  gpuconsole rules\n  gpuconsole rules input.slow_storage\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
     )
-    parser.add_argument("id", nargs="?", metavar="ID")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("id", nargs="?", metavar="ID", help="the rule to explain (default: list all)")
+    parser.add_argument("--json", action="store_true", help="the declarations of the rules as JSON")
     parser.set_defaults(handler=run)
 
 
@@ -39,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for rule in chosen:
             print(f"{rule.id:<28} {rule.title}")
-    return 0
+    return OK
 
 
 def as_data(rule: Rule) -> dict[str, object]:

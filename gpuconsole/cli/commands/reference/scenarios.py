@@ -6,6 +6,8 @@ import argparse
 import sys
 import textwrap
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.scenario import scenario
 from gpuconsole.cli.options.usage import UsageError
@@ -37,10 +39,9 @@ there. --check runs nothing."""
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "scenarios",
-        help="list scenarios, show one, or check which of them teach what they say on a GPU",
+        help="list the scenarios, show one, or check them",
         description=DESCRIPTION.format(folder=user_folder()),
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="the scenario to show or to check (default: all)")
     parser.add_argument("--check", action="store_true", help="memory, limit and lesson of each scenario on a GPU, by arithmetic")
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.name:
         chosen = scenario(args.name)
         print(to_json(chosen) if args.json else details(chosen))
-        return 0
+        return OK
     try:
         found, mistakes = scenarios()
     except ScenarioError as error:
@@ -71,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         for one in found.values():
             print(f"{one.name:<{width}}  {one.title}" + (f"  [{one.teaches.rule}]" if one.teaches.rule else ""))
     for mistake in mistakes:
-        print(f"gpuconsole: {mistake}", file=sys.stderr)
-    return 0
+        output.problem(mistake)
+    return OK
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -86,10 +87,10 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json([_as_data(card, checks) for card, checks in found]))
     else:
-        print("\n\n".join(printed(check_report(card, checks)) for card, checks in found))
+        print("\n\n".join(printed(check_report(card, checks), paint=output.paint(sys.stdout)) for card, checks in found))
     for mistake in mistakes:
-        print(f"gpuconsole: {mistake}", file=sys.stderr)
-    return 0
+        output.problem(mistake)
+    return OK
 
 
 def named_card(name: str) -> Card:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import to_json
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.experiments.baselines import BaselineError, baselines_folder, read_all, remove
 from gpuconsole.model.experiments.baseline import Baseline, BaselineRun
 from gpuconsole.model.knobs.knob import show
@@ -24,10 +25,9 @@ EXAMPLES = """examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "baselines",
-        help="list or delete the runs that later runs are compared with",
+        help="list or delete what later runs are compared with",
         description=f"List the runs that later runs are compared with, by scenario, hardware and software. They are kept in {baselines_folder()}.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--remove", metavar="KEY", help="delete the runs with this key (see the list)")
     parser.add_argument("--json", action="store_true", help="print the baselines as JSON")
@@ -37,11 +37,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = baselines_folder()
     if args.remove is not None:
+        refuse_given(args, "does not go with --remove, which prints no baselines", "json")
         try:
             print(f"removed {remove(folder, args.remove)}")
         except BaselineError as error:
             raise UsageError(str(error)) from None
-        return 0
+        return OK
     found, mistakes = read_all(folder)
     if args.json:
         print(to_json({one.key.name: one for one in found}))
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("there are no baselines: `gpuconsole run SCENARIO --headless --save-baseline` keeps a run")
     for mistake in mistakes.values():
-        print(f"gpuconsole: {mistake}", file=sys.stderr)
-    return 0
+        output.problem(mistake)
+    return OK
 
 
 def visible_lines(baseline: Baseline) -> str:

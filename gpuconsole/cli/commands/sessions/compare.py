@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpuconsole.cli import output
+from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import read_snapshot, to_json
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.cli.sharing import add_sharing_options, check_sharing, share
 from gpuconsole.experiments.compare import compare
 from gpuconsole.report.experiments.comparison import comparison_report
-from gpuconsole.report.parts import printed
 from gpuconsole.report.share.comparison import Side, comparison_document
 
 EXAMPLES = """examples:
@@ -27,10 +28,9 @@ without any change. To prove a change, try it within one run (`gpuconsole run --
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "compare",
-        help="compare two runs: every metric with difference, interval and verdict",
+        help="compare two runs, metric by metric",
         description="Compare two runs from snapshots. The differences of the environment come first, because they may explain the others.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("before", metavar="A.json[#RUN]", help="a snapshot, and the number of a run in it (default: the last run)")
     parser.add_argument("after", metavar="B.json[#RUN]", help="the same for the second run")
@@ -46,14 +46,18 @@ def run(args: argparse.Namespace) -> int:
     wanted = check_sharing(args)
     if wanted and args.json:
         raise UsageError("--json prints on stdout: it excludes --html and --markdown")
+    if wanted or args.json:
+        refuse_given(args, "is for the table on the terminal; the other outputs have all metrics", "all")
     before, after = _side(args.before), _side(args.after)
     environments = before.session.environment, after.session.environment
     found = compare(before.run, after.run, environments, (_title(args.before, before, wanted), _title(args.after, after, wanted)))
     if wanted:
         share(args, comparison_document(found, before, after))
+    elif args.json:
+        print(to_json(found))
     else:
-        print(to_json(found) if args.json else printed(comparison_report(found, args.all)))
-    return 0
+        output.show(comparison_report(found, args.all))
+    return OK
 
 
 def _file(word: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.files import read_snapshot
 from gpuconsole.cli.sharing import add_sharing_options, check_sharing, share
 from gpuconsole.report.share.markdown import markdown_page
@@ -29,7 +30,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="make a page of a session to share: HTML or Markdown",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="SNAPSHOT", help="a snapshot (`gpuconsole run --snapshot`)")
     add_sharing_options(parser)
@@ -44,4 +44,4 @@ def run(args: argparse.Namespace) -> int:
         share(args, document)
     else:
         print(markdown_page(document), end="")
-    return 0
+    return OK

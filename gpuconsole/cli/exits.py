@@ -1,0 +1,46 @@
+"""Exit codes, the same for every command, and Ctrl-C.
+
+SIGINT (Ctrl-C), SIGTERM and SIGHUP end a command in good order: the command prints what was measured, writes its files, and exits with 128 and
+the number of the signal, as a program that a shell has ended. With a command of the user's own after `--` the exit code is that of the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+OK = 0
+FAILED = 1
+"""The workload failed, or what the command checks does not hold."""
+USAGE = 2
+"""Bad usage. Nothing was started."""
+INTERRUPTED = 128 + signal.SIGINT
+CODES = {
+    OK: "ok",
+    FAILED: "failed: the workload, or what the command checks",
+    USAGE: "bad usage: one line says what is wrong, and nothing was started",
+    INTERRUPTED: "interrupted (Ctrl-C): what was measured is printed and written",
+}
+"""The meaning of each code, for the help. docs/commands.md explains them."""
+
+_received: list[signal.Signals] = []
+
+
+def on_interrupt(action: Callable[[], object]) -> None:
+    """Call `action` in the running event loop after SIGINT, SIGTERM or SIGHUP."""
+    loop = asyncio.get_running_loop()
+
+    def received(number: signal.Signals) -> None:
+        _received.append(number)
+        action()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, received, number)
+
+
+def exit_code(failed: object = False) -> int:
+    """The exit code of a command that has ended: that of the signal that interrupted it, else FAILED or OK."""
+    if _received:
+        return 128 + _received[0]
+    return FAILED if failed else OK

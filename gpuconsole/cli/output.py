@@ -1,0 +1,81 @@
+"""What a command writes: its result on stdout, notes and problems on stderr.
+
+`--quiet` leaves out notes and progress. `--color` decides whether a result has colours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from gpuconsole.machine.settings import COLORS, settings
+from gpuconsole.model.text import visible
+from gpuconsole.report.ansi import Paint, ansi, plain
+from gpuconsole.report.parts import Part, printed
+
+_quiet = False
+_color = COLORS[0]
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every command has. They have no argparse default, because they may come before or after the command."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress and no notes on stderr, only problems")
+    group.add_argument(
+        "--color",
+        choices=COLORS,
+        default=argparse.SUPPRESS,
+        help="colours: auto (default: on a terminal, unless NO_COLOR is set), always, never",
+    )
+
+
+def configure(args: argparse.Namespace) -> None:
+    """Take --quiet and --color, or else the settings. Raises SettingsError."""
+    global _quiet, _color
+    _quiet = getattr(args, "quiet", settings().quiet)
+    _color = getattr(args, "color", settings().color)
+
+
+def quiet() -> bool:
+    """Whether progress and notes are left out."""
+    return _quiet
+
+
+@contextlib.contextmanager
+def screen_colors() -> Iterator[None]:
+    """NO_COLOR as --color says, while the screen is created. A job of the user's own keeps the environment of the shell."""
+    before = os.environ.get("NO_COLOR", "")
+    os.environ["NO_COLOR"] = {"auto": before, "always": "", "never": "1"}[_color]
+    try:
+        yield
+    finally:
+        os.environ["NO_COLOR"] = before
+
+
+def paint(stream: TextIO) -> Paint:
+    """How text on `stream` is coloured. See https://no-color.org."""
+    if _color == "auto":
+        on = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+        return ansi if on else plain
+    return ansi if _color == "always" else plain
+
+
+def show(report: Iterable[Part]) -> None:
+    """Print a result."""
+    print(printed(report, paint=paint(sys.stdout)))
+
+
+def note(text: str) -> None:
+    """Print a line on stderr that --quiet leaves out."""
+    if not _quiet:
+        problem(text)
+
+
+def problem(text: str) -> None:
+    """Print a line on stderr."""
+    with contextlib.suppress(OSError):  # the reader of stderr has ended
+        print(f"gpuconsole: {visible(text)}", file=sys.stderr, flush=True)
