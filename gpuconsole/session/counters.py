@@ -28,7 +28,7 @@ def is_ordinary(event: Steps) -> bool:
 
 class WorkCounts:
     """The increase of the totals between two messages of ordinary steps. A message without steps, or with steps of a probe or a trial, ends
-    the interval."""
+    the interval, and so does the end of a probe."""
 
     def __init__(self) -> None:
         self._before: Steps | None = None
@@ -54,6 +54,10 @@ class WorkCounts:
         self._memory.append((event.t, event.counters["work.steps"], event.counters["host.private_bytes"]))
         if full or event.t - self._growth_until >= GROWTH_EVERY_S:
             self._growth_until = event.t
+
+    def probed(self) -> None:
+        """A probe has ended: the interval in which it ran does not count. In a user's own job the message after a probe has ordinary steps."""
+        self._before = None
 
     def signals(self, since: float, steady: float | None = None) -> dict[str, Signal]:
         """Time signals since the time `since`, and memory signals since the time `steady` (None: also since `since`)."""
@@ -123,7 +127,7 @@ class CompileCounts:
     """The work of torch.compile during a run. The first message is the base; signals exist from the second message on.
 
     Only compilations between two messages of ordinary steps count. Compilations of a probe or a trial, for example for a larger
-    batch, do not count.
+    batch, do not count. A user's own job holds its first steps back; its first message is the base although it has no steps.
     """
 
     def __init__(self) -> None:
@@ -135,24 +139,33 @@ class CompileCounts:
         self._given_up: float | None = None
         self._not_ours = 0.0
         """The number of given-up frames that do not count: frames of the first step, of probes and of trials."""
+        self._probed = False
+        """Whether a probe has ended since the last message."""
 
     def add(self, event: Steps) -> None:
         if "compile.graphs" not in event.counters:
             return
+        if self._before is not None and not (self._before.steps or event.steps):
+            return  # the steps since the base are still held back
         given_up = event.counters["compile.given_up"]
-        ordinary = is_ordinary(event)
+        ordinary, probed, self._probed = is_ordinary(event), self._probed, False
+        held = self._given_up is None and not event.steps and event.counters.get("work.steps", 0.0) > 0
         if self._given_up is None:
             self._not_ours = given_up
-        elif not ordinary:
+        elif probed or not ordinary:
             self._not_ours += given_up - self._given_up
-        if ordinary and self._before is not None:
+        if ordinary and not probed and self._before is not None:
             before = self._before.counters
             self._gained.update({name: value - before[name] for name, value in event.counters.items() if name in before})
             self._passed_s += event.t - self._before.t
-            self._steps += len(event.steps)
+            self._steps += sum(step.t > self._before.t for step in event.steps)
         self._given_up = given_up
-        self._before = event if ordinary else None
+        self._before = event if ordinary or held else None
         self._breaks = event.counters["compile.graph_breaks"]
+
+    def probed(self) -> None:
+        """A probe has ended: what was compiled since the last message does not count."""
+        self._probed = True
 
     def carry_on(self, before: CompileCounts) -> None:
         """The same process continues with other knobs. Frames that torch.compile gave up remain uncompiled."""

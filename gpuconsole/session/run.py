@@ -196,6 +196,8 @@ class RunRecord:
 
     def _probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
+        self.work.probed()
+        self.compiled.probed()
         if self.serving is not None:
             self.serving.probed(event.t - event.cost_s, event.t)
         if event.error:

@@ -12,17 +12,18 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import Devices, RunOpened, Started, Steps
+from gpuconsole.wire.events import Devices, ProbeDone, RunOpened, Started, Steps
 
 KNOBS: Knobs = {"num_workers": 0, "batch_size": 16, "num_threads": 1, "precision": "fp32", "optim": "adamw_fused"}
 
 
 def watched(
-    phases: dict[str, float], knobs: Knobs, rare: dict[str, float] | None = None, every: int = 1, **per_step: float
+    phases: dict[str, float], knobs: Knobs, rare: dict[str, float] | None = None, every: int = 1, held_s: float = 0.0, **per_step: float
 ) -> tuple[dict[str, Signal], str]:
     """The signals of a job with such phases in seconds, and the rule of its first finding. `rare`: phases of each step number `every`.
 
-    `per_step`: the growth of a counter in each step; `loader__here_s` is `loader.here_s`.
+    `per_step`: the growth of a counter in each step; `loader__here_s` is `loader.here_s`. `held_s`: a probe holds the training thread for so
+    long before the message number 10, and the workers sleep meanwhile.
     """
     state = SessionState()
     state.apply(Devices(0.0, [Device("cpu", "cpu")]))
@@ -38,6 +39,11 @@ def watched(
             t += wall
             steps.append(Step(index, t, wall, 16, 0, tuple(parts.get(name, 0.0) for name in PHASES), (0.0,) * len(PHASES)))
         counters = {name.replace("__", "."): value * 10 * (message + 1) for name, value in per_step.items()}
+        if held_s and message >= 10:
+            counters["loader.workers_s"] += held_s
+        if held_s and message == 10:
+            t += held_s
+            state.apply(ProbeDone(t, 1, "batch_elasticity", cost_s=held_s))
         state.apply(Steps(t, steps, 0.0, 0.0, 0.0, 1e6, 0, 0, {"work.steps": 10.0 * (message + 1), **counters}))
     record = state.record
     assert record is not None
@@ -77,6 +83,12 @@ def test_loading_in_a_worker(counters: dict[str, float], rule: str) -> None:
     signals, first = watched({"data_wait": 0.04, **WORK}, {"num_workers": 1, "prefetch_factor": 2}, **counters)
     assert signals["probe.loader_samples_per_s"].value == pytest.approx(16 / 0.07)
     assert first == rule
+
+
+def test_the_time_in_which_a_probe_held_the_job_is_not_the_workers_waiting() -> None:
+    counters = {"loader__workers_s": 0.07, "loader__workers_cpu_s": 0.07, "loader__workers_runq_s": 0.0}
+    signals, _ = watched({"data_wait": 0.04, **WORK}, {"num_workers": 1}, held_s=4.0, **counters)
+    assert signals["probe.loader_cpu_ratio"].value == pytest.approx(1.0)
 
 
 def test_a_loader_that_keeps_up_has_no_rate() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.case import Missing
+from gpuconsole.diagnosis.engine import Steadied, evaluate
 from gpuconsole.diagnosis.suggest import TRIAL_ERROR
 from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case, check, loader
@@ -35,6 +36,16 @@ def test_where_the_processes_stay_an_empty_queue_is_a_long_wait_like_others(rest
     found = case(knobs={**WORKERS, "persistent_workers": True}, loader__restart_ratio=restart, loader__restarts=4.0, **waits, **FAST)
     assert (check("input.epoch_restart", found).state == "fires") == fires
     assert all(check(rule, found).state == "clear" for rule in ("input.jitter", "input.slow_storage", "input.too_few_workers"))
+
+
+def test_a_finding_about_waits_closes_as_soon_as_another_cause_explains_them() -> None:
+    """Before the second restart was counted, its long waits looked like single slow samples."""
+    waits = {"data_wait_ratio": 0.2, "data_wait_typical_ratio": 0.02, "data_wait_excess_ratio": 0.16}
+    steadied = Steadied()
+    for restarts in (1.0, 1.0, 3.0, 3.0):
+        found = case(knobs=WORKERS, loader__restart_ratio=0.1, loader__restarts=restarts, **waits, **FAST)
+        shown = steadied.update(evaluate(found))
+    assert [finding.rule for finding in shown if finding.state == "fires" and finding.rule.startswith("input.")] == ["input.epoch_restart"]
 
 
 def test_restarts_that_are_little_of_a_long_wait_are_not() -> None:
@@ -167,6 +178,8 @@ def test_python_between_phases_asks_for_the_stack_and_then_names_its_cause() -> 
     collector = case(knobs={"gc_collect_every": 1, "gradient_percentiles": "off"}, other_ratio=0.3, gc__pause_ratio=0.28, **STACK)
     finding = check("host.python_overhead", collector)
     assert "garbage collector" in finding.summary and finding.suggestions[0].changes == {"gc_collect_every": 0}
+    timed = check("host.python_overhead", case(knobs={"gc_collect_every": 1}, other_ratio=0.3, gc__pause_ratio=0.28))
+    assert timed.state == "fires" and timed.suggestions[0].changes == {"gc_collect_every": 0}, "the collector was timed: no stack is needed"
 
 
 def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpuconsole.model.run import COUNTS, PHASES, PROBE, Step
@@ -24,6 +25,39 @@ def test_the_first_report_is_the_base() -> None:
     assert values["compile.steps"] == 4
     assert values["compile.time_ratio"] == pytest.approx(5 / 8)
     assert values["compile.given_up"] == 1
+
+
+def test_a_job_that_holds_its_first_steps_back_has_compiled_for_each_step_since_its_first() -> None:
+    """A job's message after its first step has no steps; neither has the message after its second step."""
+    counts = CompileCounts()
+    base, second = report(8.0, 0, 1, 7.0), report(11.0, 0, 2, 10.0)
+    counts.add(msgspec.structs.replace(base, counters={**base.counters, "work.steps": 1.0}))
+    counts.add(msgspec.structs.replace(second, counters={**second.counters, "work.steps": 2.0}))
+    assert counts.signals() == {}
+    third = report(14.0, 3, 3, 13.0)
+    ends = [msgspec.structs.replace(step, t=t) for step, t in zip(third.steps, (8.0, 11.0, 14.0), strict=True)]
+    counts.add(msgspec.structs.replace(third, steps=ends))
+    values = {name: signal.value for name, signal in counts.signals().items()}
+    assert (values["compile.recompiles"], values["compile.steps"]) == (2, 2)
+    assert values["compile.time_ratio"] == 1.0
+
+
+def test_a_message_before_the_first_step_is_no_base() -> None:
+    counts = CompileCounts()
+    counts.add(report(1.0, 0, 0, 0.0))
+    counts.add(report(9.0, 1, 1, 8.0))
+    assert counts.signals() == {}
+
+
+def test_what_a_probe_compiles_between_two_ordinary_messages_is_left_out() -> None:
+    counts = CompileCounts()
+    counts.add(report(1.0, 1, 1, 1.0))
+    counts.add(report(2.0, 2, 1, 1.0))
+    counts.probed()
+    counts.add(report(6.0, 2, 3, 5.0, given_up=1))
+    counts.add(report(7.0, 2, 4, 5.5, given_up=1))
+    values = {name: signal.value for name, signal in counts.signals().items()}
+    assert (values["compile.recompiles"], values["compile.given_up"]) == (1, 0)
 
 
 def test_what_is_not_compiled_has_no_such_signals() -> None:

@@ -26,6 +26,18 @@ def test_what_a_probe_did_is_left_out() -> None:
     assert abs(counts.signals(0.0)["gc.pause_ratio"].value - 0.1) < 1e-9
 
 
+def test_the_time_in_which_a_probe_held_a_job_is_left_out() -> None:
+    """In a user's own job the message after a probe has ordinary steps, and the workers slept while the probe held the training thread."""
+    counts = WorkCounts()
+    for t, cpu_s in ((0.0, 0.0), (1.0, 1.0)):
+        counts.add(message(t, **{"loader.workers_cpu_s": cpu_s}))
+    counts.probed()
+    for t, cpu_s in ((3.0, 1.2), (4.0, 2.2)):
+        counts.add(message(t, **{"loader.workers_cpu_s": cpu_s}))
+    seconds, gained = counts.gained(0.0)
+    assert seconds == 2.0 and gained["loader.workers_cpu_s"] == 2.0
+
+
 def test_a_jump_is_no_slope_and_steady_growth_is() -> None:
     jumped, grows = WorkCounts(), WorkCounts()
     for second in range(60):

@@ -466,6 +466,7 @@ class Agent:
         self.rank, self._world_size = described.place()
         self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0, self._world_size))
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce)
+        self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
 
     def _announce(self) -> None:
         """Send what is known, if it has changed."""

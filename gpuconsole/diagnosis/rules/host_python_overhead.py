@@ -21,9 +21,9 @@ class HostPythonOverhead(Rule):
     thresholds = (SHARE, IN_SCRIPT, GC)
     knobs = ("gc_collect_every", "gradient_percentiles")
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
-during ordinary steps and names the line. gc.callbacks time the garbage collector. Time that is not in the script is the cost of our
-own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and no gc.collect() in the loop, and another process
-for work that can wait."""
+during ordinary steps and names the line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are needed.
+Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and
+no gc.collect() in the loop, and another process for work that can wait."""
 
     def check(self, case: Case) -> Finding:
         share = case.value("other_ratio")
@@ -31,21 +31,23 @@ for work that can wait."""
         if share < SHARE.value:
             return self.clear(share / SHARE.value, evidence)
         pause = case.get("gc.pause_ratio", 0.0)
-        in_script = case.value("stack.script_ratio")
-        evidence += case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
-        if in_script < IN_SCRIPT.value and pause < GC.value:
-            return self.clear(0.99, evidence, "this time is not in the script")
         collects = pause >= GC.value and pause >= share / 2
-        where = case.signal("stack.line_ratio").source.rpartition(" at ")[2]
+        if not collects and case.value("stack.script_ratio") < IN_SCRIPT.value and pause < GC.value:
+            return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
+        what = f"the garbage collector, {pause:.0%}"
+        if not collects:
+            what = f"most of it at {case.signal('stack.line_ratio').source.rpartition(' at ')[2]}"
         return self.fires(
-            f"{share:.0%} of step time is Python between the phases: "
-            + (f"the garbage collector, {pause:.0%}" if collects else f"most of it at {where}"),
+            f"{share:.0%} of step time is Python between the phases: {what}",
             recoverable=share * 0.9,
             confidence="high" if share >= 2 * SHARE.value else "medium",
-            evidence=evidence,
+            evidence=evidence + self._measured(case),
             suggestions=[_collect_less(case, share) if collects else _by_tensors(case, share)],
             level=share / SHARE.value,
         )
+
+    def _measured(self, case: Case) -> tuple[Evidence, ...]:
+        return case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:

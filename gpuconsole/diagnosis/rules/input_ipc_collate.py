@@ -26,8 +26,9 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(0.0, summary="the training process loads the data itself and receives nothing")
         level = wait / _input.WAIT.value
-        if _input.cause(case) != "ipc_collate":
-            return self.clear(min(0.99, level), (case.evidence("data_wait_ratio", _input.WAIT.value),))
+        cause = _input.cause(case)
+        if cause != "ipc_collate":  # where another cause explains the waits, a finding shown before closes at once
+            return self.clear(0.0 if cause else min(0.99, level), (case.evidence("data_wait_ratio", _input.WAIT.value),))
         receive = case.value("probe.loader_receive_ratio")
         predicted, evidence = _stacked(case)
         return self.fires(
