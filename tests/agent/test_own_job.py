@@ -126,3 +126,25 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     ran = watched(tmp_path, "no-such-program")
     assert ran.code == 127
     assert "no-such-program: command not found" in ran.err
+
+
+RECOMPILES = """
+import time, torch
+model = torch.compile(torch.nn.Linear(4, 1), backend="eager", dynamic=False)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for rows in (4, 5, 6):
+    time.sleep(0.3)
+    loss = model(torch.ones(rows, 4)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+time.sleep(1.6)
+"""
+
+
+def test_a_job_that_compiles_for_each_step_is_named_after_three_steps(tmp_path: Path) -> None:
+    """Such a job is not steady for a long time. What is compiled for the first step does not count."""
+    run = watched(tmp_path, sys.executable, "-c", RECOMPILES).run
+    assert run.get("steady_from_s") is None
+    assert (run["signals"]["compile.recompiles"]["value"], run["signals"]["compile.steps"]["value"]) == (2, 2)
+    assert "host.recompile_graphbreak" in [one["rule"] for one in run["findings"] if one["state"] == "fires"]
