@@ -112,7 +112,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 class JobFolder:
-    """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket and the file `seen`. Raises OSError."""
+    """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the bell and the file `seen`. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "job"
@@ -120,6 +120,9 @@ class JobFolder:
         self.socket = self.path / "socket"
         self._seen = self.path / "seen"
         self._seen.touch(mode=0o600)
+        self._bell, self._rung = self.path / "bell", 0
+        self._bell.touch(mode=0o600)
+        self.ring()
         with as_file(files("gpuconsole")) as package:
             agent = package / "agent"
             shutil.copytree(agent, self.path / AGENT, ignore=shutil.ignore_patterns("__pycache__", "inject"))
@@ -133,6 +136,15 @@ class JobFolder:
             "GPUCONSOLE_AGENT": str(self.path),
             "GPUCONSOLE_TOKEN": token,
         }
+
+    def ring(self) -> None:
+        """Show the agents that commands are in their sockets: each looks at the bell far more often than at its socket."""
+        self._rung += 1
+        with (
+            contextlib.suppress(OSError),
+            self._bell.open("r+b") as file,
+        ):  # the folder may have been removed: the agents ask at each message too
+            file.write(self._rung.to_bytes(8, "little"))
 
     def seen(self) -> list[list[str]]:
         """For each note of a Python process: pid, what was seen, Python's version, the first words of its command line."""
@@ -215,6 +227,7 @@ class JobChild(Child):
         for writer in self._ranks.values():
             if not writer.is_closing():
                 writer.write(encode(command) + b"\n")
+        self._folder.ring()
 
     async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
         """Take leave of the job."""
@@ -318,6 +331,7 @@ class JobChild(Child):
     def _turn_away(self, pid: int, event: RankJoined, writer: asyncio.StreamWriter) -> None:
         """Switch off the agent of a process that trains beside the one that is shown: two trainings have no common steps."""
         writer.write(encode(Stop()) + b"\n")
+        self._folder.ring()
         self._on_event(
             Note(event.t, f"process {pid} of the job trains too, apart from the others: only the first training is shown", "warning")
         )

@@ -65,8 +65,9 @@ class RunPoints:
             if tokens:
                 points["workload.tokens_per_s"] = tokens
             points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
-        if steps[-1].loss is not None:
-            points["workload.loss"] = steps[-1].loss
+        loss = next((step.loss for step in reversed(steps) if step.loss is not None), None)
+        if loss is not None:
+            points["workload.loss"] = loss
         flops = record.facts.get("flops_per_sample", 0.0) * samples
         if flops:
             points["workload.flops_per_s"] = flops

@@ -92,6 +92,7 @@ class Listener:
                     if waiting and one.steps and one.steps[-1].index >= waiting[0][0] and (answered or one.answered):
                         one.asked, one.answered = one.asked + 1, False
                         self.wfile.write(encode(waiting.pop(0)[1]) + b"\n")
+                        listener.folder.ring()
                     elif answer:
                         one.answered = True
 

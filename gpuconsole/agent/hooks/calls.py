@@ -42,10 +42,14 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
 @entry("calls.begin")
 def begin(code: int) -> bool:
     """Begin a segment. Returns whether there is one to end."""
-    if not recorder.watches() or code in recorder.stack or recorder.stack[-1] == OWN_WORK or (code == WHOLE and not tracing.grad_enabled()):
+    stack = recorder.stack
+    if code in stack or stack[-1] == OWN_WORK or not recorder.watches():
         return False
-    recorder.passes += code == WHOLE
-    if code == SAVE and recorder.stack[-1] == GAP:
+    if code == WHOLE:
+        if not tracing.grad_enabled():
+            return False
+        recorder.passes += 1
+    elif code == SAVE and stack[-1] == GAP:
         writers.saw(SAVE)
     recorder.enter(code)
     return True

@@ -6,6 +6,7 @@ There is no thread: Python 3.12 and newer warn when a process with threads forks
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import socket
 from collections.abc import Callable
@@ -18,6 +19,9 @@ OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 CONNECT_S = 2.0
 REPLACEABLE = ("segments",)
+BELL = "bell"
+"""A file of 8 bytes, which the console changes after it has sent a command. To look at the mapped file takes no system call; to ask the socket takes
+0.1 ms, because its code is in no cache between two steps."""
 
 
 class ConsoleGone(Exception):
@@ -32,6 +36,7 @@ class Connection:
         self.gone = False
         self._outbox = bytearray()
         self._pending = b""
+        self._bell, self._heard = _mapped(os.path.join(os.path.dirname(path), BELL)), b""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(CONNECT_S)
@@ -70,6 +75,16 @@ class Connection:
             except OSError:
                 self.gone = True
         return not self._outbox
+
+    def rang(self) -> bool:
+        """Whether commands may have come since the last call."""
+        if self._bell is None:
+            return True
+        count = self._bell[:]
+        if count == self._heard:
+            return False
+        self._heard = count
+        return True
 
     def receive(self, put: Callable[[Any], None]) -> None:
         """Pass on the commands that have come. Sets `gone` where the console has closed the connection."""
@@ -121,3 +136,12 @@ class Connection:
     def _identify(self) -> tuple[int, int]:
         found = os.fstat(self._socket.fileno())
         return found.st_dev, found.st_ino
+
+
+def _mapped(path: str) -> mmap.mmap | None:
+    """A small file in memory; None where there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None

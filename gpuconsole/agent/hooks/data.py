@@ -12,7 +12,6 @@ from typing import Any
 from ..clock import now
 from . import passes
 from .calls import spanned
-from .changes.loader import loader_of
 from .evidence.loading import loading
 from .guard import entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS
@@ -112,18 +111,20 @@ def note_iterator(iterator: Any, loader: Any) -> None:
 @entry("data.begin")
 def begin_batch(iterator: Any) -> float | None:
     """Begin the segment of a batch. Returns its time, or None where there is no segment to end."""
-    if not recorder.watches() or recorder.stack[-1] >= LOADER:
+    if recorder.stack[-1] >= LOADER or not recorder.watches():
         return None
-    recorder.enter(iterator.__dict__.get("_gpuconsole_number", LOADER))
-    watch.last_loader = iterator.__dict__.get("_gpuconsole_loader")
-    loading.batch_begins()
-    return recorder.times[-1]
+    noted = iterator.__dict__
+    recorder.enter(noted.get("_gpuconsole_number", LOADER))
+    watch.last_loader = noted.get("_gpuconsole_loader")
+    begun = recorder.times[-1]
+    loading.batch_begins(begun)
+    return begun
 
 
 @entry("data.end")
 def end_batch(iterator: Any, begun: float) -> None:
     if recorder.on:
-        loading.batch_ends(loader_of(iterator), begun)
+        loading.batch_ends(iterator.__dict__.get("_gpuconsole_loader"), begun)
         recorder.leave()
 
 

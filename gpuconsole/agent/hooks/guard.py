@@ -62,9 +62,9 @@ def entry(where: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def guarded(*args: Any) -> Any:
             try:
-                return function(*args, **kwargs)
+                return function(*args)
             except Exception as problem:
                 switch.off(where, problem)
                 return None

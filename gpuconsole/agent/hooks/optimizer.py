@@ -120,11 +120,16 @@ def _before(optimizer: Any) -> None:
 
 @entry("optimizer.after")
 def _after(optimizer: Any) -> None:
-    if not recorder.watches() or recorder.stack[-1] != OPTIMIZER:
+    stack = recorder.stack
+    if stack[-1] != OPTIMIZER or not recorder.watches():
+        return
+    key = id(optimizer)
+    if key == steppers.anchor and recorder.passes and len(stack) == 2 and steppers.decided and recorder.index > LOOK_AT[-1]:
+        steppers.stepped[key] += 1  # the usual step: there is nothing to find out
+        end_step(key, leaves=True)
         return
     recorder.leave()
-    key = id(optimizer)
-    if BACKWARD in recorder.stack:  # one optimizer for each parameter, stepped within backward
+    if BACKWARD in stack:  # one optimizer for each parameter, stepped within backward
         passes.state.inner = True
         return
     steppers.count(key)
@@ -149,17 +154,16 @@ def end_compiled() -> None:
     end_step(0)
 
 
-def end_step(key: int) -> None:
-    """End the step, then let the agent work. `key`: the optimizer that ended it; 0: none in particular."""
+def end_step(key: int, leaves: bool = False) -> None:
+    """End the step, then let the agent work. `key`: the optimizer that ended it; 0: none in particular. `leaves`: see Recorder.cut."""
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
-    watch.micro_batches = max(1, recorder.backwards)
-    recorder.cut()
+    watch.micro_batches = recorder.backwards or 1
+    recorder.cut(leaves)
     if not steppers.decided:
         steppers.held.append(key)
         if len(steppers.held) >= (HELD if len(watch.alive(watch.optimizers)) > 1 else ALONE):
             steppers.decide()
-    if recorder.at_end is not None:
-        recorder.at_end()
+    recorder.work()
 
 
 def _look() -> None:

@@ -126,6 +126,18 @@ def end_pass() -> None:
         recorder.leave()
 
 
+def read_loss(tensors: Any) -> None:
+    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU."""
+    loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+    if getattr(loss, "ndim", 1):
+        return
+    if loss.device.type == "cpu":
+        value = loss.item()
+        recorder.loss = value if recorder.loss is None else recorder.loss + value
+    elif recorder.on_stream and recorder.readings is not None:
+        recorder.loss = PinnedLoss(loss, recorder.loss)
+
+
 def autocast_precision(module: Any) -> str:
     import torch
 
@@ -179,12 +191,8 @@ def end_backward(tensors: Any) -> None:
     recorder.leave()
     recorder.backwards += 1
     state.sized = False
-    loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if getattr(loss, "ndim", 1) == 0 and loss.device.type == "cpu":
-        value = loss.item()
-        recorder.loss = value if recorder.loss is None else recorder.loss + value
-    elif recorder.on_stream and recorder.readings is not None and getattr(loss, "ndim", 1) == 0:
-        recorder.loss = PinnedLoss(loss, recorder.loss)
+    if recorder.reads_loss or recorder.readings is not None:
+        read_loss(tensors)
     if state.inner and state.end_in_backward is not None:
         state.end_in_backward()
 

@@ -27,6 +27,9 @@ HEAD = struct.Struct("<IdIIdBBHI")
 ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
 those of the CUDA stream."""
 RUN_QUEUE, STREAM = 1, 2
+LOSS_EVERY_S = 0.04
+"""Between two steps whose loss is read on a CPU, outside a trial. A reading takes 10 µs of a step, because its code is in no cache then; the console
+shows a loss each 0.25 s."""
 
 RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "list[float] | None"]
 """index, start, codes, ends, samples, tokens, loss, arm, kind, readings (see `read`); an empty list: the times are those of the stream."""
@@ -35,7 +38,39 @@ get_ident = threading.get_ident
 
 
 class Recorder:
-    """`stack` holds what is going on, the innermost last. Only the training thread writes."""
+    """`stack` holds what is going on, the innermost last. Only the training thread writes.
+
+    The program's own work drives this code out of the caches between two marks, so each line that a mark runs and each object that it reads costs
+    three times what a loop over it shows: the usual step must touch little.
+    """
+
+    __slots__ = (
+        "arm",
+        "at_end",
+        "backwards",
+        "codes",
+        "done",
+        "due",
+        "index",
+        "kind",
+        "loss",
+        "on",
+        "on_stream",
+        "own_s",
+        "passes",
+        "read",
+        "readings",
+        "reads_loss",
+        "sample_all",
+        "samples",
+        "settle",
+        "stack",
+        "start",
+        "thread",
+        "times",
+        "tokens",
+        "_loss_t",
+    )
 
     def __init__(self) -> None:
         self.on = False
@@ -53,6 +88,9 @@ class Recorder:
         self.done: list[RawStep] = []
         self.samples = self.tokens = 0
         self.loss: Any = None
+        self.reads_loss = True
+        """Whether the loss of the step under way is read: see LOSS_EVERY_S."""
+        self._loss_t = 0.0
         self.arm = self.kind = 0
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
@@ -66,7 +104,8 @@ class Recorder:
         """Whether every step has readings: in a trial both sides pay the same for them."""
         self.sampled(False)
         self.at_end: Callable[[], None] | None = None
-        """Called after each step."""
+        """Called after a step that ends at `due` or later."""
+        self.due = 0.0
 
     def begin(self, around: list[int]) -> None:
         """The first step's account begins now, on this thread. `around`: what is going on now."""
@@ -81,44 +120,33 @@ class Recorder:
 
     def enter(self, code: int) -> None:
         """A segment with `code` begins, within the present one."""
-        self.codes.append(self.stack[-1])
+        stack = self.stack
+        self.codes.append(stack[-1])
         self.times.append(now())
-        self.stack.append(code)
+        stack.append(code)
+        if self.readings is not None:
+            self.readings.append(self.read())  # type: ignore[misc]
 
     def leave(self) -> None:
         """The present segment ends; the one around it goes on."""
         self.codes.append(self.stack.pop())
         self.times.append(now())
+        if self.readings is not None:
+            self.readings.append(self.read())  # type: ignore[misc]
 
     def sampled(self, wanted: bool) -> None:
-        """Whether the step that begins now has readings. Such a step has other functions, so that the usual step pays nothing."""
+        """Whether the step that begins now has readings."""
+        self.readings: list[Any] | None = None
         if wanted and self.read is not None:
-            self.readings: list[Any] | None = [self.read()] * (1 + len(self.codes))
-            self.enter, self.leave = self._enter_sampled, self._leave_sampled  # type: ignore[method-assign]
-        else:
-            self.readings = None
-            self.__dict__.pop("enter", None)
-            self.__dict__.pop("leave", None)
+            self.readings = [self.read()] * (1 + len(self.codes))
 
-    def _enter_sampled(self, code: int) -> None:
-        Recorder.enter(self, code)
-        self._read()
-
-    def _leave_sampled(self) -> None:
-        Recorder.leave(self)
-        self._read()
-
-    def _read(self) -> None:
-        assert self.readings is not None and self.read is not None
-        self.readings.append(self.read())
-
-    def cut(self) -> None:
-        """The step ends here, within whatever is going on."""
+    def cut(self, leaves: bool = False) -> None:
+        """The step ends here, within whatever is going on. `leaves`: the present segment ends too."""
         end = now()
-        self.codes.append(self.stack[-1])
+        self.codes.append(self.stack.pop() if leaves else self.stack[-1])
         self.times.append(end)
         if self.readings is not None:
-            self._read()
+            self.readings.append(self.read())  # type: ignore[misc]
         self.done.append(
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )
@@ -128,6 +156,14 @@ class Recorder:
         self.loss = None
         if self.readings is not None:
             self.sampled(self.sample_all)
+        self.reads_loss = self.sample_all or end >= self._loss_t
+        if self.reads_loss:
+            self._loss_t = end + LOSS_EVERY_S
+
+    def work(self) -> None:
+        """Let the agent work between two steps, where it is time."""
+        if self.start >= self.due and self.at_end is not None:
+            self.at_end()
 
     def merge(self, last: list[bool]) -> None:
         """Join the finished steps: only those marked in `last` end a step. What comes after the last mark joins the step under way."""

@@ -98,17 +98,29 @@ watch = Watch()
 
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens."""
+    value = args[0] if args else None
+    shape = getattr(value, "shape", None)
+    if not shape:
+        value = _first_tensor(args, kwargs)
+        shape = getattr(value, "shape", None)
+        if not shape:
+            return
+    samples = shape[0]
+    recorder.samples += samples
+    if type(samples) is int and samples > watch.batch_size:  # a tensor while torch.jit traces
+        watch.batch_size = samples
+    if len(shape) == 2 and not value.dtype.is_floating_point:
+        recorder.tokens += samples * shape[1]
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first argument with a shape; in mappings and sequences the first element stands for all."""
     for value in (*args, *kwargs.values()):
         for _ in range(2):
             if not hasattr(value, "shape") and hasattr(value, "values"):
                 value = next(iter(value.values()), None)
             elif isinstance(value, (tuple, list)):
                 value = value[0] if value else None
-        shape = getattr(value, "shape", None)
-        if shape:
-            recorder.samples += shape[0]
-            if type(shape[0]) is int and shape[0] > watch.batch_size:  # a tensor while torch.jit traces
-                watch.batch_size = shape[0]
-            if len(shape) == 2 and not value.dtype.is_floating_point:
-                recorder.tokens += shape[0] * shape[1]
-            return
+        if getattr(value, "shape", None):
+            return value
+    return None
