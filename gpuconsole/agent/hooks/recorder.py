@@ -45,6 +45,7 @@ class Recorder:
     """
 
     __slots__ = (
+        "_loss_t",
         "arm",
         "at_end",
         "backwards",
@@ -69,7 +70,6 @@ class Recorder:
         "thread",
         "times",
         "tokens",
-        "_loss_t",
     )
 
     def __init__(self) -> None:
