@@ -98,7 +98,7 @@ watch = Watch()
 
 def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add the samples and tokens of a micro-batch, by the first tensor of the pass: its first dimension; integers of two dimensions are tokens."""
-    value = args[0] if args else None
+    value: Any = args[0] if args else None
     shape = getattr(value, "shape", None)
     if not shape:
         value = _first_tensor(args, kwargs)
