@@ -67,6 +67,10 @@ class ScreenJob(JobApi):
     def signal(self, number: int) -> None:
         self.child.signal(number)
 
+    @property
+    def allows_numerics(self) -> bool:
+        return self._worker.allows_numerics
+
     def allow_numerics(self) -> None:
         self._worker.allows_numerics = True
 

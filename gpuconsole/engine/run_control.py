@@ -330,7 +330,8 @@ class RunControl:
             on = TrialRun(run, worker, room, self._start_second, self._hand_over, report, showing)
             if (forecast := await _forecast(self._state, on, changes, predicted, limits)) is not None:
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
-            trial = Trial(str(len(self._state.trials) + 1), run.id, changes, predicted=predicted, forecast=forecast)
+            number, effect = str(len(self._state.trials) + 1), run.effect(changes)
+            trial = Trial(number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect)
             self._trial = LiveTrial(trial, on, keep=keep, limits=limits)
             try:
                 outcome = await self._trial.run()

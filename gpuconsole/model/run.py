@@ -9,7 +9,7 @@ import msgspec
 from gpuconsole.model.experiments.baseline import BaselineComparison
 from gpuconsole.model.figure import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.job.facts import JOB, JobFacts
+from gpuconsole.model.job.facts import EFFECTS, JOB, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.server_facts import ServerFacts
@@ -142,7 +142,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what the model server reports about itself. `elsewhere`: the console did not start the
     model server, so the knobs of the server in `knobs` have no effect (see `settings`). `validity`: whether the figures of a
     serving run can be trusted; None for a training run. `job`: what is known about the user's own program; `command_digest` identifies its command,
-    and `command` is the command, where the user wants it stored.
+    and `command` is the command, where the user wants it stored. `effects`: for each knob that can change while the job runs, what a change does to
+    its numbers (one of `model.job.facts.EFFECTS`).
     """
 
     id: str
@@ -172,6 +173,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     job: JobFacts | None = None
     command_digest: str = ""
     command: tuple[str, ...] = ()
+    effects: dict[str, str] = {}
     attainable: Attainable | None = None
 
     @property
@@ -207,6 +209,11 @@ class Run(msgspec.Struct, omit_defaults=True):
             if self.is_job and name not in self.knobs:
                 return f"{name}: not known in this program"
         return ""
+
+    def effect(self, changes: Knobs) -> str:
+        """What `changes` do to the numbers of the user's own job: the strongest of their effects; empty where it is not known."""
+        order, known = list(EFFECTS), [self.effects.get(name, "") for name in changes]
+        return max(known, key=order.index) if known and all(one in order for one in known) else ""
 
     def effective(self, changes: Knobs) -> Knobs:
         """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and if no knob is altered."""

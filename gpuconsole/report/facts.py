@@ -8,11 +8,12 @@ from gpuconsole.diagnosis.engine import wanted_probes
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Finding, Suggestion
-from gpuconsole.model.job.facts import AGENT
-from gpuconsole.model.knobs.catalogue import describe_changes
+from gpuconsole.model.job.facts import AGENT, CHANGES_NUMERICS
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.run import Run
+from gpuconsole.report.cells import Segment
 from gpuconsole.session.api import View
 
 HOST = "cpu"
@@ -142,6 +143,12 @@ def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
 def can_try(run: Run | None, suggestion: Suggestion) -> bool:
     """Whether the console can try the suggestion on this run (see `Run.why_not`)."""
     return run is not None and not run.why_not(suggestion.changes)
+
+
+def effect(run: Run | None, changes: Knobs) -> Segment:
+    """What changes do to the numbers of the user's own job; empty where that is not known."""
+    words = run.effect(changes) if run is not None else ""
+    return words, "alert" if words == CHANGES_NUMERICS else "dim"
 
 
 def shorter(change: str, width: int) -> str:

@@ -135,6 +135,11 @@ class JobApi(Protocol):
         """Send a signal to the job. Nothing happens when the job has ended."""
         ...
 
+    @property
+    def allows_numerics(self) -> bool:
+        """Whether the user has allowed changes that alter the numbers of the job."""
+        ...
+
     def allow_numerics(self) -> None:
         """Allow changes that alter the numbers of the job."""
         ...

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.job.facts import AGENT, FIXED
+from gpuconsole.model.job.facts import AGENT, EFFECT, FIXED
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.machine.process import Process
@@ -99,7 +99,7 @@ class RunRecord:
         """Begin the record of the next run after a kept change: the same worker continues with new knobs."""
         self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
-        self.run.job, self.run.unavailable = before.run.job, dict(before.run.unavailable)
+        self.run.job, self.run.unavailable, self.run.effects = before.run.job, dict(before.run.unavailable), before.run.effects
         self.ranks.carry_on(before.ranks)
         self.device_of = dict(before.device_of)
         self.compiled.carry_on(before.compiled)
@@ -157,6 +157,7 @@ class RunRecord:
                 for prefix in (NO_EFFECT, FIXED)
                 if name.startswith(prefix)
             }
+            self.run.effects = {name.removeprefix(EFFECT): what for name, what in event.notes.items() if name.startswith(EFFECT)}
         if self.run.state == "starting":
             self.start_s = event.t - self.opened_t
             self.run.state = "running"

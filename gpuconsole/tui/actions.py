@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuconsole.model.finding import Interval
+from gpuconsole.model.job.facts import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
 from gpuconsole.report import facts
@@ -47,7 +48,6 @@ class Actions:
     def __init__(self, app: ConsoleApp, api: SessionApi) -> None:
         self._app = app
         self._api = api
-        self._asked_numerics = False
 
     async def do(self, name: str) -> None:
         """Do the action of this id."""
@@ -110,16 +110,31 @@ class Actions:
             self._app.push_screen(ConsentScreen(self._api, self, question))
 
     def allow_numerics(self) -> None:
-        """Allow changes that alter the numbers of the user's own job, when this is called a second time."""
+        """Ask whether changes may alter the numbers of the user's own job."""
         job = self._api.job
         if job is None or job.ended:
             self.report("no job of your own runs here")
-        elif self._asked_numerics:
-            job.allow_numerics()
-            self.report("changes may now alter the numbers of your job; u reverts a change")
+        elif job.allows_numerics:
+            self.report("changes may alter the numbers of your job already; u reverts a change")
         else:
-            self._asked_numerics = True
-            self.report("N again: changes may alter the numbers of your job, such as its losses (bf16, torch.compile)")
+            from gpuconsole.tui.screens.questions import numerics_question
+
+            self.ask(numerics_question("", job.allow_numerics))
+
+    def _when_agreed(self, changes: Knobs, go_on: Callable[[], None]) -> None:
+        """Go on with a change; ask first where it alters the numbers of the user's own job, and the user has not allowed that."""
+        job, run = self._api.job, self._api.view().run
+        if job is None or run is None or job.allows_numerics or run.effect(changes) != CHANGES_NUMERICS:
+            go_on()
+            return
+
+        def agreed() -> None:
+            job.allow_numerics()
+            go_on()
+
+        from gpuconsole.tui.screens.questions import numerics_question
+
+        self.ask(numerics_question(describe_changes(changes, run.settings), agreed))
 
     def end_job(self) -> None:
         """Interrupt the user's own job, and quit when it has ended."""
@@ -161,10 +176,11 @@ class Actions:
         await work()
 
     def apply(self, changes: Knobs) -> None:
-        self.request(self._api.set_knobs(changes), lambda _: f"applied {describe_changes(changes)}, without proof")
+        applied = f"applied {describe_changes(changes)}, without proof"
+        self._when_agreed(changes, lambda: self.request(self._api.set_knobs(changes), lambda _: applied))
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
-        self.request(self._api.try_change(changes, predicted), verdict_line)
+        self._when_agreed(changes, lambda: self.request(self._api.try_change(changes, predicted), verdict_line))
 
     def cancel_trial(self) -> None:
         if keys.trial_runs(self._api.view()):

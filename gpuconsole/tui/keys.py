@@ -185,10 +185,10 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "numerics",
         "N",
-        "",
+        "allow numerics",
         "Allow changes that alter the numbers of a job of your own (bf16, torch.compile). Asks again.",
         ("main",),
-        _is_job,
+        lambda view: _is_job(view) and _running(view),
     ),
     Action("choose_previous", "up", "", "Select the suggestion above.", ("main",)),
     Action("choose_next", "down", "", "Select the suggestion below.", ("main",)),

@@ -15,10 +15,12 @@ import pytest
 
 import gpuconsole.agent
 from gpuconsole.agent import protocol
+from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.evidence import catalogue
 from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.job.facts import EFFECTS
 from gpuconsole.wire import events, marks
 
 AGENT = Path(gpuconsole.agent.__file__).parent
@@ -28,6 +30,10 @@ def test_phases_kinds_and_the_fields_of_a_step_are_the_consoles() -> None:
     assert protocol.PHASES == run.PHASES
     assert (protocol.COUNTS, protocol.SETTLING, protocol.PROBE) == (run.COUNTS, run.SETTLING, run.PROBE)
     assert protocol.MarkedStep._fields == marks.MarkedStep.__struct_fields__
+
+
+def test_the_effects_of_changes_are_those_that_the_console_explains() -> None:
+    assert tuple(EFFECTS) == (change.SAME_BITS, change.SAME_SAMPLES, change.CHANGES_NUMERICS)
 
 
 def test_the_question_before_probes_names_each_probe_that_the_agent_runs() -> None:

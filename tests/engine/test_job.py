@@ -37,6 +37,18 @@ def test_a_recording_that_begins_later_knows_the_job() -> None:
     assert (after.record.run.command_digest, after.record.run.knobs) == ("abc", {"num_workers": 0})
 
 
+def test_the_effect_of_a_change_is_the_strongest_of_its_knobs() -> None:
+    state, knobs = state_of_a_job(), {"num_workers": 0, "optim": "adamw", "precision": "fp32"}
+    notes = {"effect: num_workers": "same samples", "effect: prefetch_factor": "same bits", "effect: precision": "changes numerics"}
+    state.apply(Started(3.0, knobs, {}, notes))
+    assert state.record is not None
+    run = state.record.run
+    assert run.effect({"prefetch_factor": 4}) == "same bits"
+    assert run.effect({"num_workers": 2, "prefetch_factor": 4}) == "same samples"
+    assert run.effect({"num_workers": 2, "precision": "bf16"}) == "changes numerics"
+    assert run.effect({"optim": "sgd"}) == run.effect({}) == ""
+
+
 def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:
     state = SessionState()
     state.apply(RunOpened(1.0, "1", "train.py", "job", {}, "gpu:0"))

@@ -84,11 +84,11 @@ def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
         terminal.press("/", *"no such word", "enter")
         terminal.wait_for("No line of the output has these words.")
         terminal.press("escape", "escape")
-        terminal.wait_for("Diagnosis", "exit code 3")
+        terminal.wait_for("─ tried", "exit code 3")
         terminal.press("k")
         terminal.wait_for("The settings of the job are known after its first steps.")
         terminal.press("escape")
-        terminal.wait_for("Diagnosis", "exit code 3")
+        terminal.wait_for("─ tried", "exit code 3")
         terminal.press("q")
         assert terminal.wait_exit() == 3
     assert RESTORED in terminal.raw
@@ -119,7 +119,7 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
         terminal.press("q")
         terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
         terminal.press("escape")
-        terminal.wait_for("Diagnosis")
+        terminal.wait_for("─ tried")
         terminal.press("q")
         terminal.wait_for("Leave the job")
         terminal.press("enter")
@@ -188,18 +188,30 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.press("P")
         terminal.wait_for("Allow probes in your job?", "swap_optim", "copies of the parameters", "the same bits as without probes")
         terminal.press("down", "enter")
-        terminal.wait_for("Diagnosis", "P allow probes")
+        terminal.wait_for("─ tried", "P allow probes")
         terminal.press("\x10", *"allow probes", "enter")  # by the command palette
         terminal.wait_for("Allow probes in your job?")
         terminal.press("enter")
-        terminal.wait_for("Diagnosis", "probes are allowed in your job")
+        terminal.wait_for("─ tried", "probes are allowed in your job")
         terminal.wait_gone("P allow probes")
         recording = tmp_path / "r.jsonl"
         wait_until(lambda: terminal.settle() and "probe P5: optimizer steps on copies" in recording.read_text(), 30, "the probe has run")
+        terminal.press("k", "/", *"precision", "enter")
+        terminal.wait_for("filter: precision", "changes numerics", "losses and weights differ")
+        terminal.press("enter")
+        terminal.wait_for("enter takes the value")
+        terminal.press(*["\x7f"] * 4, *"bf16", "enter")
+        terminal.wait_for("fp32 -> bf16 (changes numerics): a applies, v tries")
+        terminal.press("v")
+        terminal.wait_for("Alter the numbers of your job?", "precision fp32 -> bf16 changes numerics")
+        terminal.press("enter")
+        terminal.wait_for("trial precision", "changes numerics")
         (tmp_path / "end").touch()
         terminal.wait_gone("agent on")
         terminal.press("q")
         assert terminal.wait_exit() == 0
+    session = json.loads(next(tmp_path.glob("gpuconsole-2*.json")).read_text())
+    assert (session["trials"][0]["effect"], session["runs"][0]["effects"]["optim"]) == ("changes numerics", "same samples")
 
 
 @pytest.mark.slow
@@ -208,11 +220,13 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
     shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", tmp_path)
     options = ("--device", "cpu", "--patch", "p.diff", "--record", "r.jsonl", "--snapshot", "s.json")
     with Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path) as terminal:
-        terminal.wait_for("starved.py", "agent on", "data_wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
+        terminal.wait_for("starved.py", "agent on", "data wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
         terminal.press("N")
-        terminal.wait_for("N again: changes may alter the numbers")
+        terminal.wait_for("Alter the numbers of your job?")
+        terminal.press("escape")
+        terminal.wait_for("same samples", "[Enter]")
         terminal.press("enter")
-        terminal.wait_for("trial running", timeout_s=30)
+        terminal.wait_for("on trial", timeout_s=30)
         terminal.wait_for("win, kept", timeout_s=60)
         (tmp_path / "end").touch()
         terminal.wait_gone("agent on")
@@ -222,6 +236,6 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
     assert "num_workers=" in (tmp_path / "p.diff").read_text()
     assert json.loads((tmp_path / "s.json").read_text())["runs"][-1]["changes"]["num_workers"] >= 2
     with Terminal("replay", "r.jsonl", "--speed", "30", cwd=tmp_path) as terminal:
-        terminal.wait_for("RECORDING", "starved.py", "data_wait", "kept")
+        terminal.wait_for("RECORDING", "starved.py", "data wait", "kept")
         terminal.press("q")
         assert terminal.wait_exit() == 0

@@ -73,6 +73,13 @@ def fixed_knobs(knobs: Knobs) -> dict[str, str]:
     return {f"fixed: {name}": reason for name in knobs if (reason := changes.why_fixed(name))}
 
 
+def notes(knobs: Knobs) -> dict[str, str]:
+    """Why knobs cannot change while the program runs, under `fixed: NAME`; what a change of the others does, under `effect: NAME`."""
+    fixed = fixed_knobs(knobs)
+    effects = changes.effects()
+    return fixed | {f"effect: {name}": effects[name] for name in knobs if name in effects and f"fixed: {name}" not in fixed}
+
+
 def facts() -> dict[str, float]:
     """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads and processes."""
     import torch

@@ -485,7 +485,7 @@ class Agent:
             return
         self._known = (knobs, facts, about)
         self._connection.send(job_known(now(), self.rank, about))
-        self._connection.send(started(now(), knobs, facts, described.fixed_knobs(knobs)))
+        self._connection.send(started(now(), knobs, facts, described.notes(knobs)))
 
     def _send_memory(self) -> None:
         """Send the memory of the parts of the program, as an answer that nobody asked for."""

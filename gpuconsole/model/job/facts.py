@@ -11,6 +11,16 @@ AGENT = "agent"
 FIXED = "fixed: "
 """Prefix of the agent's notes about knobs that cannot change while the job runs; the note holds the reason."""
 
+EFFECT = "effect: "
+"""Prefix of the agent's notes about knobs that can change while the job runs; the note holds one of EFFECTS."""
+SAME_BITS, SAME_SAMPLES, CHANGES_NUMERICS = "same bits", "same samples", "changes numerics"
+EFFECTS = {
+    SAME_BITS: "the job computes exactly what it would compute without the change",
+    SAME_SAMPLES: "the same batches in the same order; results may differ by rounding",
+    CHANGES_NUMERICS: "losses and weights differ from those without the change",
+}
+"""What a change does to the numbers of the job, the mildest first."""
+
 
 class Site(msgspec.Struct, frozen=True, omit_defaults=True):
     """The line of the user's program that made an object: where a patch would change something.

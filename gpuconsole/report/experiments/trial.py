@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.model.experiments.trial import Forecast, Trial
 from gpuconsole.model.finding import Interval
+from gpuconsole.model.job.facts import EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, show
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
@@ -66,7 +67,7 @@ def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
 
 def trial_report(trial: Trial, before: Knobs | None) -> Report:
     """Every figure of a trial. `before`: the knobs of the run that the trial started from."""
-    found: Report = [Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title")])]
+    found: Report = [Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title"), (_effect(trial), "dim")])]
     expected = predicted(trial.predicted)
     if trial.speedup:
         how = f"   ({trial.blocks} blocks, {trial.method}, {trial.clock.replace('_', '-')} clock)"
@@ -82,6 +83,10 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.error:
         found.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
     return [*found, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+
+
+def _effect(trial: Trial) -> str:
+    return f"   {trial.effect}: {EFFECTS[trial.effect]}" if trial.effect in EFFECTS else ""
 
 
 def verdict_line(trial: Trial) -> str:
@@ -105,8 +110,9 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
     blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
     if trial.resolution_ratio is not None and width >= ROOM:
         blocks = f"detects {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
-    change = shorter(describe_changes(trial.changes, before), width - len(blocks) - 8)
-    rows = [spread(width, [("trial ", "accent"), (change, "title")], [("  ", ""), (blocks, "")])]
+    effect = f"  {trial.effect}" if trial.effect else ""
+    change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
+    rows = [spread(width, [("trial ", "accent"), (change, "title"), (effect, "dim")], [("  ", ""), (blocks, "")])]
     if trial.speedup is None:
         so_far = "the first blocks run" if trial.method == "live ABBA" else "a second process starts"
         so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""

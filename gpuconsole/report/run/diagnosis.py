@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
+from gpuconsole.model.job.facts import EFFECTS
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.knobs.words import in_words
 from gpuconsole.model.run import Run
@@ -87,6 +88,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
             chosen = facts.suggestion_id(finding, suggestion) == selected
             at = len(rows) if chosen else at
             rows.append(_suggestion(suggestion, run, chosen, width))
+            rows += _effect(suggestion, run, width)
         if roomy and number < len(firing):
             rows.append(blank(width))
     state = "" if firing else _state(view)
@@ -124,6 +126,15 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
         if cell_width(text) + cell_width(beside) <= room:
             break
     return spread(width, [("> " if chosen else "  ", "key"), (text, style), (beside, "dim")], right)
+
+
+def _effect(suggestion: Suggestion, run: Run | None, width: int) -> list[Row]:
+    """What the change does to the numbers of the user's own job, in a row; none where that is not known."""
+    effect, style = facts.effect(run, suggestion.changes)
+    if not effect:
+        return []
+    words = next((text for text in (f"{effect}: {EFFECTS[effect]}", effect) if len(text) <= width - 2), "")
+    return [line(width, ("  ", ""), (words, style))]
 
 
 def _others(view: View, width: int, room: int) -> list[Row]:

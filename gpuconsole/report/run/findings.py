@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Evidence, Finding, Suggestion
+from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
@@ -102,6 +103,8 @@ def _suggestion(suggestion: Suggestion, run: Run) -> Report:
     gain, changes = [(predicted(suggestion.predicted_speedup), "accent")], describe_changes(suggestion.changes, run.settings)
     found: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
     found.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
+    if effect := run.effect(suggestion.changes):
+        found.append(text(f"{effect}: {EFFECTS[effect]}", "alert" if effect == CHANGES_NUMERICS else "dim", indent=6))
     if reason := run.why_not(suggestion.changes):
         found.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:

@@ -158,7 +158,7 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
         return [*words, (f"not from here: {why}", "dim")]
     return [
         *words,
-        ("", "") if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
+        facts.effect(run, suggestion.changes) if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
         (f"confidence {finding.confidence}", "dim"),
     ]
 

@@ -43,7 +43,7 @@ class KnobsScreen(ListScreen):
         run = self._view.run
         if run is None:
             return KnobState({}, {}, {}, job=self.api.job is not None)
-        return KnobState(dict(run.settings), self._pending, run.unavailable, self.needle, run.facts, run.is_job)
+        return KnobState(dict(run.settings), self._pending, run.unavailable, self.needle, run.facts, run.is_job, run.effects)
 
     @property
     def _selected(self) -> str:
@@ -61,7 +61,9 @@ class KnobsScreen(ListScreen):
         if self._message[0]:
             self._heading.say(*self._message)
         elif self._pending:
-            self._heading.say(f"{describe_changes(self._pending, self._state.values)}: a applies, v tries", "accent")
+            effect = self._view.run.effect(self._pending) if self._view.run is not None else ""
+            label = f" ({effect})" if effect else ""
+            self._heading.say(f"{describe_changes(self._pending, self._state.values)}{label}: a applies, v tries", "accent")
         else:
             super().show_summary()
 

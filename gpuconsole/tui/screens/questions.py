@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
+from gpuconsole.model.experiments.trial import MOST_LOSS_COST
+from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.report import facts
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
+from gpuconsole.report.units import percent
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui.screens.base import ListScreen
 
@@ -129,3 +132,24 @@ def probes_question(view: View, allow: Callable[[], None]) -> Question:
         text("A model with hooks, or with Python state that a pass would change, is refused with the reason."),
     ]
     return Question("Allow probes in your job?", about, "Allow probes in this job.", "No: only watch.", allow)
+
+
+def numerics_question(change: str, allow: Callable[[], None]) -> Question:
+    """Asks for permission to alter the numbers of the job. `change`: the change that waits for it; empty: none. `allow` is called after a yes."""
+    what = (
+        f"{change} changes numerics: {EFFECTS[CHANGES_NUMERICS]}."
+        if change
+        else f"Some changes (bf16, torch.compile) alter the numbers of the job: {EFFECTS[CHANGES_NUMERICS]}."
+    )
+    about: Report = [
+        text(what, "alert"),
+        BLANK,
+        text(
+            "A trial alternates steps of the job with and without the change. It keeps a change only if the job is faster and its loss is not "
+            f"higher by more than {percent(MOST_LOSS_COST).strip()} or the noise. The steps with the change stay in the weights. u reverts a kept change."
+        ),
+        text("The permission holds for all changes until the job ends, also for those of a tuning session (t)."),
+    ]
+    return Question(
+        "Alter the numbers of your job?", about, "Make the change." if change else "Allow such changes.", "No: keep the numbers.", allow
+    )

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, text_lines
 
 MOST_VALUE = 30
 APPLIES = 10
+EFFECT = 16
+FIXED = "fixed"
 LABEL = 12
 LEAST_HEIGHT = 8
 """Below so many rows there is no room for a knob's meaning."""
@@ -22,7 +25,8 @@ NOT_YET = "The settings of the job are known after its first steps."
 
 
 class KnobState(NamedTuple):
-    """The knobs of a run. `pending` are edited values that are not in force yet; `words` is the filter. `job`: the run is the user's own job."""
+    """The knobs of a run. `pending` are edited values that are not in force yet; `words` is the filter. `job`: the run is the user's own job;
+    `effects`: what a change of each knob does to its numbers."""
 
     values: Knobs
     pending: Knobs
@@ -30,9 +34,12 @@ class KnobState(NamedTuple):
     words: str = ""
     facts: Mapping[str, float] = {}
     job: bool = False
+    effects: Mapping[str, str] = {}
 
     def applies(self, name: str) -> str:
-        """hot, cold, or hot up to the value that the server was started with."""
+        """hot, cold, or hot up to the value that the server was started with. Of a user's own job: the effect on its numbers, or fixed."""
+        if self.job:
+            return self.effects.get(name, FIXED)
         knob = CATALOGUE.get(name)
         limit = knob.live_limit(self.facts) if knob else None
         return f"hot <={limit:g}" if limit is not None else knob.apply if knob else ""
@@ -88,11 +95,14 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
         return line(width, ("  default values:", "dim")) if name is None else _row(name, state, selected, columns, width)
 
     def meaning(name: str) -> list[Row]:
-        tallest = _tallest(tuple((name, reasons.get(name, "")) for name in names), width)
+        tallest = _tallest(
+            tuple((name, reasons.get(name, "")) for name in names), width, tuple(state.effects.items()) if state.job else None
+        )
         rows = min(tallest, height - 1 - max(height // 3, 1))
-        return fill(_meaning(name, reasons.get(name, ""), width), width, rows)
+        return fill(_meaning(name, reasons.get(name, ""), width, state.effects if state.job else None), width, rows)
 
-    head = line(width, (f"  {fit('knob', columns[0])}  {fit('value', columns[1])}  {fit('applies', APPLIES)}  allowed", "dim"))
+    applies = fit("a change", EFFECT) if state.job else fit("applies", APPLIES)
+    head = line(width, (f"  {fit('knob', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
     return Lines(lines, row, [head], meaning if height >= LEAST_HEIGHT else None)
 
 
@@ -105,19 +115,24 @@ def _row(name: str, state: KnobState, selected: bool, columns: tuple[int, int], 
         ("> " if selected else "  ", "key"),
         (fit(name, columns[0]) + "  ", "title" if selected else "dim" if nothing else ""),
         (fit(state.value(name), columns[1]) + "  ", "dim" if nothing and name not in state.pending else style),
-        (fit(state.applies(name), APPLIES) + "  ", "" if state.applies(name).startswith("hot") else "dim"),
-        ("no effect here" if nothing else knob.allowed() if knob else "", "dim"),
+        (fit(state.applies(name), EFFECT if state.job else APPLIES) + "  ", _applies_style(state.applies(name))),
+        ("no effect here" if nothing and not state.job else knob.allowed() if knob else "", "dim"),
     )
 
 
+def _applies_style(applies: str) -> str:
+    return "alert" if applies == CHANGES_NUMERICS else "" if applies.startswith("hot") or applies in EFFECTS else "dim"
+
+
 @lru_cache(maxsize=4)
-def _tallest(names: tuple[tuple[str, str], ...], width: int) -> int:
+def _tallest(names: tuple[tuple[str, str], ...], width: int, job_effects: tuple[tuple[str, str], ...] | None) -> int:
     """Rows of the longest meaning, with the reason of a knob without effect. The list keeps its height while the cursor moves."""
-    return max(len(_meaning(name, reason, width)) for name, reason in names)
+    effects = None if job_effects is None else dict(job_effects)
+    return max(len(_meaning(name, reason, width, effects)) for name, reason in names)
 
 
-def _meaning(name: str, no_effect: str, width: int) -> list[Row]:
-    """What the knob does, when a change applies, and which values are allowed."""
+def _meaning(name: str, no_effect: str, width: int, effects: Mapping[str, str] | None) -> list[Row]:
+    """What the knob does, when a change applies, and which values are allowed. `effects`: see KnobState; None: not a user's own job."""
     knob = CATALOGUE.get(name)
     if knob is None:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]
@@ -126,10 +141,13 @@ def _meaning(name: str, no_effect: str, width: int) -> list[Row]:
         when = "hot up to the value that the embedded server was started with (between two iterations); above it cold: only a trial can change it"
     if knob.changes_training:
         when += "; a change alters what the model learns per step, not only the speed"
+    if effects is not None:
+        effect = effects.get(name, "")
+        when = f"between two steps; {effect}: {EFFECTS[effect]}" if effect in EFFECTS else "not while the job runs"
     column = max(LABEL, len(name) + 2)
     default = f"; {show(knob.default)} by default" if knob.default is not None else ""
     likely = f"; for example {', '.join(show(value) for value in knob.examples)}" if knob.examples and knob.kind in ("int", "float") else ""
     rows = [blank(width), *labelled(name, f"{knob.meaning}.", width, column)]
     rows += labelled("applies", when, width, column)
     rows += labelled("allowed", f"{knob.allowed().replace('|', ' | ')}{default}{likely}", width, column)
-    return rows + (labelled("no effect", no_effect, width, column) if no_effect else [])
+    return rows + (labelled("no effect" if effects is None else "why fixed", no_effect, width, column) if no_effect else [])
