@@ -9,8 +9,9 @@ import msgspec
 from gpuconsole.diagnosis.suggest import TRIAL_ERROR
 from gpuconsole.experiments.blocks import plans
 from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS
+from gpuconsole.model.experiments.certificate import LeftAlone
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
-from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
+from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs, show
 from gpuconsole.model.run import Run
 
 WORTH = 0.05
@@ -39,20 +40,42 @@ class Candidate(msgspec.Struct, frozen=True):
 def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[Candidate]:
     """The suggestions of the run's findings, each once, the best first. `tried`: pairs of the knobs at that time and the changes.
 
-    These changes are excluded: changes that the console cannot try on this run (`Run.why_not`); changes already tried under the same knobs;
-    changes of the load on a model server, because its users decide the load; changes of what the model learns per step, unless allowed; changes of knobs outside `only`, if `only` is not empty; changes
-    with a predicted gain below WORTH, or below the smallest gain that their trial can prove.
+    Changes that may not be tried (see `barrier`) are excluded, and changes that promise too little (see `promising`).
     """
+    return [one for one in promising(run, tried) if not barrier(run, one.changes, allow_training_changes, only)]
+
+
+def left_alone(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[LeftAlone]:
+    """The promising changes that may not be tried, the best first, each with the reason."""
+    found = [(one, barrier(run, one.changes, allow_training_changes, only)) for one in promising(run, tried)]
+    return [LeftAlone(one.rule, one.changes, why, one.suggestion.predicted_speedup) for one, why in found if why]
+
+
+def barrier(run: Run, changes: Knobs, allow_training_changes: bool, only: Collection[str] = ()) -> str:
+    """Why a session may not try `changes`, with the option that allows it; empty where it may. The users of a model server decide its load."""
+    if reason := run.why_not(changes):
+        return reason
+    load = {knob.name for knob in GROUPS["load"]}
+    if name := next((name for name in changes if name in load), ""):
+        return f"the users of the server decide its load; --set {name}={show(changes[name])} starts with it"
+    if not allow_training_changes and any(CATALOGUE[name].changes_training for name in changes):
+        return "it changes what the model learns per step; --allow-training-changes allows it"
+    if missing := [name for name in changes if only and name not in only]:
+        return f"--only leaves it out; --only {','.join([*only, *missing])} allows it"
+    return ""
+
+
+def promising(run: Run, tried: Sequence[tuple[Knobs, Knobs]]) -> list[Candidate]:
+    """The suggestions of the run's findings, each once, the best first. Without changes already tried under the same knobs, and without changes with
+    a predicted gain below WORTH or below the smallest gain that their trial can prove."""
     found: dict[str, Candidate] = {}
     for finding in run.findings:
         if finding.state != "fires" or finding.resource != "time":
             continue
         for suggestion in finding.suggestions:
-            if run.why_not(suggestion.changes):
-                continue
+            if not suggestion.changes.keys() <= run.knobs.keys():
+                continue  # not known in the user's own program
             if any(changes == suggestion.changes and before == run.knobs for before, changes in tried):
-                continue
-            if suggestion.changes.keys() - tunable_knobs(suggestion.changes, allow_training_changes, only):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
             if most < (WORTH if run.applies_live(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
@@ -62,11 +85,6 @@ def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_ch
             if key not in found or found[key].worth < worth:
                 found[key] = Candidate(finding.rule, suggestion, gain, worth)
     return sorted(found.values(), key=lambda one: -one.worth)
-
-
-def withheld(run: Run, tried: Sequence[tuple[Knobs, Knobs]], only: Collection[str] = ()) -> list[Candidate]:
-    """The candidates that are excluded only because they change what the model learns per step, the best first."""
-    return [one for one in candidates(run, tried, True, only) if any(CATALOGUE[name].changes_training for name in one.changes)]
 
 
 def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]:

@@ -11,11 +11,11 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.diagnosis.standing import in_doubt
-from gpuconsole.experiments.choose import LIVE_S, WORTH, Candidate, candidates, trial_s, tunable_knobs, usual_s, withheld
+from gpuconsole.experiments.choose import LIVE_S, WORTH, Candidate, candidates, left_alone, trial_s, tunable_knobs, usual_s
 from gpuconsole.experiments.until_diagnosed import until_diagnosed
-from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
+from gpuconsole.model.experiments.certificate import Attempt, Certificate, LeftAlone, Tuning
 from gpuconsole.model.experiments.trial import Trial
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
@@ -116,18 +116,18 @@ class Tuner:
         return knobs if knobs and in_doubt(run, knobs) else set()
 
     def _nothing_left(self, run: Run) -> str:
-        """The reason for the end of the search. Names the best change that is excluded only because it alters training."""
-        among = " of these knobs" if self.certificate.only else ""
-        left_out = [] if self._allow else withheld(run, self._tried(), self.certificate.only)
-        if not left_out:
-            return f"no further change{among} is predicted to gain {WORTH * 100:g} %"
-        best = left_out[0]
-        predicted = best.suggestion.predicted_speedup
-        words = f" (predicted {predicted.low:.2f}-{predicted.high:.2f}x)" if predicted else ""
-        return (
-            f"{describe_changes(best.changes, run.knobs)}{words} was not tried: it changes what the model learns per step, and needs "
-            f"--allow-training-changes; no other change{among} is predicted to gain {WORTH * 100:g} %"
-        )
+        """The reason for the end of the search."""
+        other = "other" if left_alone(run, self._tried(), self._allow, self.certificate.only) else "further"
+        return f"no {other} change is predicted to gain {WORTH * 100:g} %"
+
+    def _left_alone(self, run: Run) -> list[LeftAlone]:
+        """What the session may not try, and what it has no time for."""
+        found = left_alone(run, self._tried(), self._allow, self.certificate.only)
+        for one in self._candidates(run):
+            needed_s = trial_s(one.changes, run)
+            why = f"its trial takes about {needed_s:.0f} s; a larger --budget allows it"
+            found.append(LeftAlone(one.rule, one.changes, why, one.suggestion.predicted_speedup))
+        return found
 
     def _enough(self, tunable: Collection[str]) -> bool:
         """Whether the tuner can continue without a complete diagnosis: no time is left for a trial, or a known change is worth an immediate trial."""
@@ -167,6 +167,8 @@ class Tuner:
     async def _end(self, why: str) -> Certificate:
         """The last trial: all kept changes together, compared with the start."""
         self.certificate.stopped = why
+        if (run := self._engine.view().run) is not None:
+            self.certificate.left_alone = self._left_alone(run)
         back: Knobs = {name: self.certificate.start[name] for name in self.certificate.changed}
         kept = [one for one in self.certificate.attempts if one.trial.kept]
         if len(kept) == 1 and not self._earlier_s:  # the trial of the only kept change has already measured the total gain

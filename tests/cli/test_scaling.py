@@ -1,4 +1,4 @@
-"""`gpuconsole scaling` on real processes."""
+"""`gpuconsole sweep --vary nproc=`, and its old name `scaling`, on real processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.cli.commands.experiments.scaling import scaling_table, with_nproc
+from gpuconsole.cli.commands.experiments.scaling import with_nproc
 from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.report.experiments.scaling import scaling_table
 from gpuconsole.report.parts import printed
 
 SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1"]

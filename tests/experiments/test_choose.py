@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpuconsole.experiments.certificate import mistakes
-from gpuconsole.experiments.choose import LIVE_S, candidates, trial_s
+from gpuconsole.experiments.choose import LIVE_S, candidates, left_alone, trial_s
 from gpuconsole.experiments.statistics import speedup
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
 from gpuconsole.model.experiments.trial import Trial, Verdict
@@ -76,6 +76,26 @@ def test_only_the_named_knobs_change() -> None:
 )
 def test_changes_that_are_never_tried(left_out: Finding) -> None:
     assert chosen(left_out) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "only", "why"),
+    [
+        (finding("a", {"batch_size": 64}, Interval(2.0, 3.0)), (), "--allow-training-changes allows it"),
+        (finding("a", {"concurrency": 64}, Interval(2.0, 3.0)), (), "--set concurrency=64 starts with it"),
+        (finding("a", {"optim": "adamw_fused"}, Interval(1.2, 1.3)), ("num_workers",), "--only num_workers,optim allows it"),
+    ],
+)
+def test_a_promising_change_that_may_not_be_tried_is_named_with_the_option_that_allows_it(
+    left: Finding, only: tuple[str, ...], why: str
+) -> None:
+    (found,) = left_alone(run_with(left), [], False, only)
+    assert found.changes == left.suggestions[0].changes and found.why.endswith(why)
+    assert left_alone(run_with(left), [], True, ()) == [] or "concurrency" in found.changes
+
+
+def test_a_change_that_promises_little_is_not_named() -> None:
+    assert left_alone(run_with(finding("a", {"batch_size": 64}, Interval(1.0, 1.04))), [], False) == []
 
 
 SEATS = finding("serve.seats_too_few", {"max_num_seqs": 16}, Interval(1.04, 1.13))  # at most 1.07 without the error of a trial

@@ -18,6 +18,8 @@ from gpuconsole.model.finding import Finding, Interval, Signal, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.report.experiments.tuning import certificate_report
+from gpuconsole.report.parts import printed
 from gpuconsole.session.api import View
 
 LACKING = {
@@ -136,8 +138,11 @@ def test_the_end_names_the_change_that_is_left_out_because_it_changes_training(q
     engine._found = [Finding("gpu.small_batch", "fires", "", 0.5, suggestions=(suggestion,))]
     certificate = asyncio.run(Tuner(engine, "tiny-batch", 60.0).run())
     assert not engine.answered_before_trial
-    assert "batch_size 8 -> 64 (predicted 1.80-2.70x)" in certificate.stopped
-    assert "--allow-training-changes" in certificate.stopped
+    (left,) = certificate.left_alone
+    assert left.changes == {"batch_size": 64} and left.why.endswith("--allow-training-changes allows it")
+    assert (
+        "Left alone: batch_size 8 -> 64   predicted 1.80-2.70x: it changes what the model learns per step; --allow-training-changes allows it."
+    ) in printed(certificate_report(certificate))
 
 
 class LateFinding(Engine):
@@ -158,4 +163,4 @@ def test_the_end_of_a_session_runs_the_probes_for_changes_of_training_too(quick:
     """Otherwise the session could not name the change that it leaves out."""
     engine = LateFinding(Interval(1.5, 2.5))
     certificate = asyncio.run(asyncio.wait_for(Tuner(engine, "tiny-batch", 60.0).run(), 20.0))
-    assert "batch_size 8 -> 64 (predicted 1.80-2.70x)" in certificate.stopped and not certificate.attempts
+    assert [one.changes for one in certificate.left_alone] == [{"batch_size": 64}] and not certificate.attempts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.model.experiments.trial import Speedup, Trial
+from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.snapshot import Environment
 
@@ -26,10 +27,20 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float = 0.0
 
 
+class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A change that promised a gain and was not tried. `why` names the option that allows it, where there is one."""
+
+    rule: str
+    changes: Knobs
+    why: str
+    predicted: Interval | None = None
+
+
 class Certificate(msgspec.Struct, kw_only=True):
     """`start` and `end`: all knobs before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
     allowed to change; empty: all tunable knobs. `stopped`: why the session ended. `command_digest` is set for a job
-    of the user's own: `scenario` is the name of its script then.
+    of the user's own: `scenario` is the name of its script then. `left_alone`: promising changes of the last diagnosis that were not tried, the
+    best first.
 
     `proof` is one trial of all kept changes together. Its change goes from `end` back to `start`, so the total gain is 1 / its speedup. None
     where no change was kept, or where no time was left.
@@ -50,6 +61,7 @@ class Certificate(msgspec.Struct, kw_only=True):
     stopped: str = ""
     elapsed_s: float = 0.0
     command_digest: str = ""
+    left_alone: list[LeftAlone] = []
 
     @property
     def gain(self) -> Speedup | None:

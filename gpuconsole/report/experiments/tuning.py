@@ -88,7 +88,7 @@ def gain(made: Certificate) -> str:
 
 def outcome(made: Certificate) -> Report:
     """Why the session ended, its total gain, and the settings as flags and code."""
-    found: Report = [text(f"Ended: {made.stopped}.")]
+    found: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
     if not made.changed:
         return [*found, text("No change was kept: the settings are the same as at the start.")]
     found.append(Line([("Total gain: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
@@ -99,6 +99,15 @@ def outcome(made: Certificate) -> Report:
     code = dict.fromkeys(row for one in made.attempts if one.trial.kept for row in one.code.splitlines())
     if code:
         found += [BLANK, heading("In your own code"), *(Line([(row, "code")], indent=2, hang=4) for row in code)]
+    return found
+
+
+def left_alone_report(made: Certificate) -> Report:
+    """The promising changes that were not tried, each with the option that allows it."""
+    found: Report = []
+    for one in made.left_alone:
+        expected = f"   {predicted(one.predicted)}" if one.predicted is not None else ""
+        found.append(text(visible(f"Left alone: {describe_changes(one.changes, made.end)}{expected}: {one.why}."), "wait"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""`gpuconsole scaling`: the same work on 1, 2, ... N processes, and the throughput as a share of N times the throughput of one process."""
+"""`gpuconsole scaling`, the old name of `gpuconsole sweep --vary nproc=`: the same work on 1, 2, ... N processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuconsole.cli import output
@@ -18,75 +19,77 @@ from gpuconsole.cli.options.files import writable
 from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError, seconds
 from gpuconsole.cli.progress import Progress
-from gpuconsole.diagnosis.models.collective import weak_scaling
 from gpuconsole.engine.engine import Engine
 from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, Knobs
-from gpuconsole.model.run import Distribution, Run
+from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import encode
 from gpuconsole.processes.worker import START_S
-from gpuconsole.report import units
-from gpuconsole.report.parts import Column, Table
+from gpuconsole.report.experiments.scaling import scaling_table
 from gpuconsole.session.api import SessionError
 
-DESCRIPTION = """Run a scenario on several numbers of processes, one after the other, and print the scaling efficiency.
-
-Every process has the same batch (weak scaling): efficiency is the throughput of N processes over N times the throughput of one. One process
-trains alone; several processes exchange gradients by the scenario's `sharding` (ddp, where the scenario has no sharding)."""
-
+DURATION_S = 20.0
 EXAMPLES = """examples:
-  gpuconsole scaling ddp-small-batch --nproc 1,2
-  gpuconsole scaling ddp-small-batch --nproc 1,2,4,8 --duration 30 --snapshot scaling.json
+  gpuconsole sweep ddp-small-batch --vary nproc=1,2         the same, under its present name
+  gpuconsole scaling ddp-small-batch --nproc 1,2,4,8
 """
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "scaling",
-        help="scaling efficiency over processes",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
+    """Add the old name, which is not in the list of commands."""
+    parser = commands.add_parser("scaling", description="The old name of `gpuconsole sweep SCENARIO --vary nproc=1,2`.", epilog=EXAMPLES)
     parser.add_argument("scenario", metavar="SCENARIO", help="a scenario that has the knobs `sharding` and `nproc`")
     parser.add_argument("--nproc", type=counts, default=(1, 2), metavar="N,N,...", help="numbers of processes (default 1,2)")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="set a knob; may be repeated")
-    parser.add_argument("--duration", type=seconds, default=20.0, metavar="S", help="seconds from the first step of each (default 20)")
+    parser.add_argument("--duration", type=seconds, metavar="S", help="seconds from the first step of each (default 20)")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write the session as JSON when it ends")
     parser.add_argument("--json", action="store_true", help="the snapshot on stdout and nothing else there")
     add_console_options(parser.add_argument_group("watching devices"))
-    parser.set_defaults(handler=scale)
+    parser.set_defaults(handler=run)
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """`1,2,4` for argparse. 1 is always first, because all other numbers are compared with it."""
+    """`1,2,4` for argparse."""
     try:
-        found = sorted({int(CATALOGUE["nproc"].check(int(part))) for part in text.split(",")} | {1})
+        found = sorted({int(CATALOGUE["nproc"].check(int(part))) for part in text.split(",")})
     except (ValueError, KnobError):
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of processes from 1 to 64, such as 1,2,4") from None
     return tuple(found)
 
 
-def scale(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     chosen = scenario(args.scenario)
-    if not {"nproc", "sharding"} <= set(chosen.workload.knobs):
+    if not scales(chosen):
         raise UsageError(f"{chosen.name} runs in one process: {chosen.workload.name} has no knobs nproc and sharding")
     knobs = assignments(args.knobs, chosen)
+    output.note(f"this command is now: gpuconsole sweep {args.scenario} --vary nproc={','.join(map(str, args.nproc))}")
+    return scale(args, knobs, args.nproc)
+
+
+def scales(chosen: Scenario) -> bool:
+    """Whether the scenario can run on several numbers of processes."""
+    return {"nproc", "sharding"} <= set(chosen.workload.knobs)
+
+
+def scale(args: argparse.Namespace, knobs: Knobs, numbers: Collection[int]) -> int:
+    """Run `args.scenario` on each number of processes, one number after the other; returns the exit code. Every process has the same batch (weak
+    scaling). One process trains alone; several exchange gradients by the scenario's `sharding` (ddp, where the scenario has no sharding)."""
     snapshot = writable(args.snapshot, "--snapshot")
     record_path(args)
-    return asyncio.run(_main(args, knobs, snapshot))
+    return asyncio.run(_main(args, knobs, sorted({1, *numbers}), snapshot))
 
 
-async def _main(args: argparse.Namespace, knobs: Knobs, path: Path | None) -> int:
+async def _main(args: argparse.Namespace, knobs: Knobs, numbers: list[int], path: Path | None) -> int:
     engine, progress, interrupted = live_engine(args), Progress(sys.stderr), asyncio.Event()
     on_interrupt(interrupted.set)
     try:
         await open_engine(engine, record_path(args))
-        for nproc in args.nproc:
+        for nproc in numbers:
             if not interrupted.is_set():
                 await _run(
                     engine,
                     args.scenario,
                     with_nproc(args.scenario, knobs, nproc, engine.device().is_gpu),
-                    args.duration,
+                    args.duration or DURATION_S,
                     progress,
                     interrupted,
                 )
@@ -137,29 +140,3 @@ def _report(engine: Engine, args: argparse.Namespace, path: Path | None) -> int:
         if run.state == "failed":
             output.problem(f"nproc {run.knobs['nproc']}: {run.error}")
     return exit_code(failed)
-
-
-def scaling_table(runs: list[Run]) -> Table:
-    """A row for each number of processes."""
-    heads = ("nproc", "throughput", "per process", "efficiency", "step p50", "comm")
-    one = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
-    return Table([Column(head, ">") for head in heads], [[(words, "") for words in _cells(run, one)] for run in runs])
-
-
-def _cells(run: Run, one: Distribution | None) -> list[str]:
-    rate, unit = run.throughput
-    nproc = int(run.knobs["nproc"])
-    if rate is None:
-        return [str(nproc), run.state, "", "", "", ""]
-    step = run.summary.step_time_s
-    exposed = run.summary.phases_ratio.get("comm", 0.0)
-    # The collectives of FSDP2 and of tensor parallelism run inside forward and backward: their time is not measured.
-    comm = exposed if nproc == 1 or exposed > 0 else None
-    return [
-        str(nproc),
-        units.quantity(rate.p50, unit),
-        units.rate(rate.p50 / nproc, 0),
-        units.percent(weak_scaling(one.p50, rate.p50, nproc) if one else None).strip(),
-        units.duration(step.p50 if step else None).strip(),
-        units.percent(comm).strip(),
-    ]

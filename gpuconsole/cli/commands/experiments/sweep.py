@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.cli import output
+from gpuconsole.cli.commands.experiments.scaling import scale, scales
 from gpuconsole.cli.exits import FAILED, exit_code, on_interrupt
 from gpuconsole.cli.job import headless_job, run_if_possible
 from gpuconsole.cli.options.console import add_console_options, record_path
@@ -19,7 +20,7 @@ from gpuconsole.cli.options.files import add_headless_options, to_json, writable
 from gpuconsole.cli.options.job import add_restart_option, add_summary_option, check_options, refuse_job_options
 from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server, objective, server_options
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.experiments.sweep import Sweeper, points
 from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.files import write_whole
@@ -32,10 +33,19 @@ from gpuconsole.report.experiments.sweep import sweep_report
 from gpuconsole.report.parts import printed
 from gpuconsole.session.api import SessionError
 
+REPEAT = 10
+DESCRIPTION = """Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply live share a worker. Each
+other setting has its own worker, which pauses while other settings are measured. The intervals of all settings hold together with 95 %
+probability, also with --stop-settled and after Ctrl-C.
+
+Numbers of processes (--vary nproc=1,2,4) run one after another, --duration seconds each, with the same batch in every process (weak scaling).
+The table shows the scaling efficiency: the throughput of N processes as a share of N times the throughput of one. --json prints the snapshot of
+the session then."""
 EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=1,2,4,8
   gpuconsole sweep data-starved --vary num_workers=0,1,2 --vary prefetch_factor=2,8      one at a time, around the scenario's own values
   gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
+  gpuconsole sweep ddp-small-batch --vary nproc=1,2,4        scaling efficiency over processes
   gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
   gpuconsole sweep --vary num_workers=0,2,4 -- python train.py                           on the steps of your own job, live
   gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--batch-size}' --repeat 4 -- python train.py     a start for each block
@@ -46,9 +56,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "sweep",
         help="measure throughput over the values of knobs",
-        description="Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply "
-        "live share a worker. Each other setting has its own worker, which pauses while other settings are measured. The intervals of all "
-        "settings hold together with 95 % probability, also with --stop-settled and after Ctrl-C.",
+        description=DESCRIPTION,
         epilog=EXAMPLES,
     )
     add_scenario(parser)
@@ -59,7 +67,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--set", action="append", default=[], metavar="KNOB=VALUE", dest="knobs", help="a knob that is the same in all settings"
     )
     parser.add_argument("--grid", action="store_true", help="every combination, instead of one knob at a time")
-    parser.add_argument("--repeat", type=int, default=10, metavar="N", help="blocks of every setting (default 10)")
+    parser.add_argument("--repeat", type=int, metavar="N", help=f"blocks of every setting (default {REPEAT})")
+    parser.add_argument(
+        "--duration", type=seconds, metavar="S", help="with --vary nproc=: seconds from the first step of each (default 20)"
+    )
     parser.add_argument("--stop-settled", action="store_true", help="stop measuring a setting as soon as it is proven not to be the best")
     add_headless_options(parser, "write the sweep, with its environment, as a snapshot", "the sweep on stdout and nothing else there")
     add_summary_option(parser)
@@ -76,6 +87,11 @@ def run(args: argparse.Namespace) -> int:
     chosen = scenario(scenario_of(args))
     knobs = assignments(args.knobs, chosen)
     vary = all_varied(args, chosen)
+    if set(vary) == {"nproc"} and scales(chosen):
+        refuse_given(args, "does not go with --vary nproc=, which runs each number of processes once", "repeat", "grid", "stop_settled")
+        return scale(args, knobs, [int(value) for value in vary["nproc"]])
+    refuse_given(args, "goes with --vary nproc= alone; other knobs are measured in --repeat blocks", "duration")
+    args.repeat = args.repeat or REPEAT
     check_server(args, chosen.workload, "" if "server" in vary else server_of(chosen, knobs))
     target = writable(args.snapshot, "--snapshot")
     record_path(args)
@@ -90,6 +106,7 @@ def run_on_job(args: argparse.Namespace) -> int:
     """Sweep on the steps of the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
     check_options(args)
     vary = all_varied(args, job_scenario(args.job[0]))
+    args.repeat = args.repeat or REPEAT
     from gpuconsole.cli.job_work import SweepJob, sweep_by_restarting
 
     if args.restart_knobs:
@@ -105,7 +122,7 @@ def run_on_job(args: argparse.Namespace) -> int:
 
 def all_varied(args: argparse.Namespace, chosen: Scenario) -> dict[str, list[Value]]:
     """The values of every --vary, by knob; raises UsageError."""
-    if args.repeat < 2:
+    if args.repeat is not None and args.repeat < 2:
         raise UsageError(f"--repeat {args.repeat}: must be 2 or more")
     found: dict[str, list[Value]] = {}
     for word in args.vary:

@@ -19,6 +19,7 @@ from gpuconsole.cli.options.files import to_json
 from gpuconsole.cli.options.usage import seconds
 from gpuconsole.machine.calibration import of_this_machine
 from gpuconsole.machine.environment import fingerprint
+from gpuconsole.machine.settings import SETTINGS, config_path, misspelt, settings
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.text import visible
 from gpuconsole.processes.once import Reading, read_devices
@@ -29,6 +30,7 @@ from gpuconsole.session.state import SessionState
 
 EXAMPLES = """examples:
   gpuconsole doctor
+  gpuconsole doctor --json
 """
 INSTALL_TORCH = 'not installed; training needs it: pip install "gpuconsole[torch]"'
 GPM_METRIC = "gpu.sm_active_ratio"
@@ -50,7 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
         help="report what works on this machine, and why not",
-        description="Report what works on this machine, and what reads n/a with the reason. This command changes nothing.",
+        description="Report what works on this machine, what reads n/a with the reason, and where the value of each setting comes from. This command changes nothing.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--timeout", type=seconds, default=10.0, metavar="S", help="seconds to wait for the driver (default 10)")
@@ -78,6 +80,7 @@ def sections(reading: Reading) -> dict[str, list[Row]]:
         "kernel": kernel_rows(),
         "terminal": terminal_rows(),
         "reads n/a here": missing_rows(reading),
+        "settings": settings_rows(),
     }
 
 
@@ -93,6 +96,23 @@ def report(sections: dict[str, list[Row]]) -> Report:
                 *(labelled(name, visible(text), column=column, indent=2) for name, text in rows),
             ]
     return found
+
+
+def settings_rows() -> list[Row]:
+    """Every setting with its value and the place of the value."""
+    found = settings()
+    rows = [("file", f"{config_path()}{'' if config_path().exists() else ', which does not exist'}")]
+    for name in SETTINGS:
+        value = getattr(found, name)
+        if isinstance(value, dict):
+            value = ", ".join(f"{action}={key}" for action, key in value.items())
+        rows.append((name, f"{_written(value)}  ({found.source(name)})"))
+    return [*rows, *((name, f"is no setting{hint}, and has no effect") for name, hint in misspelt(os.environ).items())]
+
+
+def _written(value: object) -> str:
+    """A value as in the file; `-` where there is none."""
+    return "-" if value is None or value == "" else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def program_rows(state: SessionState) -> list[Row]:
