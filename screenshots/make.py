@@ -1,8 +1,8 @@
-"""Makes every picture in this folder again: `python screenshots/make.py`. `--only runs|serving|job|box` makes a part.
+"""Makes every picture in this folder again: `python screenshots/make.py`. `--only runs|serving|job|box|pages` makes a part.
 
 `runs`: `data-starved` on this machine, with the finding, the sub-screens, and the verdict of its trial; `--record` keeps the session for
 `gpuconsole replay` too. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
-title of the picture says so. `job`: a Hugging Face Trainer of the user's own (needs transformers). PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
+title of the picture says so. `job`: a Hugging Face Trainer of the user's own (needs transformers). `pages`: the HTML report (`pages.py` says what it needs). PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
 and the exit code is 1.
 """
 
@@ -21,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from pages import pages
 
 from benchmarks.fake_box import FakeBox, build_driver
 from gpuconsole.engine.engine import Engine
@@ -193,7 +195,7 @@ def runs(scenario: str, record: Path | None) -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("runs", "serving", "job", "box"), help="a part of the pictures")
+    parser.add_argument("--only", choices=("runs", "serving", "job", "box", "pages"), help="a part of the pictures")
     parser.add_argument("--scenario", default="data-starved")
     parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
     args = parser.parse_args()
@@ -202,12 +204,13 @@ def main() -> int:
         "serving": lambda: [asyncio.run(serving("kv-pressure", size, label)) for label, size in SIZES.items()],
         "job": lambda: asyncio.run(job(SIZES["120x40"], "120x40")),
         "box": lambda: in_a_box(8),
+        "pages": pages,
     }
     made: list[Path] = []
     for name, make in parts.items():
         if args.only in (None, name):
             made += make()
-    rendered = [to_png(svg) for svg in made]
+    rendered = [to_png(path) for path in made if path.suffix == ".svg"]
     if args.only is None:
         kept = {path.with_suffix(suffix) for path in made for suffix in (".svg", ".png")}
         for path in HERE.glob("*.[sp][vn]g"):

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from gpuconsole.experiments.compare import compare
 from gpuconsole.model.experiments.sweep import Sweep, SweepPoint
+from gpuconsole.model.figure import Attainable, RatePair, TimePart
 from gpuconsole.model.finding import Evidence
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Run, SeriesData, Validity
@@ -22,7 +23,7 @@ from gpuconsole.report.run.findings import details_report
 from gpuconsole.report.session import session_text
 from gpuconsole.report.share import markdown
 from gpuconsole.report.share.comparison import Side, comparison_document
-from gpuconsole.report.share.document import Document
+from gpuconsole.report.share.document import Document, Waterfall
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.markdown import markdown_page
 from gpuconsole.report.share.session import NOTHING, session_document
@@ -254,3 +255,28 @@ def test_a_report_that_is_too_long_for_an_issue_tracker_says_so(monkeypatch: pyt
     shorter = markdown_page(document)
     assert len(shorter) < len(whole) and "Left out" in shorter
     assert "2.01x" in shorter
+
+
+def test_the_waterfall_begins_at_the_attainable_rate_and_ends_at_the_reached_rate() -> None:
+    made = small_session()
+    parts = (
+        TimePart("attainable", "at the attainable rate", 0.04),
+        TimePart("data_wait", "data wait", 0.13, 70.0),
+        TimePart("early", "early", -0.01, note="ahead"),
+    )
+    rates = (RatePair("samples", "samples", "samples/s", 96.0, 400.0),)
+    made.runs[0].attainable = Attainable(rates, "compute", "measured here", "FLOPs / peak", parts=parts)
+    made.runs[1].attainable = Attainable(reason="the peak of this device is not known")
+    document = session_document(made)
+    (section,) = (one for one in document.sections if one.title == "What this hardware could reach")
+    fall = section.blocks[0]
+    assert isinstance(fall, Waterfall) and fall.title == "before: 24 % of attainable"
+    assert [(row.label, round(row.start_s, 3), row.words, row.cost) for row in fall.rows] == [
+        ("at the attainable rate", 0.0, "40.0 ms", ""), ("data wait", 0.04, "130 ms", "-70.0 samples/s"), ("early", 0.17, "-10.0 ms", ""),
+        ("at the reached rate", 0.0, "160 ms", ""),
+    ]  # fmt: skip
+    page = Page(html_page(document))
+    assert "-70.0 samples/s" in " ".join(page.chart_words)
+    for text in (page.text, markdown_page(document)):
+        assert "n/a: the peak of this device is not known" in text and "early: ahead" in text
+    assert "| data wait | 130 ms | -70.0 samples/s |" in markdown_page(document)

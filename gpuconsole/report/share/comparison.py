@@ -20,6 +20,7 @@ from gpuconsole.report.share.pair import pair_table, step_bars, tiles
 from gpuconsole.report.share.session import every_figure, extent, foot, knob_table
 from gpuconsole.report.share.story import Answer
 from gpuconsole.report.share.timeline import side_by_side
+from gpuconsole.report.share.waterfall import attainable_blocks
 
 CAUTION = (
     "The two runs come from different times or machines: two equal runs differ by about 2 %. "
@@ -47,6 +48,7 @@ def comparison_document(found: Comparison, before: Side, after: Side) -> Documen
         ),
         _metrics(found),
         Section("Evidence", [Words([run_head(run), *firing_report(run)]) for run in runs]),
+        Section("What this hardware could reach", [*attainable_blocks("before", before.run), *attainable_blocks("after", after.run)]),
         Section("Environment", [_environment("Before", before), _environment("After", after)]),
         Section("Can the figures be trusted?", [_validity(found, runs)]),
         Section("Every figure", [every_figure(run, False) for run in runs]),

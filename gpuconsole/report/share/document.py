@@ -80,6 +80,26 @@ class Ranges(NamedTuple):
     reference: float | None = None
 
 
+class Loss(NamedTuple):
+    """A part of the time of a step, from second `start_s` on. `words`: its time; `cost`: what it costs of the rate. `style`: `work` for the
+    time at the attainable rate, `total` for the whole time, empty for a loss."""
+
+    label: str
+    start_s: float
+    time_s: float
+    words: str
+    cost: str = ""
+    style: str = ""
+
+
+class Waterfall(NamedTuple):
+    """From the attainable rate down to the reached rate: each part begins where the part before it ends."""
+
+    rows: Sequence[Loss]
+    title: str
+    note: str
+
+
 class Tile(NamedTuple):
     """One large figure. `before`: the figure that it is compared with."""
 
@@ -107,7 +127,7 @@ class Verbatim(NamedTuple):
     parts: Report
 
 
-Block = Timeline | Steps | Ranges | Tiles | Words | Verbatim
+Block = Timeline | Steps | Ranges | Waterfall | Tiles | Words | Verbatim
 
 
 class Folded(NamedTuple):

@@ -10,11 +10,25 @@ from html import escape
 from itertools import groupby
 
 from gpuconsole.report import units
-from gpuconsole.report.cells import Segment, clean
+from gpuconsole.report.cells import Segment, clean, cut
 from gpuconsole.report.parts import Line, Part, Report, Table
 from gpuconsole.report.run.account import LOOKS
 from gpuconsole.report.share import svg
-from gpuconsole.report.share.document import Bar, Block, Document, Folded, Ranges, Section, Steps, Tile, Tiles, Timeline, Verbatim, Words
+from gpuconsole.report.share.document import (
+    Bar,
+    Block,
+    Document,
+    Folded,
+    Ranges,
+    Section,
+    Steps,
+    Tile,
+    Tiles,
+    Timeline,
+    Verbatim,
+    Waterfall,
+    Words,
+)
 from gpuconsole.report.share.pair import part_words, step_parts
 from gpuconsole.report.share.story import Answer
 from gpuconsole.report.share.style import STYLE
@@ -26,14 +40,16 @@ POLICY = f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha25
 CARDS = 4
 """On a phone, a table with at least so many columns shows each row as a card."""
 
+LONGEST_TITLE, LONGEST_LINE = 65, 240
+"""Letters of the title of the window, and of a line in the answer. The whole words stand further down."""
 SHORT = 24
 """The first column of a table stays on one line if its cells have at most so many letters."""
 
 
 def html_page(document: Document) -> str:
     """The whole page."""
-    title = _plain(document.title)
-    body = [f'<p class="kicker">{_plain(document.kicker)}</p>']
+    title = _plain(cut(clean(document.title), LONGEST_TITLE))
+    body = [f'<p class="kicker">{_plain(cut(clean(document.kicker), LONGEST_LINE))}</p>']
     body += [f'<span class="label">{_plain(words)}</span>' for words in document.labels]
     several = len(document.answers) > 1
     body += [_answer(title if several else "", answer, "h2" if n else "h1") for n, (title, answer) in enumerate(document.answers)]
@@ -55,7 +71,7 @@ def _plain(words: str) -> str:
 
 def _answer(title: str, found: Answer, heading: str) -> str:
     rows = [f'<p class="kicker">{_plain(title)}</p>'] if title else []
-    rows.append(f"<{heading}>{_plain(found.headline)}</{heading}>")
+    rows.append(f"<{heading}>{_plain(cut(clean(found.headline), LONGEST_LINE))}</{heading}>")
     rows += [f'<p class="cost">{_plain(found.cost)}</p>'] if found.cost else []
     rows += [f'<p class="fix">{_segments(row)}</p>' for row in found.fixes]
     return f'<section class="answer {found.style}">{"".join(rows)}</section>'
@@ -78,6 +94,8 @@ def _block(block: Block | Folded) -> str:
             return _timeline(block)
         case Steps():
             return _steps(block)
+        case Waterfall():
+            return _figure(block.title, svg.both(lambda width: svg.waterfall_svg(block, width)), note=_plain(block.note))
         case Ranges():
             return _figure(block.title, svg.both(lambda width: svg.ranges_svg(block, width)), _ranges_note(block))
 

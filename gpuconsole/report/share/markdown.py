@@ -10,7 +10,7 @@ from itertools import groupby
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment, clean
 from gpuconsole.report.parts import Line, Part, Report, Table, printed
-from gpuconsole.report.share.document import Block, Document, Folded, Ranges, Steps, Tiles, Timeline, Verbatim, Words
+from gpuconsole.report.share.document import Block, Document, Folded, Ranges, Steps, Tiles, Timeline, Verbatim, Waterfall, Words
 from gpuconsole.report.share.pair import part_words, step_parts
 from gpuconsole.report.share.story import Answer
 from gpuconsole.report.share.timeline import usual_step
@@ -78,6 +78,9 @@ def _block(block: Block | Folded) -> str:
             return _timeline(block)
         case Steps():
             return _steps(block)
+        case Waterfall():
+            rows = [[row.label, row.words, row.cost] for row in block.rows]
+            return f"**{_words(block.title)}**, {_words(block.note)}\n\n{_table(['part', 'time', 'cost'], 'lrr', rows)}"
         case Tiles() | Ranges():
             return ""  # their figures stand in the table or the text below them
 

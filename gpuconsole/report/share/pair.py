@@ -12,6 +12,7 @@ from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table
 from gpuconsole.report.run.account import visible_parts
+from gpuconsole.report.run.attainable import share_text, why_no_share
 from gpuconsole.report.run.figures import costs, step_time, throughput, utilization
 from gpuconsole.report.run.serving import goodput, request_rate
 from gpuconsole.report.share.document import Bar, Steps, Tile, Tiles
@@ -44,13 +45,14 @@ FIGURES: tuple[tuple[str, str, Figure], ...] = (
     ("arithmetic", "flops_per_s", lambda run: units.quantity(run.summary.flops_per_s, "FLOP/s") if run.summary.flops_per_s else ""),
     ("MFU", "mfu_ratio", lambda run: utilization(run, "MFU").removeprefix("MFU ")),
     ("MBU", "mbu_ratio", lambda run: utilization(run, "MBU").removeprefix("MBU ")),
+    ("attainable", "", share_text),
     ("memory peak", "", lambda run: units.quantity(run.summary.memory_peak_bytes, "bytes") if run.summary.memory_peak_bytes else ""),
     ("energy", "energy_j", lambda run: units.quantity(run.summary.energy_j, "J") if run.summary.energy_j else ""),
     ("tokens per joule", "tokens_per_j", lambda run: "".join(costs(run.summary.tokens_per_j, None))),
     ("cost", "cost_per_million_tokens", lambda run: "".join(costs(None, run.summary.cost_per_million_tokens))),
 )
 """The label, the metric that `Run.unavailable` may explain, and the figure as text; empty where it was not measured."""
-ALWAYS = ("throughput", "MFU", "energy")
+ALWAYS = ("throughput", "MFU", "attainable", "energy")
 """These figures have a row also where they were not measured: n/a with the reason."""
 
 
@@ -61,12 +63,16 @@ def pair_table(runs: Sequence[Run]) -> Table:
     for label, metric, figure in FIGURES:
         texts = [figure(run) for run in runs]
         if any(texts) or label in ALWAYS:
-            cells = [(text or f"{units.NA}: {_reason(run, metric)}", "" if text else "dim") for text, run in zip(texts, runs, strict=True)]
+            cells = [
+                (text or f"{units.NA}: {_reason(run, label, metric)}", "" if text else "dim") for text, run in zip(texts, runs, strict=True)
+            ]
             rows.append([(label, ""), *cells])
     return Table([Column(""), *(Column(head) for head in heads)], rows)
 
 
-def _reason(run: Run, metric: str) -> str:
+def _reason(run: Run, label: str, metric: str) -> str:
+    if label == "attainable":
+        return visible(why_no_share(run))
     known = run.unavailable.get(f"workload.{metric}")
     if known is None and metric == "energy_j":
         known = run.unavailable.get("workload.tokens_per_j")

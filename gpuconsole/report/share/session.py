@@ -27,6 +27,7 @@ from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Se
 from gpuconsole.report.share.pair import pair_table, step_bars, tiles
 from gpuconsole.report.share.story import Answer, Chain, answer, cause, chains, sweep_answer
 from gpuconsole.report.share.timeline import timeline
+from gpuconsole.report.share.waterfall import attainable_blocks
 
 NOTHING = "The session has no run: there is nothing to report"
 PROOF = (
@@ -83,6 +84,7 @@ def _chain_sections(chain: Chain) -> list[Section]:
     ]
     if several:
         found.append(Section("What is left", [Words([run_head(last), *firing_report(last)])]))
+    found.append(Section("What this hardware could reach", [block for label, run in labels for block in attainable_blocks(label, run)]))
     return found
 
 

@@ -53,7 +53,6 @@ td { padding: 4px 14px 4px 0; vertical-align: top; border-bottom: 1px solid var(
 tr:last-child td { border-bottom: 0; }
 th.number, td.number { text-align: right; white-space: nowrap; }
 td:last-child, th:last-child { padding-right: 0; }
-td:first-child { overflow-wrap: break-word; }
 table.short td:first-child { white-space: nowrap; }
 .gap { height: 12px; }
 td.bar { font-size: 8px; letter-spacing: -1px; white-space: nowrap; vertical-align: middle; }
@@ -73,7 +72,7 @@ svg polyline { fill: none; stroke-width: 2; stroke-linejoin: round; } svg polyli
 svg .trace-dot { fill: var(--accent); } svg .dim-dot { fill: var(--dim); }
 svg .band { fill: var(--band); } svg .mark { stroke: var(--good); stroke-width: 1.5; stroke-dasharray: 5 3; }
 svg .badge { fill: var(--good); } svg .badge-text { fill: var(--badge-ink); font-weight: 600; font-size: 11px; }
-svg rect.page { fill: var(--page); } svg rect.wait { fill: var(--wait); } svg rect.work { fill: var(--work); }
+svg rect.total { fill: var(--accent); } svg rect.page { fill: var(--page); } svg rect.wait { fill: var(--wait); } svg rect.work { fill: var(--work); }
 svg text.on-wait { fill: var(--on-wait); } svg text.on-work { fill: var(--on-work); }
 svg .predicted { fill: var(--dim); fill-opacity: .45; }
 svg .interval { stroke: var(--accent); stroke-width: 2.5; } svg .estimate { fill: var(--accent); }

@@ -9,7 +9,7 @@ from gpuconsole.report import units
 from gpuconsole.report.cells import clean, cut
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run.account import LOOKS
-from gpuconsole.report.share.document import Ranges, Steps, Timeline
+from gpuconsole.report.share.document import Ranges, Steps, Timeline, Waterfall
 from gpuconsole.report.share.timeline import pieces
 
 WIDE, NARROW = 1000, 358
@@ -39,6 +39,13 @@ def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start")
     named = f' class="{kind}"' if kind else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text x="{x:.1f}" y="{y:.1f}"{named}{where}>{_words(words)}</text>'
+
+
+def _tick(x: float, y: float, words: str, width: int) -> str:
+    """The figure of an axis, centred at `x`, and inside of the chart."""
+    half = len(words) * LETTER / 2
+    anchor = "start" if x < half else "end" if x + half > width else "middle"
+    return _text(x, y, words, "tick", anchor)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
@@ -82,7 +89,7 @@ def timeline_svg(chart: Timeline, width: int) -> str:
             _text(left - 6, y(level) + 4, units.rate(level, 0), "tick", "end"),
         ]
     for t in round_ticks(0.0, last, width // 120, CLOCK_STEPS):
-        inside.append(_text(x(t), height - bottom + 18, units.clock(t), "tick", "middle"))
+        inside.append(_tick(x(t), height - bottom + 18, units.clock(t), width))
     inside += [_text(left - 6, 12, chart.unit, "tick", "start" if left < _room([chart.unit]) else "end")]
     inside.append(_text(width - right, height - 6, "time since the first step, min:s", "tick", "end"))
     for band in chart.bands:
@@ -119,8 +126,7 @@ def steps_svg(chart: Steps, width: int) -> str:
     bottom = len(chart.bars) * (high + gap)
     for tick in round_ticks(0.0, most, max(2, width // 130)):
         words = units.duration(tick).strip() if timed else units.percent(tick).strip()
-        anchor = "start" if not tick else "end" if x(tick) > width - 4 * LETTER else "middle"
-        inside += [_line(x(tick), 0, x(tick), bottom, "grid"), _text(x(tick), bottom + 16, words if tick else "0", "tick", anchor)]
+        inside += [_line(x(tick), 0, x(tick), bottom, "grid"), _tick(x(tick), bottom + 16, words if tick else "0", width)]
     for n, (bar, total) in enumerate(zip(chart.bars, totals, strict=True)):
         y, start = n * (high + gap) + 4, 0.0
         inside += [_text(0, y + high / 2 + 4, bar.label), _rect(x(0), y, x(total) - x(0), high, "page")]
@@ -169,7 +175,7 @@ def ranges_svg(chart: Ranges, width: int) -> str:
     for tick in round_ticks(low, high, max(2, int(right - left) // 90)):
         name = f"{tick:g}x" if chart.unit == "x" else units.rate(tick, 0)
         inside += [_line(x(tick), y1, x(tick), y2, "grid") for y1, y2 in rows]
-        inside.append(_text(x(tick), bottom + 12, name, "tick", "middle"))
+        inside.append(_tick(x(tick), bottom + 12, name, width))
     if chart.reference is not None:
         inside += [_line(x(chart.reference), y1, x(chart.reference), y2, "reference") for y1, y2 in rows]
     for n, row in enumerate(chart.rows):
@@ -193,3 +199,35 @@ def ranges_svg(chart: Ranges, width: int) -> str:
             inside.append(f'<circle cx="{middle:.1f}" cy="{y:.1f}" r="4.5" class="estimate"/>')
         inside.append("</g>")
     return _svg(width, bottom + 22, chart.title, inside)
+
+
+# --- attainable rate ----------------------------------------------------------------------------------------
+
+
+def waterfall_svg(chart: Waterfall, width: int) -> str:
+    """A row for each part; a part that is negative goes back to the left."""
+    wide = width > 600
+    most = max(max(row.start_s, row.start_s + row.time_s) for row in chart.rows) or 1.0
+    words = [" · ".join(filter(None, (row.words, row.cost))) for row in chart.rows]
+    label = _room([clean(row.label) for row in chart.rows]) if wide else 0.0
+    right = width - (_room(words) if wide else 0.0)
+    each = 26.0 if wide else 42.0
+
+    def x(seconds: float) -> float:
+        return label + (right - label) * max(0.0, seconds) / most
+
+    inside: list[str] = []
+    for n, row in enumerate(chart.rows):
+        figures = words[n]
+        y = n * each + (0.0 if wide else 18.0)
+        begin, end = sorted((x(row.start_s), x(row.start_s + row.time_s)))
+        kind = row.style or ("wait" if row.time_s >= 0 else "predicted")
+        inside.append(_rect(begin, y + 3, max(1.5, end - begin), 16, kind, f"{row.label}: {figures}"))
+        if not wide and LETTER * (len(row.label) + len(figures)) > width:  # no room for the cost
+            figures = row.words
+        inside.append(_text(0, y + 15 if wide else y - 3, row.label))
+        inside.append(_text(width, y + 15 if wide else y - 3, figures, "figure" if row.style else "", "end"))
+        if n + 1 < len(chart.rows):
+            at = x(row.start_s + row.time_s)
+            inside.append(_line(at, y + 19, at, y + each + 3, "grid"))
+    return _svg(width, len(chart.rows) * each + 4, chart.title, inside)

@@ -20,7 +20,10 @@ def timeline(chain: Chain) -> Timeline:
         return Timeline((), unit, missing=NO_TRACE)
     traces = [_trace(f"run {run.id}", run, unit, origin) for run in chain.runs]
     verdicts = {entry.number: f"{entry.change}: {entry.verdict or 'set'}" for entry in run_entries(chain.runs, chain.trials)}
-    marks = [Mark(run.begun_s - origin, verdicts.get(run.id, "")) for run in chain.runs[1:] if run.begun_s is not None]
+    later = zip(chain.runs[1:], traces[1:], strict=True)
+    marks = [
+        Mark(min([run.begun_s - origin, *trace.times[:1]]), verdicts.get(run.id, "")) for run, trace in later if run.begun_s is not None
+    ]
     timed = [(one, one.begun_s - origin) for one in chain.trials if one.begun_s is not None]
     bands = [Band(begun, begun + one.elapsed_s, chain.words(one)) for one, begun in timed]
     if not any(trace.values for trace in traces):
