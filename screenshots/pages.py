@@ -1,6 +1,6 @@
 """Pictures of the HTML report of a training session and of a serving session, in a real browser: a phone and a desktop, light and dark.
 
-The sessions come from the real command, and take about two minutes; run them on a machine that does nothing else. The pictures need
+The sessions come from the real command, and take about three minutes; run them on a machine that does nothing else. The pictures need
 `pip install playwright pillow` and a chromium on the PATH.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SESSIONS = {
-    "training": ("data-starved", "--duration", "25"),
-    "serving": ("kv-pressure", "--duration", "45"),
+    "training": ("data-starved", "--duration", "45"),
+    "serving": ("kv-pressure", "--duration", "75"),
 }
 PICTURES = (("1280", 1280, "light"), ("390", 390, "light"), ("1280-dark", 1280, "dark"))
 TOP = 1060

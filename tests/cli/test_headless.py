@@ -41,6 +41,10 @@ def test_data_starved_is_diagnosed_fixed_and_proven(cli: Cli, tmp_path: Path) ->
     assert snapshot["runs"][1]["knobs"]["num_workers"] == workers
     rates = [run["summary"]["samples_per_s"]["p50"] for run in snapshot["runs"]]
     assert rates[1] > rates[0]
+    reported = cli("report", "s.json", "--html", "s.html")
+    assert reported.returncode == 0, reported.stderr
+    page = (tmp_path / "s.html").read_text()
+    assert f"num_workers 0 -&gt; {workers}: kept" in page and 'class="band"' in page and "Loader" in page.partition("<h1>")[2][:80]
     again = cli("diagnose", "s.json")
     assert again.returncode == 0
     assert "input.slow_storage" in again.stdout

@@ -157,7 +157,7 @@ def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_no
             assert sum(run["summary"]["phases_ratio"].values()) == pytest.approx(1, abs=0.01)
     assert [run["summary"] for run in live["runs"]] == [run["summary"] for run in replayed["runs"]]
     view = replay.view()
-    assert view.recording
+    assert view.recording and (live["recording"], replayed["recording"]) == (False, True)
     with pytest.raises(SessionError, match="recording"):
         asyncio.run(replay.stop())
 

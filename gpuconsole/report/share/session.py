@@ -219,7 +219,7 @@ def extent(run: Run) -> str:
         return f"{validity(run)}; {measured_over}"
     if run.steady_from_s is None:
         return f"not steady: the figures hold all steps; {measured_over}"
-    return f"steady from {units.duration(run.steady_from_s).strip()} after the first step on; {measured_over}"
+    return f"steady {units.duration(run.steady_from_s).strip()} after the first step; {measured_over}"
 
 
 def _missing(snapshot: Snapshot) -> Table | None:

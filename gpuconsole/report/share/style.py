@@ -53,6 +53,7 @@ td { padding: 4px 14px 4px 0; vertical-align: top; border-bottom: 1px solid var(
 tr:last-child td { border-bottom: 0; }
 th.number, td.number { text-align: right; white-space: nowrap; }
 td:last-child, th:last-child { padding-right: 0; }
+td, th { overflow-wrap: break-word; }
 table.short td:first-child { white-space: nowrap; }
 .gap { height: 12px; }
 td.bar { font-size: 8px; letter-spacing: -1px; white-space: nowrap; vertical-align: middle; }
