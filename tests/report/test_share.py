@@ -89,6 +89,12 @@ def failed() -> Snapshot:
     return made
 
 
+def cancelled() -> Snapshot:
+    made = small_session()
+    made.trials[1] = msgspec.structs.replace(made.trials[1], state="cancelled", speedup=None, verdict=None)
+    return made
+
+
 def empty() -> Snapshot:
     return msgspec.structs.replace(small_session(), runs=[], trials=[])
 
@@ -102,7 +108,7 @@ def compared() -> Document:
 
 SESSIONS = {
     "small": small_session(), "training": snapshot(training()), "serving": snapshot(serving()), "tuned": snapshot(tuned_view(False)),
-    "gpu": snapshot(gpu_view()), "sweep": swept(), "failed": failed(), "empty": empty(),
+    "gpu": snapshot(gpu_view()), "sweep": swept(), "failed": failed(), "cancelled": cancelled(), "empty": empty(),
 }  # fmt: skip
 DOCUMENTS = {name: session_document(one) for name, one in SESSIONS.items()} | {"comparison": compared()}
 
@@ -195,7 +201,11 @@ def test_backquotes_do_not_end_a_code_block() -> None:
 def test_the_answer_is_the_cause_that_the_kept_change_cured() -> None:
     headline = DOCUMENTS["small"].answers[0][1]
     assert (headline.headline, headline.cost) == ("The DataLoader waits for storage", "54 % recoverable: 90.0 of the 167 ms of each step")
-    assert "".join(words for words, _ in headline.fixes[0]) == "num_workers 0 -> 2  2.01x [1.94, 2.08]  win, kept"
+    assert (
+        "".join(words for words, _ in headline.fixes[0]) == "use 2 DataLoader workers (num_workers 0 -> 2)  2.01x [1.94, 2.08]  win, kept"
+    )
+    last = "".join(words for words, _ in DOCUMENTS["cancelled"].answers[0][1].fixes[1])
+    assert last == "compute in bf16 (precision fp32 -> bf16)  cancelled"
     assert DOCUMENTS["failed"].title == "Run 1 failed: out of memory at batch_size 64"
     assert DOCUMENTS["empty"].title == NOTHING
     assert DOCUMENTS["sweep"].title == "batch_size=4 is the best of 2 settings"
@@ -205,7 +215,7 @@ def test_a_change_that_helped_without_a_finding_is_the_answer() -> None:
     made = small_session()
     made.runs[0].findings = []
     found = session_document(made).answers[0][1]
-    assert found.headline == "num_workers 0 -> 2 made it 2.01x [1.94, 2.08] as fast" and "no rule" in found.cost
+    assert found.headline == "Proven: use 2 DataLoader workers: 2.01x [1.94, 2.08]" and "no rule" in found.cost
 
 
 def test_the_kind_of_the_device_is_on_the_page() -> None:

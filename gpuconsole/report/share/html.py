@@ -12,7 +12,7 @@ from itertools import groupby
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment, clean, cut
 from gpuconsole.report.parts import Line, Part, Report, Table
-from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share import svg
 from gpuconsole.report.share.document import (
     Bar,
@@ -135,7 +135,8 @@ def _steps(chart: Steps) -> str:
     heads = "".join(f'<th scope="col" class="number" colspan="2">{_plain(bar.label)}</th>' for bar in chart.bars)
     head = f'<thead><tr><th scope="col"></th>{heads}</tr></thead>' if several else ""
     rows = [
-        f"<tr><td>{_swatch(name)}{_plain(name)}</td>{''.join(_part(bar, name) for bar in chart.bars)}</tr>" for name in step_parts(chart)
+        f"<tr><td>{_swatch(name)}{_plain(NAMES.get(name, name))}</td>{''.join(_part(bar, name) for bar in chart.bars)}</tr>"
+        for name in step_parts(chart)
     ]
     legend = f'<div class="scroll"><table class="legend-table">{head}<tbody>{"".join(rows)}</tbody></table></div>'
     return _figure(chart.title, svg.both(lambda width: svg.steps_svg(chart, width)), legend, "amber: waiting; blue: work")

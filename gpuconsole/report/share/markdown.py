@@ -10,6 +10,7 @@ from itertools import groupby
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment, clean
 from gpuconsole.report.parts import Line, Part, Report, Table, printed
+from gpuconsole.report.run.account import NAMES
 from gpuconsole.report.share.document import Block, Document, Folded, Ranges, Steps, Tiles, Timeline, Verbatim, Waterfall, Words
 from gpuconsole.report.share.pair import part_words, step_parts
 from gpuconsole.report.share.story import Answer
@@ -131,7 +132,7 @@ def _steps(chart: Steps) -> str:
     if chart.missing:
         return f"{title}: {_words(chart.missing)}"
     heads = ["part", *(bar.label or "share and time" for bar in chart.bars)]
-    rows = [[name, *(" · ".join(filter(None, part_words(bar, name))) for bar in chart.bars)] for name in step_parts(chart)]
+    rows = [[NAMES.get(name, name), *(" · ".join(filter(None, part_words(bar, name))) for bar in chart.bars)] for name in step_parts(chart)]
     return f"{title}\n\n{_table(heads, 'l' + 'r' * len(chart.bars), rows)}"
 
 

@@ -10,6 +10,7 @@ from gpuconsole.model.experiments.sweep import Sweep
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.knobs.words import in_words
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report import facts, units
@@ -96,7 +97,7 @@ def answer(chain: Chain) -> Answer:
         return Answer(f"Run {chain.last.id} failed: {chain.last.error or NO_CAUSE}", "", fixes, "alert")
     kept = next((one for one in chain.trials if one.kept), None)
     if found is None and kept is not None:
-        return Answer(f"{chain.words(kept)} made it {measured(kept)} as fast", "no rule had named the cause", fixes, "good")
+        return Answer(f"Proven: {in_words(kept.changes)}: {measured(kept)}", "no rule had named the cause", fixes, "good")
     if found is None:
         why = why_no_claim(run)
         if why:
@@ -127,8 +128,13 @@ def _fixes(chain: Chain) -> list[list[Segment]]:
 
 def _outcome(chain: Chain, trial: Trial) -> list[Segment]:
     style = "good" if trial.kept else ""
-    outcome = trial.error or NO_CAUSE if trial.state == "failed" else measured(trial)
-    return [(chain.words(trial), "title"), ("  ", ""), (outcome, style), (f"  {verdict(trial)}", style)]
+    outcome = (trial.error or NO_CAUSE) if trial.state == "failed" else measured(trial) if trial.speedup else ""
+    return [*_change(trial.changes, chain.words(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
+
+
+def _change(changes: Knobs, flags: str) -> list[Segment]:
+    """`use 4 DataLoader workers (num_workers 0 -> 4)`."""
+    return [(in_words(changes), "title"), (f" ({flags})", "")]
 
 
 def _untried(finding: Finding, run: Run) -> list[list[Segment]]:

@@ -8,7 +8,7 @@ from html import escape
 from gpuconsole.report import units
 from gpuconsole.report.cells import clean, cut
 from gpuconsole.report.charts import round_ticks
-from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share.document import Ranges, Steps, Timeline, Waterfall
 from gpuconsole.report.share.timeline import pieces
 
@@ -134,10 +134,11 @@ def steps_svg(chart: Steps, width: int) -> str:
         for name, ratio in bar.parts:
             size = total * ratio / whole
             glyph, style = LOOKS[name]
-            words = f"{name} {units.percent(ratio).strip()}" + (f", {units.duration(ratio * total).strip()}" if timed else "")
+            shown = NAMES.get(name, name)
+            words = f"{shown} {units.percent(ratio).strip()}" + (f", {units.duration(ratio * total).strip()}" if timed else "")
             at, room = x(start), x(start + size) - x(start) - 1.5
             inside.append(_rect(at, y, room, high, f"{style} {DENSITIES[glyph]}", words))
-            inside += _named(at, y + high / 2 + 4, room, name, ratio, f"on-{style}" if glyph in "█▓" else "")
+            inside += _named(at, y + high / 2 + 4, room, shown, ratio, f"on-{style}" if glyph in "█▓" else "")
             start += size
     return _svg(width, bottom + 22, chart.title, inside)
 
