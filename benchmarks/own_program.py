@@ -13,7 +13,7 @@ from benchmarks.fake_box import FakeBox, clean_environment
 from benchmarks.pty_program import Program, cpu_s, family
 
 WARM_S = 60.0
-BACK = "escape back"
+BACK = "Esc back"
 """In the key bar of every screen but the main one."""
 
 

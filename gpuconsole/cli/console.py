@@ -28,7 +28,7 @@ WITHOUT = "gpuconsole run SCENARIO --headless"
 
 
 def run_console(args: argparse.Namespace) -> int:
-    """The console with the scenario picker."""
+    """The console, with the machine overview."""
     if why := why_no_terminal():
         raise UsageError(f"{why}; try `gpuconsole --help` or `{WITHOUT}`")
     return open_console(args, recording=record_path(args))

@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         if not words and skeleton.fits():  # a command line without words has no mistakes
-            skeleton.paint()
+            skeleton.paint(overview=True)
         return _run(words)
     except KeyboardInterrupt:
         from gpuconsole.cli.exits import INTERRUPTED

@@ -38,7 +38,7 @@ COMMANDS: dict[str, str] = find_commands()
 
 DESCRIPTION = "Why is this workload slow, and what makes it faster? Run it, see where time goes, apply a fix live, prove that it helped."
 EXAMPLES = f"""examples:
-  gpuconsole                              the console: devices, scenarios
+  gpuconsole                              the console: this machine, and what to press
   gpuconsole run -- python train.py       your own training job
   gpuconsole run data-starved             one scenario on the screen
   gpuconsole run data-starved --headless --duration 60 --apply-top

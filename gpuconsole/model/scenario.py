@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -15,6 +16,11 @@ SIZE = re.compile(r"([1-9][0-9]*)GB")
 """The name of a table such as `[gpu.80GB]`."""
 ROUNDING = 0.9
 """A card belongs to a size if it has at least this share of it: product names round, and ECC takes a part."""
+
+Group = Literal["start here", "training", "input", "memory", "several GPUs", "serving", "calibration"]
+"""What a scenario is about."""
+OWN = "your own"
+"""The heading of scenarios whose file names no group."""
 
 
 class ScenarioError(ValueError):
@@ -65,6 +71,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     workload: str
     summary: str
+    group: Group | None = None
     knobs: dict[str, bool | int | float | str] = {}
     cpu: dict[str, bool | int | float | str] = {}
     gpu: dict[str, bool | int | float | str | dict[str, bool | int | float | str]] = {}
@@ -87,6 +94,12 @@ class Scenario(msgspec.Struct, frozen=True):
     teaches: Teaches
     path: str = ""
     gpu_sizes: dict[str, Knobs] = {}
+    group: str = OWN
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the scenario shows a good run: it has no fix, and no rule fires for a fault."""
+        return not self.teaches.fix and (not self.teaches.rule or self.teaches.rule.endswith("_healthy"))
 
     def knobs_on(self, device: Device) -> Knobs:
         """All knob values for a run on `device`."""
@@ -141,8 +154,25 @@ def check_scenario(file: ScenarioFile, workloads: dict[str, Workload], path: str
             raise ScenarioError(f"{path}: [{scale}] no value for {', '.join(missing)} (give one here or in [knobs])")
     ascending = {size: tables[f"gpu.{size}"] for size in sorted(sizes, key=gigabytes)}
     return Scenario(
-        file.name, file.title, workload, file.summary, tables["knobs"], tables["cpu"], tables["gpu"], file.teaches, path, ascending
+        file.name,
+        file.title,
+        workload,
+        file.summary,
+        tables["knobs"],
+        tables["cpu"],
+        tables["gpu"],
+        file.teaches,
+        path,
+        ascending,
+        file.group or OWN,
     )
+
+
+def grouped(scenarios: Iterable[Scenario]) -> dict[str, list[Scenario]]:
+    """The scenarios by group, in the order of `Group`; in each group the healthy runs come first, then the order of `scenarios`."""
+    given = list(scenarios)
+    found = {group: [one for one in given if one.group == group] for group in (*get_args(Group), OWN)}
+    return {group: sorted(some, key=lambda one: not one.healthy) for group, some in found.items() if some}
 
 
 def check_workload(workload: Workload, path: str) -> Workload:

@@ -77,7 +77,7 @@ class ConsoleApp(App[int]):
         opening: Awaitable[None] | None = None,
         start_job: Callable[[int, int], Awaitable[None]] | None = None,
     ) -> None:
-        """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the scenario picker opens. `start_job`: start the
+        """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the machine overview opens. `start_job`: start the
         user's own job in place of a scenario, on a terminal of so many columns and rows.
 
         `eco`: one update in `ECO_S` seconds; keys are answered at once in any case. `opening`: somebody has called `api.open` already.
@@ -91,6 +91,7 @@ class ConsoleApp(App[int]):
         self.actions = Actions(self, api)
         self.keyboard = Keyboard(self)
         self.main_screen = MainScreen(api, self.actions)
+        self.main_screen.expects_run = scenario is not None or start_job is not None
         self.closed = False
         self.opened = asyncio.Event()
         self._period = ECO_S if eco else 1.0 / refresh_hz
@@ -122,9 +123,6 @@ class ConsoleApp(App[int]):
                 loop.add_signal_handler(number, self._hang_up, number)
         self._timer = self.set_interval(self._period, self._on_timer)
         self._first_data = self.set_interval(FIRST_DATA_S, self._await_data)
-        view = self.api.view()
-        if self._scenario is None and self._start_job is None and not view.runs and not view.recording:
-            self.actions.open("scenarios")  # before the api is open: keys typed during the start are for the picker
         self.run_worker(self._begin(), exit_on_error=True)
 
     def on_unmount(self) -> None:
@@ -147,6 +145,7 @@ class ConsoleApp(App[int]):
             await self.actions.finish(self.api.start(self._scenario, self._knobs))
         elif self._start_job is not None:
             await self.actions.finish(self._start_job(*_job_size(self.size)))
+        self.main_screen.expects_run = False
         self.tick()
 
     def on_resize(self, event: events.Resize) -> None:

@@ -47,6 +47,10 @@ def _can_stop(view: View) -> bool:
     return _running(view) or tuning(view)
 
 
+def _has_gpu(view: View) -> bool:
+    return any(device.is_gpu for device in view.devices)
+
+
 def _has_links(view: View) -> bool:
     return sum(device.is_gpu and not device.is_mig for device in view.devices) > 1
 
@@ -102,7 +106,7 @@ LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "lea
 PAGES = ("details", "profile", "tuning", "help", "process", "output")
 """`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
-_WRITTEN = {"question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
+_WRITTEN = {"enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn"}
 
 ACTIONS: tuple[Action, ...] = (
     # --- every screen; the most wanted first -------------------------------------------------------------------
@@ -116,7 +120,7 @@ ACTIONS: tuple[Action, ...] = (
         "Quit. While a job of your own runs: SIGINT goes to the job. A second time: SIGTERM. A third time: SIGKILL.",
     ),
     Action(
-        "scenarios", "s", "scenario", "Choose a scenario and start it. The present run ends; its figures stay.", makes_sense=_may_start
+        "scenarios", "s", "scenarios", "Choose a scenario and start it. The present run ends; its figures stay.", makes_sense=_may_start
     ),
     Action(
         "try_selected",
@@ -145,7 +149,7 @@ ACTIONS: tuple[Action, ...] = (
         _may_allow_probes,
     ),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source, or the reason why it is n/a."),
-    Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal."),
+    Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal.", makes_sense=_has_gpu),
     Action("help", "question_mark", "help", "Keys, and how to read the screen."),
     Action(
         "history",
@@ -192,15 +196,15 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("choose_previous", "up", "", "Select the suggestion above.", ("main",)),
     Action("choose_next", "down", "", "Select the suggestion below.", ("main",)),
-    Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",), bar="enter"),
+    Action("start", "enter", "start", "Start the selected scenario.", ("scenarios",)),
     Action("edit", "enter", "edit", "Edit the value of the selected knob.", ("knobs",)),
     Action("apply", "a", "apply", "Apply the edited values at once, without proof.", ("knobs",)),
     Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
     Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected knob.", ("knobs",), bar="backspace"),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
     Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_running),
-    Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",), bar="enter"),
-    Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent"), bar="enter"),
+    Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
+    Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
     Action(
         "filter", "slash", "filter", "Show only lines that contain the words typed.", ("scenarios", "knobs", "processes", "device", "output")
     ),
@@ -262,6 +266,11 @@ def on(screen: str) -> list[Action]:
 def everywhere() -> list[Action]:
     """The actions of every screen."""
     return [action for action in ACTIONS if not action.screens]
+
+
+def written() -> dict[str, str]:
+    """What a reader presses, by action."""
+    return {action.id: action.bar or action.written for action in ACTIONS}
 
 
 def screen_bindings(screen: str) -> list[BindingType]:

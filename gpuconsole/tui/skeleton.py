@@ -22,6 +22,7 @@ from gpuconsole.tui.widgets.layout import Plan, plan
 
 GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
 CPU_TILES = ("cores busy", "run-queue delay", "memory", "model", "disk", "net", "tokens/s", "step")
+HINT_ROWS = 9
 MATTER_MOST = (0, 2, 6, 7)
 _SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
@@ -41,8 +42,8 @@ def fits(environ: Mapping[str, str] = os.environ) -> bool:
     return why_no_terminal() is None and why_no_screen(environ) is None
 
 
-def paint(environ: Mapping[str, str] = os.environ) -> None:
-    """Put the picture on the terminal, once."""
+def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) -> None:
+    """Put the picture on the terminal, once. `overview`: the machine overview in place of a run."""
     global _painted, _found
     if _painted:
         return
@@ -62,7 +63,8 @@ def paint(environ: Mapping[str, str] = os.environ) -> None:
     with contextlib.suppress(termios.error):
         termios.tcsetattr(0, termios.TCSANOW, quiet)
     able = terminal(environ)
-    picture_rows = picture(columns or 80, rows or 24, GPU_TILES if _nvidia() else CPU_TILES)
+    width, height = columns or 80, rows or 24
+    picture_rows = empty_overview(width, height) if overview else picture(width, height, GPU_TILES if _nvidia() else CPU_TILES)
     if able.ascii_only:
         picture_rows = [to_ascii(row) for row in picture_rows]
     _write(_ENTER + ansi(picture_rows), "ascii" if able.ascii_only else "utf-8")
@@ -142,6 +144,15 @@ def picture(width: int, height: int, titles: tuple[str, ...]) -> list[Row]:
     ]
     rows = head + panel("throughput", [], [], width, layout.chart, layout.boxed) + _band(layout, titles, width)
     return fill(rows, width, height)
+
+
+def empty_overview(width: int, height: int) -> list[Row]:
+    """The machine overview with nothing in it."""
+    boxed = plan(width, height).boxed
+    head = [spread(width, [("gpuconsole", "title")], [("starting ", "dim")]), line(width, "▌ Searching for devices."), blank(width)]
+    hints = panel("what to press", [], [], width, min(HINT_ROWS, max(1, height // 2)), boxed)
+    room = max(0, height - len(head) - len(hints) - 1)
+    return fill([*head, *hints, *panel("devices" if _nvidia() else "this machine (CPU)", [], [], width, room, boxed)], width, height)
 
 
 def _band(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:

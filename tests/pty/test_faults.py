@@ -31,9 +31,7 @@ def box(fake_library: Path, tmp_path: Path) -> Iterator[tuple[Script, Terminal]]
     """A console on a box of 8 GPUs, showing them."""
     script = Script(tmp_path / "machine.txt", "gpus 8", *GPM)
     with watching(script, fake_library, "--interval", "0.2") as terminal:
-        terminal.wait_for("train-gpt")
-        terminal.press("escape")
-        terminal.wait_for("8x NVIDIA H200", "SM", "78", "31 %", timeout_s=30)
+        terminal.wait_for("8x NVIDIA H200", "8 GPUs: 8 busy", "78 %", "42 %", timeout_s=30)
         yield script, terminal
 
 
@@ -51,14 +49,14 @@ def assert_alive(terminal: Terminal) -> None:
 def test_a_lost_gpu(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("gpus 8", "gpu * gpm 2 55", "gpu 3 lost 1")
-    terminal.wait_for("1 lost", "gpu:3", "GPU is lost", "55")
+    terminal.wait_for("1 lost", "gpu:3", "lost: GPU is lost", "55 %")
     assert_alive(terminal)
 
 
 def test_a_driver_that_is_unloaded_and_comes_back(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write("init_error 9", "gpus 8", "count_error 9", "gpu * error * 9")
-    terminal.wait_for("CPU (no GPU: the NVIDIA kernel driver is not loaded)", "cores busy", timeout_s=20)
+    terminal.wait_for("No GPU: the NVIDIA kernel driver is not loaded.", "cores busy", timeout_s=20)
     script.write("gpus 4", *GPM)
     terminal.wait_for("4x NVIDIA H200", timeout_s=30)
     assert_alive(terminal)
@@ -79,7 +77,7 @@ def test_garbage_reads_not_available(box: tuple[Script, Terminal]) -> None:
     script.write(
         "gpus 8", "gpu * gpm 2 nan", "gpu * gpm 5 1e12", "gpu * gpm 10 42", "gpu * power_mw 4294967295", "gpu * temperature_c 9999"
     )
-    terminal.wait_for("the driver reported an", "42 %", "power n/a")
+    terminal.wait_for("SM n/a: the driver reported an", "42 %", "    n/a  n/a")
     assert_alive(terminal)
 
 
@@ -100,8 +98,6 @@ def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Scr
 def test_a_driver_that_hangs_from_the_start_leaves_a_working_console(fake_library: Path, tmp_path: Path) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2", "init_delay 60000")
     with watching(script, fake_library) as terminal:
-        terminal.wait_for("train-gpt", timeout_s=20)
-        terminal.press("escape")
         terminal.wait_for("the NVIDIA driver has not answered yet", timeout_s=20)
         assert_alive(terminal)
 
@@ -115,9 +111,7 @@ def test_hostile_names_reach_the_terminal_as_text_only(fake_library: Path, tmp_p
         lines = ["gpu 0 name \\x1b]0;owned\\x07[red]H200[/]", f"gpu 0 process {child.pid} compute 5e9 50"]
         script = Script(tmp_path / "machine.txt", "gpus 1", *GPM, *lines)
         with watching(script, fake_library) as terminal:
-            terminal.wait_for("train-gpt")
-            terminal.press("escape")
-            terminal.wait_for("[red]H200[/]", "SM active", timeout_s=30)
+            terminal.wait_for("[red]H200[/]", "1 process", timeout_s=30)
             terminal.press("p")
             terminal.wait_for("Processes", str(child.pid), "[b]", timeout_s=20)
             terminal.press("enter")
@@ -160,6 +154,8 @@ WATCHING_BYTES = 80e6
 def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Path) -> None:
     """The spare worker, with torch imported, ends some time after the scenario picker was closed."""
     with Terminal(cwd=tmp_path, module="tests.pty.brief_spare") as terminal:
+        terminal.wait_for("what to press")
+        terminal.press("s")
         terminal.wait_for("train-gpt")
         console = psutil.Process(terminal.process.pid)
 

@@ -134,10 +134,16 @@ def test_an_action_that_cannot_be_done_is_one_line() -> None:
     on_screen(cpu_view(), body)
 
 
-def test_picker_comes_first_when_nothing_runs() -> None:
+def test_the_overview_comes_first_when_nothing_runs() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await shows(app, "No GPU: no NVIDIA driver")
+        assert isinstance(app.screen, MainScreen)
+        for words in ("this machine (CPU)", "cores busy", "gpuconsole run -- python train.py", "step 1 of 4", "s scenarios"):
+            assert words in text_of(app)
+        await pilot.press("s")
         await until(lambda: isinstance(app.screen, ScenariosScreen))
-        await shows(app, "A GPT on plain text")
+        await shows(app, "> data-starved")  # the first one with a fault to find, not the healthy run above it
+        await shows(app, "step 1 of 4  Enter starts the selected example")
         await pilot.press("slash", *"logging")
         await until(lambda: "train-gpt" not in text_of(app))
         await pilot.press("escape")
@@ -146,6 +152,41 @@ def test_picker_comes_first_when_nothing_runs() -> None:
         await until(lambda: isinstance(app.screen, MainScreen) and api.calls)
 
     assert on_screen(view(), body).calls[0] == ("start", "data-starved", {})
+
+
+def test_no_overview_while_a_run_is_about_to_start() -> None:
+    api = FakeSession(view())
+
+    async def run() -> None:
+        begin = asyncio.Event()
+        app = ConsoleApp(api, scenario="train-gpt", opening=begin.wait())  # type: ignore[arg-type]
+        async with app.run_test(size=(120, 40)):
+            await shows(app, "throughput")
+            assert "what to press" not in text_of(app)
+            begin.set()
+            await shows(app, "what to press")  # this session starts nothing
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (cpu_view(), "step 2 of 4  Wait for the finding"),
+        (msgspec.structs.replace(gpu_view(), trials=()), "step 3 of 4  Press Enter"),
+        (msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]), "step 4 of 4  Wait for the proof"),
+        (gpu_view(), ""),
+        (msgspec.structs.replace(cpu_view(), recording=True), ""),
+    ],
+    ids=["measuring", "finding", "trial", "proven", "recording"],
+)
+def test_the_hint_of_a_first_session_follows_the_session(shown: View, words: str) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await shows(app, "q quit")
+        assert words in text_of(app) if words else "step " not in text_of(app).splitlines()[-2]
+        assert text_of(app).splitlines()[-1].startswith("q quit")
+
+    on_screen(shown, body)
 
 
 def test_a_scenario_of_the_command_line_starts_at_once() -> None:

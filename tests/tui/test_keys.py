@@ -175,12 +175,13 @@ def test_frames_that_take_much_time_are_drawn_twice_a_second(monkeypatch: pytest
 
 def test_a_click_selects_and_a_second_click_chooses() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await shows(app, "> train-gpt")
-        row = next(n for n, line in enumerate(text_of(app).splitlines()) if "data-starved" in line)
-        await pilot.click(offset=(5, row))
+        await pilot.press("s")
         await shows(app, "> data-starved")
+        row = next(n for n, line in enumerate(text_of(app).splitlines()) if "logging-heavy" in line)
         await pilot.click(offset=(5, row))
-        await until(lambda: ("start", "data-starved", {}) in api.calls)
+        await shows(app, "> logging-heavy")
+        await pilot.click(offset=(5, row))
+        await until(lambda: ("start", "logging-heavy", {}) in api.calls)
 
     on_screen(view(), body)
 
@@ -194,8 +195,7 @@ def test_keys_at_once_reach_the_screens_that_they_are_for() -> None:
     """An Escape, and what follows it before the screen has changed."""
 
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await until(lambda: isinstance(app.screen, BackScreen))
-        for key in ("escape", "i", "escape", "p", "escape", "question_mark"):
+        for key in ("s", "escape", "i", "escape", "p", "escape", "question_mark"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         await shows(app, "Reading the screen")
         await pilot.press("escape")

@@ -37,6 +37,17 @@ def tiles(view: View, all_eight: bool) -> list[Tile]:
     return eight if all_eight else [eight[n] for n in FIRST]
 
 
+def host_tiles(view: View) -> list[Tile]:
+    """What the host does, without a workload."""
+    return [
+        _cores(view),
+        _ratio(view, "run-queue delay", "host.run_queue_delay_ratio"),
+        _memory(view, "memory", "host.memory_used_bytes", "host.memory_total_bytes"),
+        _pair(view, "disk", "host.disk_{}_bytes_per_s", ("read", "write"), ("r", "w")),
+        _pair(view, "net", "host.net_{}_bytes_per_s", ("rx", "tx")),
+    ]
+
+
 def _gpu(view: View) -> list[Tile]:
     return [
         _ratio(view, "SM active", "gpu.sm_active_ratio"),

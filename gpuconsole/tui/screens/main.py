@@ -31,6 +31,7 @@ from gpuconsole.tui.widgets.live import (
     TrialZone,
     TriedZone,
 )
+from gpuconsole.tui.widgets.overview import OverviewZone
 
 if TYPE_CHECKING:
     from gpuconsole.tui.actions import Actions
@@ -54,7 +55,10 @@ class MainScreen(Screen[None]):
         self.api = api
         self.actions = actions
         self.selected = ""
+        self.expects_run = False
+        """Whether a run is about to start. The machine overview is shown only when no run exists and none is expected."""
         self._plan: Plan | None = None
+        self._idle: bool | None = None
         self._header = HeaderZone(api, id="header")
         self._answer = AnswerZone(api, id="answer")
         self._steps = StepsZone(api, id="steps")
@@ -66,6 +70,7 @@ class MainScreen(Screen[None]):
         self._trial = TrialZone(api, id="trial")
         self._side = Container(self._causes, self._tried, id="side")
         self._band = Container(self._devices, self._side, id="band")
+        self._overview = OverviewZone(api, id="overview")
         self._key_bar = KeyBar(self.NAME)
 
     @property
@@ -80,6 +85,7 @@ class MainScreen(Screen[None]):
         yield self._chart
         yield self._band
         yield self._trial
+        yield self._overview
         yield self._key_bar
 
     def on_mount(self) -> None:
@@ -99,21 +105,32 @@ class MainScreen(Screen[None]):
             self.selected = next(iter(known), "")
         self._answer.selected = self._causes.selected = self.selected
         for zone in self.zones:
-            zone.show(view)
+            if zone.display:
+                zone.show(view)
+        if self._overview.display:
+            self._overview.show(view)
         self._key_bar.show(view)
 
     def _lay_out(self, view: View) -> None:
-        """Give the zones their rows, when the plan has changed."""
-        idle = view.run is None
+        """Give the zones their rows, when the plan has changed. Without a run, the overview takes the room of all zones but the header."""
+        idle = view.run is None and not self.expects_run
+        if idle != self._idle:
+            self._idle, self._plan = idle, None
+            self._overview.display, self._band.display = idle, not idle
+        if idle:
+            for zone in self.zones:
+                zone.display = zone is self._header
+            self._header.styles.height = 1
+            return
         needs = Needs(
             header=header_rows(view) - 1,
             fleet=fleet_rows(view, MOST_FLEET_ROWS),
             tried=tried_rows(view),
-            idle=idle,
+            idle=view.run is None,
             below=0 if view.run is None else rows_below(view.run),
             trial=facts.shown_trial(view) is not None,
         )
-        new = plan(self.size.width, self.size.height, needs)
+        new = plan(self.size.width, self.size.height + 1 - self._key_bar.rows_for(view), needs)
         if new == self._plan:
             return
         self._plan = new

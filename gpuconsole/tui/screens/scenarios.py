@@ -31,8 +31,15 @@ class ScenariosScreen(ListScreen):
     def __init__(self, api: SessionApi, actions: Actions) -> None:
         super().__init__(api, actions)
         self._all = {scenario.name: scenario for scenario in api.scenarios()}
+        self.list_zone.select(self._proposed())
         self._device = DrawnZone(lambda width, height: [device_line(self._view, width), blank(width)])
         self._device.styles.height = 2
+
+    def _proposed(self) -> str | None:
+        """The scenario of the present run; before the first run, the first scenario of the list with a fix to prove."""
+        if self._view.run is not None and self._view.run.scenario in self._all:
+            return self._view.run.scenario
+        return next((one.name for one in matching(list(self._all.values()), "") if one.teaches.fix), None)
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -45,7 +52,8 @@ class ScenariosScreen(ListScreen):
         return (self._device,)
 
     def lines(self, width: int, height: int) -> Lines:
-        return scenario_lines(matching(list(self._all.values()), self.needle), facts.device(self._view), width, height)
+        found = matching(list(self._all.values()), self.needle)
+        return scenario_lines(found, facts.device(self._view), width, height, headings=not self.needle)
 
     def summary(self) -> str:
         """Which of how many is selected, and where scenarios run."""

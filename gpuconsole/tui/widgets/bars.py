@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuconsole.report.cells import Row, Segment, cell_width, line, spread
+from gpuconsole.report.guide import STEPS, guide
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.zone import Zone
 
+GUIDED = ("main", "scenarios")
+"""The screens with a hint line during the first steps of a session."""
+
 
 class KeyBar(Zone):
-    """The keys of a screen that make sense now. `screen` is its name in `keys.ACTIONS`."""
+    """The keys of a screen that make sense now. `screen` is its name in `keys.ACTIONS`. During the first steps a hint stands above the keys."""
 
     DEFAULT_CSS = "KeyBar { height: 1; dock: bottom; }"
 
@@ -22,10 +26,24 @@ class KeyBar(Zone):
 
     def show(self, view: View) -> None:
         self._view = view
+        self.styles.height = self.rows_for(view)
         self.repaint()
 
+    def rows_for(self, view: View) -> int:
+        """The rows that the bar takes in this state."""
+        return 2 if self._hint(view)[0] else 1
+
+    def _hint(self, view: View) -> tuple[int, str]:
+        if self.screen_name not in GUIDED:
+            return 0, ""
+        return guide(view, keys.written(), choosing=self.screen_name == "scenarios")
+
     def paint(self, width: int, height: int) -> list[Row]:
-        return [paint_keys(keys.bar(self.screen_name, self._view), width)] if self._view is not None else []
+        if self._view is None:
+            return []
+        step, text = self._hint(self._view)
+        hint = [line(width, (f"step {step} of {STEPS}", "key"), f"  {text}")] if step and height > 1 else []
+        return [*hint, paint_keys(keys.bar(self.screen_name, self._view), width)]
 
 
 def paint_keys(shown: Sequence[tuple[str, str]], width: int) -> Row:

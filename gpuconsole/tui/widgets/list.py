@@ -122,6 +122,10 @@ class ListZone(Zone):
         self._selected = None
         self.repaint()
 
+    def select(self, key: Hashable | None) -> None:
+        """Select the line with this key, once there is one."""
+        self._selected = key
+
     def scroll_to_start(self) -> None:
         """Show the beginning; the selection stays."""
         self._offset = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, describe_changes, show
 from gpuconsole.model.machine.device import Device
-from gpuconsole.model.scenario import Scenario
+from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.report.cells import Row, blank, cell_width, clean, fill, fit, line
 from gpuconsole.report.page import Lines, labelled, paragraph, text_lines
 
@@ -22,23 +22,38 @@ GAP = 3
 
 
 def matching(scenarios: Sequence[Scenario], words: str) -> list[Scenario]:
-    """Scenarios that contain every word, in their name, title, summary or what they teach. Matches in the name come first."""
+    """Scenarios that contain every word, in their name, title, group, summary or what they teach, in the order of the groups.
+
+    With `words`, matches in the name come first.
+    """
     wanted = words.lower().split()
-    found = [one for one in scenarios if all(word in _text(one) for word in wanted)]
+    found = [one for some in grouped(scenarios).values() for one in some if all(word in _text(one) for word in wanted)]
     return sorted(found, key=lambda one: not all(word in one.name.lower() for word in wanted))
 
 
 def _text(scenario: Scenario) -> str:
     teaches = scenario.teaches
-    return " ".join((scenario.name, scenario.title, scenario.summary, scenario.workload.name, teaches.see, teaches.rule)).lower()
+    return " ".join(
+        (scenario.name, scenario.title, scenario.group, scenario.summary, scenario.workload.name, teaches.see, teaches.rule)
+    ).lower()
 
 
-def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, height: int) -> Lines:
-    """The list, and the description of the selected scenario beside the list where there is room, else below the list."""
+def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, height: int, *, headings: bool = True) -> Lines:
+    """The list, and the description of the selected scenario beside the list where there is room, else below the list.
+
+    `headings`: each group has its name above it; the scenarios are in the order of their groups.
+    """
     if not scenarios:
         return text_lines([line(width, ("No scenario matches.", "dim"))])
     by_name = {one.name: one for one in scenarios}
+    entries = _entries(scenarios) if headings else list(scenarios)
+    keys = [one.name if isinstance(one, Scenario) else None for one in entries]
     names = max(cell_width(clean(one.name)) for one in scenarios)
+
+    def row(n: int, selected: bool, room: int) -> Row:
+        entry = entries[n]
+        return _item(entry, selected, names, room) if isinstance(entry, Scenario) else line(room, (entry, "heading"))
+
     if width >= WIDE:
         titles = max(cell_width(clean(one.title)) for one in scenarios)
         room = max(width // 2, min(names + titles + 4, width - GAP - LEAST_ABOUT))
@@ -48,18 +63,24 @@ def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, he
             chosen = by_name[name]
             return [[(" " * GAP, ""), *row] for row in [*_title(chosen, about), *_about(chosen, device, about)]]
 
-        return Lines(
-            list(by_name), lambda n, selected: _item(scenarios[n], selected, names, room), side=beside_list, side_width=about + GAP
-        )
+        return Lines(keys, lambda n, selected: row(n, selected, room), side=beside_list, side_width=about + GAP)
 
-    rows = min(len(scenarios), max(LEAST_LIST, height - MOST_ABOUT))
+    rows = min(len(entries), max(LEAST_LIST, height - MOST_ABOUT))
 
     def below_list(name: str) -> list[Row]:
         return fill([blank(width), *_about(by_name[name], device, width)], width, height - rows)
 
-    return Lines(
-        list(by_name), lambda n, selected: _item(scenarios[n], selected, names, width), foot=below_list if height >= LEAST_HEIGHT else None
-    )
+    return Lines(keys, lambda n, selected: row(n, selected, width), foot=below_list if height >= LEAST_HEIGHT else None)
+
+
+def _entries(scenarios: Sequence[Scenario]) -> list[Scenario | str]:
+    """The scenarios with the name of each group above its first scenario."""
+    entries: list[Scenario | str] = []
+    for before, one in zip([None, *scenarios], scenarios, strict=False):
+        if before is None or before.group != one.group:
+            entries.append(one.group)
+        entries.append(one)
+    return entries
 
 
 def _item(scenario: Scenario, chosen: bool, names: int, width: int) -> Row:

@@ -17,7 +17,7 @@ from gpuconsole.engine.catalog import scenarios, user_folder
 from gpuconsole.machine.peaks import known_devices, peaks_of
 from gpuconsole.model.knobs.catalogue import CATALOGUE, nearest, show
 from gpuconsole.model.knobs.knob import Knobs
-from gpuconsole.model.scenario import Scenario, ScenarioError, gigabytes
+from gpuconsole.model.scenario import Scenario, ScenarioError, gigabytes, grouped
 from gpuconsole.processes.once import read_devices
 from gpuconsole.report.machine.scenario_check import check_report
 from gpuconsole.report.parts import printed
@@ -69,8 +69,12 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(list(found.values())))
     else:
         width = max(map(len, found))
-        for one in found.values():
-            print(f"{one.name:<{width}}  {one.title}" + (f"  [{one.teaches.rule}]" if one.teaches.rule else ""))
+        rules = {one.name: f"  [{one.teaches.rule}]" if one.teaches.rule else "" for one in found.values()}
+        groups = (
+            [group, *(f"  {one.name:<{width}}  {one.title}{rules[one.name]}" for one in some)]
+            for group, some in grouped(found.values()).items()
+        )
+        print("\n\n".join("\n".join(lines) for lines in groups))
     for mistake in mistakes:
         output.problem(mistake)
     return OK

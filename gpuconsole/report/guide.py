@@ -1,0 +1,39 @@
+"""The hint line for a first session: what to do next, until the first trial has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuconsole.report import facts
+from gpuconsole.session.api import View
+
+STEPS = 4
+
+
+def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tuple[int, str]:
+    """The present step (1 to STEPS) and what to do; (0, "") where no hint is useful. `keys`: what to press, by action.
+    `choosing`: the list of scenarios is open.
+
+    A recording takes no keys. After the first trial the user has seen the whole way.
+    """
+    run, trial = view.run, facts.running_trial(view)
+    if view.recording or view.tuning is not None or any(one.state != "running" and one.verdict != "undecided" for one in view.trials):
+        return 0, ""
+    start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
+    if choosing:
+        return 1, f"{keys['start']} starts the selected example. Choose one that is not healthy to see a finding and its proof."
+    if run is None:
+        return 1, start
+    if trial is not None:
+        return 4, "Wait for the proof. Steps with and without the change alternate."
+    if not facts.active(view):
+        return 1, f"This run has ended. {start}" if not run.is_job else ""
+    if facts.suggestions(view) and view.trials:
+        return 3, f"The trial was undecided: the times of the steps vary too much. Press {keys['try_selected']} to try again."
+    if facts.suggestions(view):
+        return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
+    if any(not finding.rule.endswith("_healthy") for finding in facts.firing(run)):
+        return 2, f"This finding has no change that can be tried here. Press {keys['details']} for the reasons."
+    if run.findings:
+        return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
+    return 2, "Wait for the finding. The console measures where the time goes."

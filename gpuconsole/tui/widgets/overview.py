@@ -1,0 +1,35 @@
+"""The zone of the main screen while no workload runs: the machine, and what to press."""
+
+from __future__ import annotations
+
+from gpuconsole.report.cells import Row
+from gpuconsole.report.machine.overview import Hint, paint_overview
+from gpuconsole.session.api import View
+from gpuconsole.tui import keys
+from gpuconsole.tui.widgets.live import LiveZone
+
+WORDS = {
+    "scenarios": "Examples of training and serving, most with one fault to find.",
+    "device": "All metrics of each device.",
+    "processes": "Processes on the GPUs.",
+    "topology": "How the GPUs are linked.",
+    "help": "All keys, and how to read the screen.",
+    "quit": "Quit.",
+}
+"""The keys that help when nothing runs, the most useful first."""
+SECONDS_PER_COLUMN = 2.0
+COMMANDS = (
+    Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
+    Hint("gpuconsole watch http://localhost:8000", "", "a model server that runs already"),
+    Hint("gpuconsole --demo", "", "a recorded session: find, prove, keep"),
+)
+
+
+class OverviewZone(LiveZone):
+    def draw(self, view: View, width: int, height: int) -> list[Row]:
+        by_id = {action.id: action for action in keys.everywhere()}
+        hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in WORDS.items() if by_id[name].makes_sense(view)]
+        return paint_overview(view, [*hints, *COMMANDS], self._history, width, height)
+
+    def _history(self, key: str, columns: int) -> list[float | None]:
+        return self._api.history(key, columns, columns * SECONDS_PER_COLUMN)
