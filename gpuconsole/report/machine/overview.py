@@ -20,11 +20,10 @@ WIDE = 100
 TALL = 28
 """From so many rows on, the panels have boxes."""
 MOST_SPARK_ROWS = 40
-LEAST_TRACE_COLUMNS = 30
 BANDWIDTH_WIDTH = 100
 """From so many columns on, the table has the HBM bandwidth."""
-LEAST_TRACE_ROWS = 3
-"""A GPU with so many rows for each history shows the next history too."""
+LEAST_TRACE_ROWS, LEAST_TRACE_COLUMNS = 3, 30
+"""A GPU shows a further history, with its name, for so much room each."""
 LEAST_PROCESSES = 4
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
@@ -183,11 +182,13 @@ def _gpu_rows(view: View, gpu: Device, history: History, columns: tuple[int, int
         ("HBM used", "gpu.hbm_used_bytes", value("gpu.hbm_total_bytes")),
         ("HBM bw", "gpu.dram_active_ratio", 1.0),
         ("power", "gpu.power_w", value("gpu.power_limit_w")),
-    ][: max(1, height // LEAST_TRACE_ROWS)]
+    ]
     why = view.unavailable.get(series_key("gpu.sm_active_ratio", gpu.id)) if value("gpu.sm_active_ratio") is None else None
     if why:
         return [line(width, *parts, (f"SM n/a: {plain(why)}", "dim")), *[blank(width)] * (height - 1)]
-    label = 11 if height >= LEAST_TRACE_ROWS else 0
+    named = height >= LEAST_TRACE_ROWS and width - used >= LEAST_TRACE_COLUMNS
+    label = 11 if named else 0
+    traces = traces[: height // LEAST_TRACE_ROWS if named else 1]
     each, more = divmod(height, len(traces))
     rows: list[Row] = []
     for n, (title, metric, high) in enumerate(traces):
