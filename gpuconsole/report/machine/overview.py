@@ -130,8 +130,8 @@ def _state(view: View, gpu: Device) -> tuple[str, str]:
     users = len({one.pid for one in view.processes if one.device == gpu.id})
     if users:
         return f"{users} {'process' if users == 1 else 'processes'}", ""
-    busy = facts.latest(view, "gpu.sm_active_ratio", gpu.id) or facts.latest(view, "gpu.utilization_ratio", gpu.id) or 0.0
-    if busy > BUSY_RATIO:
+    shares = (facts.latest(view, metric, gpu.id) for metric in ("gpu.sm_active_ratio", "gpu.utilization_ratio"))
+    if next((share for share in shares if share is not None), 0.0) > BUSY_RATIO:
         return "busy", ""
     return ("free", "good") if gpu.id not in view.processes_missing else ("processes n/a", "dim")
 
