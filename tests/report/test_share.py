@@ -204,6 +204,10 @@ def test_the_answer_is_the_cause_that_the_kept_change_cured() -> None:
     assert (
         "".join(words for words, _ in headline.fixes[0]) == "use 2 DataLoader workers (num_workers 0 -> 2)  2.01x [1.94, 2.08]  win, kept"
     )
+    changed = small_session()
+    changed.trials[0] = msgspec.structs.replace(changed.trials[0], changes_training=True)
+    assert "alters what the model learns" in "".join(words for words, _ in session_document(changed).answers[0][1].fixes[0])
+    assert "alters what the model learns" in session_text(changed)
     last = "".join(words for words, _ in DOCUMENTS["cancelled"].answers[0][1].fixes[1])
     assert last == "compute in bf16 (precision fp32 -> bf16)  cancelled"
     assert DOCUMENTS["failed"].title == "Run 1 failed: out of memory at batch_size 64"

@@ -15,6 +15,7 @@ from gpuconsole.report.parts import Line, Report
 ROOM = 90
 """Minimum columns for the resolution in the head of a running trial."""
 NO_CAUSE = "no cause was reported"
+CHANGES_TRAINING = "this change alters what the model learns per step, not only the speed"
 
 
 def predicted(interval: Interval | None) -> str:
@@ -80,6 +81,8 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
         found.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
+    if trial.changes_training:
+        found.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
         found.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
     return [*found, Line([("verdict: ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]

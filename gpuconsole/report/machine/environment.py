@@ -9,7 +9,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report import units
 from gpuconsole.report.machine.device_tables import peaks
-from gpuconsole.report.names import plain
+from gpuconsole.report.names import plain, spans
 from gpuconsole.report.parts import Report, labelled
 
 
@@ -28,8 +28,14 @@ def device_kinds(snapshot: Snapshot) -> list[str]:
 
 
 def environment_report(environment: Environment, used: Sequence[str], runs: Sequence[Run] = ()) -> Report:
-    """The devices in use, the machine, the software. `used`: ids of devices. A part that is not known reads n/a."""
-    found: Report = [labelled("device", _device(one)) for one in environment.devices if one.id in used]
+    """The devices in use, the machine, the software. `used`: ids of devices. With several processes all GPUs are listed, because a snapshot
+    does not say which of them the processes use. A part that is not known reads n/a."""
+    several = any(len(run.ranks) > 1 for run in runs)
+    alike: dict[str, list[str]] = {}
+    for one in environment.devices:
+        if one.id in used or (several and one.is_gpu and not one.is_mig):
+            alike.setdefault(_device(one), []).append(one.id)
+    found: Report = [labelled("device", f"{plain(spans(ids))} {words}") for words, ids in alike.items()]
     found.append(labelled("host", plain(", ".join(filter(None, (environment.host, environment.os)))) or units.NA))
     memory = units.size_bytes(environment.memory_bytes).strip() if environment.memory_bytes else ""
     cores = f"{environment.cores} cores in use" if environment.cores else ""
@@ -44,14 +50,11 @@ def environment_report(environment: Environment, used: Sequence[str], runs: Sequ
             versions = [f"{name} {version}" for name, version in run.job.frameworks.items()]
             own = [f"python {run.job.python}", f"torch {run.job.torch}", *versions]
             found.append(labelled("job", plain(f"{run.job.script}: {', '.join(own)}")))
+            found += [labelled("command", plain(" ".join(run.command)))] if run.command else []
             break
     return found
 
 
 def _device(device: Device) -> str:
-    parts = [
-        f"{device.id} {device.name}",
-        units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else "",
-        peaks(device.peaks),
-    ]
+    parts = [device.name, units.size_bytes(device.memory_bytes).strip() if device.memory_bytes else "", peaks(device.peaks)]
     return plain(", ".join(filter(None, parts)))

@@ -154,7 +154,7 @@ def _part(bar: Bar, name: str) -> str:
 
 def _ranges_note(chart: Ranges) -> str:
     if chart.reference is None:
-        return ""
+        return '<p class="dim">Line with a point: mean with its interval. Green: the highest rate.</p>'
     predicted = " Grey bar: predicted." if any(row.predicted for row in chart.rows) else ""
     return f'<p class="dim">Line with a point: measured, 95 % interval.{predicted} Dashed line: no change (1x).</p>'
 

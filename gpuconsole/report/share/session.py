@@ -96,7 +96,7 @@ def _evidence(chain: Chain) -> list[Words | Folded]:
     else:
         shown = [Words(finding_report(1, found, run))]
     if len(run.ranks) > 1:
-        shown.append(Words([rank_table(run)]))
+        shown.append(Words([BLANK, text(f"{len(run.ranks)} processes", "title"), rank_table(run)]))
     others = [one for one in facts.firing(run) if one is not found]
     if others:
         title = _counted(len(others), "more finding", "more findings")
@@ -198,6 +198,10 @@ def _validity(snapshot: Snapshot) -> list[Words | Folded]:
         parts += [labelled(f"run {run.id}", extent(run), "alert" if run.state == "failed" else ""), *client_report(run)]
     if snapshot.trials:
         parts.append(labelled("proof", PROOF))
+    for sweep in snapshot.sweeps:
+        fewest = min((len(point.rates) for point in sweep.points), default=0)
+        words = f"{sweep.repeats} interleaved repeats, at least {fewest} of each setting; {sweep.clock.replace('_', '-')} clock"
+        parts.append(labelled("sweep", words))
     overheads = [run.summary.overhead_s_per_step for run in snapshot.runs if run.summary.overhead_s_per_step is not None]
     if overheads:
         parts.append(labelled("overhead", f"at most {units.duration(max(overheads)).strip()} per step, measured by the agent itself"))

@@ -16,7 +16,7 @@ from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments.sweep import setting
-from gpuconsole.report.experiments.trial import NO_CAUSE, measured, predicted, verdict
+from gpuconsole.report.experiments.trial import CHANGES_TRAINING, NO_CAUSE, measured, predicted, verdict
 from gpuconsole.report.run.findings import stake
 
 
@@ -129,7 +129,8 @@ def _fixes(chain: Chain) -> list[list[Segment]]:
 def _outcome(chain: Chain, trial: Trial) -> list[Segment]:
     style = "good" if trial.kept else ""
     outcome = (trial.error or NO_CAUSE) if trial.state == "failed" else measured(trial) if trial.speedup else ""
-    return [*_change(trial.changes, chain.words(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
+    row = [*_change(trial.changes, chain.words(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
+    return [*row, (f"  {CHANGES_TRAINING}", "dim")] if trial.changes_training else row
 
 
 def _change(changes: Knobs, flags: str) -> list[Segment]:

@@ -41,7 +41,7 @@ p { margin: 4px 0; max-width: 80ch; }
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 0 0 8px; }
 .tile { flex: 1 1 220px; background: var(--panel); border-radius: 4px; padding: 12px 16px; }
 .tile .name { color: var(--dim); font-size: 13px; }
-.tile .value { font-size: 25px; line-height: 1.25; font-weight: 600; }
+.tile .value { font-size: 22px; line-height: 1.3; font-weight: 600; }
 .tile .note { color: var(--dim); font-size: 13px; }
 .facts { margin: 6px 0; }
 .facts > div { display: grid; grid-template-columns: 130px 1fr; gap: 0 12px; padding: 1px 0; }
@@ -56,7 +56,7 @@ td:last-child, th:last-child { padding-right: 0; }
 td, th { overflow-wrap: break-word; }
 table.short td:first-child { white-space: nowrap; }
 .gap { height: 12px; }
-td.bar { font-size: 8px; letter-spacing: -1px; white-space: nowrap; vertical-align: middle; }
+td.bar { color: var(--accent); font-size: 8px; letter-spacing: -1px; white-space: nowrap; vertical-align: middle; }
 td.tree { white-space: pre-wrap; }
 pre { background: var(--panel); border-radius: 4px; padding: 10px 14px; margin: 6px 0; overflow-x: auto; font: 13px/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; }
 details { margin: 10px 0; border: 1px solid var(--rule); border-radius: 4px; }
@@ -91,7 +91,7 @@ footer { margin-top: 40px; color: var(--dim); font-size: 13px; }
   h1 { font-size: 23px; } h2 { margin-top: 28px; } .answer { padding: 12px 14px; } .answer .cost, .answer .fix { font-size: 16px; }
   .wide { display: none; } .narrow { display: block; }
   .facts > div { grid-template-columns: 1fr; padding: 4px 0; }
-  .tile { flex-basis: 140px; padding: 10px 12px; } .tile .value { font-size: 20px; }
+  .tile { flex-basis: 140px; padding: 10px 12px; } .tile .value { font-size: 19px; }
   table.cards thead { display: none; }
   table.cards tr { display: block; padding: 8px 0; border-bottom: 1px solid var(--rule); }
   table.cards td, table.cards td.number { display: block; border: 0; padding: 0; text-align: left; white-space: normal; max-width: none; }
