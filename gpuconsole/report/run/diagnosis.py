@@ -14,6 +14,8 @@ from gpuconsole.report.experiments.trial import NO_CAUSE
 from gpuconsole.report.run.validity import doubtful, outage, verdict
 from gpuconsole.session.api import View
 
+NOTHING_FOUND = "No rule found time to recover"
+
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
     """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always visible.
@@ -25,8 +27,10 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
-    rows, headlines, at = _findings(view, selected, inner, roomy=room >= 10)
     left = room - len(top) - len(foot)
+    rows, headlines, at = _findings(view, selected, inner, roomy=True)
+    if len(rows) > left:
+        rows, headlines, at = _findings(view, selected, inner, roomy=False)
     if rows and len(rows) < left - 1:
         rows = [*rows, blank(inner)]
     rows += _others(view, inner, left - len(rows))
@@ -74,7 +78,10 @@ def _foot(view: View, width: int, most: int) -> list[Row]:
 
 
 def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], list[int], int]:
-    """All rows of all findings that fire, the indices of their headlines, and the index of the selected suggestion."""
+    """All rows of all findings that fire, the indices of their headlines, and the index of the selected suggestion.
+
+    Where there is little room (not `roomy`), only the summary of the selected finding is shown in full.
+    """
     run = view.run
     firing = facts.firing(run)
     rows: list[Row] = []
@@ -83,7 +90,8 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
     for number, finding in enumerate(firing, 1):
         headlines.append(len(rows))
         rows.append(_headline(number, finding, width))
-        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy else 1)]
+        own = any(facts.suggestion_id(finding, one) == selected for one in finding.suggestions)
+        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy or own else 1)]
         for suggestion in finding.suggestions:
             chosen = facts.suggestion_id(finding, suggestion) == selected
             at = len(rows) if chosen else at
@@ -91,7 +99,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
             rows += _effect(suggestion, run, width)
         if roomy and number < len(firing):
             rows.append(blank(width))
-    state = "" if firing else _state(view)
+    state = "" if firing or (run is not None and run.findings and state_words(run) == NOTHING_FOUND) else _state(view)
     starting = run is not None and run.state == "starting"  # a start may show a long command
     rows += [line(width, (text, "")) for text in wrap(state, width, 8 if starting else 4)]
     return rows, headlines, at
@@ -105,7 +113,8 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
         share = f"  {units.percent(finding.recoverable_ratio)}{f' {STAKE[finding.resource]}' if full else short}"
         confidence = f"  {finding.confidence:<6}" if width >= cell_width(finding.title) + 34 else ""
         right = [(share if finding.recoverable_ratio else "", "loss"), (confidence, "dim")]
-    return spread(width, [(f"{number} ", "dim"), (finding.title, "title")], right)
+    style = "title" if finding.note or finding.recoverable_ratio else "alert"
+    return spread(width, [(f"{number} ", "dim"), (finding.title, style)], right)
 
 
 def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int) -> Row:
@@ -185,7 +194,7 @@ def state_words(run: Run) -> str:
     if not run.findings:
         ended = f"The run ended before a diagnosis: {run.error}" if run.error else "The run ended before a diagnosis"
         return "Measuring: no diagnosis yet" if run.state == "running" else ended
-    return "No rule found time to recover"
+    return NOTHING_FOUND
 
 
 def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: int) -> list[Row]:

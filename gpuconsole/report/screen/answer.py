@@ -25,18 +25,24 @@ Keys = Sequence[tuple[str, str]]
 
 
 class Answer(NamedTuple):
-    """`style` is the colour of the mark at the left edge. `more` is the second row, the most important segment first: what does not fit is left out."""
+    """`style` is the colour of the mark at the left edge. `also` follows the headline where there is room beside the first key. `more` is the second
+    row, the most important segment first: what does not fit is left out."""
 
     style: str
     head: list[Segment]
     more: list[Segment]
+    also: list[Segment] = []
 
 
 def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int) -> list[Row]:
     """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the keys."""
     found = answer(view, selected)
     mark: Segment = ("▌", found.style)
-    rows = [spread(width, [mark, *found.head], _fitting_keys(keys, width - 1 - row_width(line_of(found.head)) - len(GAP)))]
+    room = width - 1 - row_width(line_of(found.head)) - len(GAP)
+    also = row_width(line_of(found.also))
+    beside = found.also if not keys or also + row_width(line_of(_fitting_keys(keys[:1], width))) <= room else []
+    shown = _fitting_keys(keys, room - also * bool(beside))
+    rows = [spread(width, [mark, *found.head, *beside], shown)]
     rows.append(line(width, mark, *_fitting(found.more, width - 1)))
     return fill(rows, width, height)
 
@@ -56,7 +62,7 @@ def _fitting(parts: list[Segment], room: int) -> list[Segment]:
     kept = parts[:1]
     room -= sum(cell_width(text) for text, _ in kept)
     for text, style in parts[1:]:
-        if cell_width(text) + len(GAP) <= room:
+        if text and cell_width(text) + len(GAP) <= room:
             kept.append((GAP + text, style))
             room -= cell_width(text) + len(GAP)
     return kept
@@ -85,7 +91,10 @@ def answer(view: View, selected: str) -> Answer:
         finding, suggestion = _chosen(view, firing, selected)
         if trial is not None:
             finding, suggestion = _on_trial(firing, trial) or (finding, suggestion)
-        return Answer(_style(finding), [(finding.title, "title"), *_cost(finding, run)], _about(view, run, finding, suggestion, trial))
+        head: list[Segment] = [(finding.title, "title"), *_cost(finding, run)]
+        errors = finding is not firing[0] and _style(firing[0]) == "alert"  # nothing to recover, but the results may be wrong
+        also: list[Segment] = [(f"{GAP}{firing[0].title}", "alert")] if errors else []
+        return Answer(_style(finding), head, _about(view, run, finding, suggestion, trial), also)
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
     if run.state == "running" and (kept := _kept(view)) is not None:

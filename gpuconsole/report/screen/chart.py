@@ -10,14 +10,17 @@ from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, fill, inner_width, line, panel
 from gpuconsole.report.run import serving
+from gpuconsole.report.run.attainable import share_text
 from gpuconsole.report.run.figures import utilization
 from gpuconsole.report.run.serving import live_costs
 from gpuconsole.report.screen.window import History, Window, window
-from gpuconsole.report.spark import spark
+from gpuconsole.report.spark import shaded, spark
 from gpuconsole.session.api import View
 
 GUTTER = 9
 """Cells of the figures at the left edge."""
+LEAST_LABEL = 10
+"""A mark with less room has no words."""
 TOPS = (1.0, 1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 """Round tops of the scale: the scale changes seldom, and at most a third of it is empty."""
 
@@ -50,7 +53,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     high = _top(max(value for value in values if value is not None))
     rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
     styles = _styles(found, time)
-    texts = spark(values, plot, high)
+    texts = shaded(spark(values, plot, high))
     for n, text in enumerate(texts):
         figure = units.rate(high, GUTTER - 2) if n == 0 else "0".rjust(GUTTER - 2) if n == plot - 1 else " " * (GUTTER - 2)
         rows.append(line(inner, (f"{figure} ", "dim"), ("┤" if n in (0, plot - 1) else "│", "dim"), *_runs(text, styles)))
@@ -95,7 +98,8 @@ def _figures(view: View, width: int) -> list[Segment]:
         return []
     if run.serves:
         return serving.figures(view, run, width)
-    words = [found] if (found := utilization(run, "MFU", with_peak=width >= 110)) else []
+    words = [found] if (found := share_text(run)) else []
+    words += [found] if (found := utilization(run, "MFU", with_peak=width >= 110)) else []
     words += live_costs(view, run) if width >= 100 else []
     return [("   ".join(words), "")] if words else []
 
@@ -108,15 +112,14 @@ def _top(high: float) -> float:
 
 
 def _styles(found: list[Mark], time: Window) -> list[str]:
-    """The colour of each column: of a trial, green after a kept change."""
+    """The colour of each column: the focus while a trial runs, green after a kept change."""
     styles = ["trace"] * time.columns
     for mark in found:
-        first, last = time.column(mark.begin_s), time.column(mark.end_s)
-        for n in range(max(0, first), min(time.columns, last + 1)):
-            styles[n] = mark.style if mark.style in ("accent", "good") else "work"
+        first, last = max(0, time.column(mark.begin_s)), max(0, time.column(mark.end_s))
         if mark.style == "good":
-            for n in range(max(0, last), time.columns):
-                styles[n] = "gained"
+            styles[last:] = ["gained"] * (time.columns - last)
+        elif mark.style == "accent":
+            styles[first : last + 1] = ["accent"] * len(styles[first : last + 1])
     return styles
 
 
@@ -145,7 +148,7 @@ def _labels(found: list[Mark], time: Window) -> Row:
             room = time.columns - start
         if start < at or room < 1:
             continue
-        label = cut(label, room)
+        label = cut(label, room) if room >= LEAST_LABEL else "▼"
         row += [(" " * (start - at), ""), (label, mark.style)] if start > at else [(label, mark.style)]
         at = start + cell_width(label)
     return row or blank(time.columns)

@@ -13,7 +13,7 @@ FIGURE = 19
 """Cells of the figures before the sparklines."""
 SECONDS_PER_COLUMN = 2.0
 """The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
-MOST_ROWS = 6
+USUAL_ROWS, MOST_ROWS = 3, 6
 FLAT = 0.02
 """A line whose values differ by less than 2 % of its scale takes one row."""
 
@@ -29,7 +29,9 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
     time = window(0.0, view.now, columns, SECONDS_PER_COLUMN)
     values = {trace.key: time.values(trace.key, history) for tile in shown for trace in tile.traces}
     heights = _heights([_moves(tile, values) for tile in shown], room)
-    rows = [row for tile, rows in zip(shown, heights, strict=True) for row in _tile(tile, values, time, label, inner, rows)]
+    rows: list[Row] = []
+    for tile, (gap, own) in zip(shown, heights, strict=True):
+        rows += fill([], inner, gap) + _tile(tile, values, time, label, inner, own)
     if not boxed:
         return fill(rows, width, height)
     return panel(_title(view), _figures(view, width), rows, width, height, True)
@@ -81,17 +83,18 @@ def _range(trace: Trace, values: list[float | None]) -> float:
     return (max(known) - min(known)) / top if known and top > 0 else 0.0
 
 
-def _heights(moving: list[bool], room: int) -> list[int]:
-    """Rows for each metric: one, then more for the lines that move, then for the others."""
-    heights = [1] * min(len(moving), room) + [0] * max(0, len(moving) - room)
-    left = room - sum(heights)
-    for wanted, most in ((True, MOST_ROWS), (False, room)):
-        while left > 0 and any(moves == wanted and rows < most for moves, rows in zip(moving, heights, strict=True)):
-            for n, moves in enumerate(moving):
-                if moves == wanted and left > 0 and heights[n] < most:
-                    heights[n] += 1
-                    left -= 1
-    return heights
+def _heights(moving: list[bool], room: int) -> list[tuple[int, int]]:
+    """For each metric: blank rows above it, and rows. One row each; more for the lines that move; then gaps; then more again."""
+    rows, gaps = [1] * min(len(moving), room) + [0] * max(0, len(moving) - room), [0] * len(moving)
+    left = room - sum(rows)
+    for counts, among, most in ((rows, True, USUAL_ROWS), (gaps, None, 1), (rows, True, MOST_ROWS), (rows, False, room)):
+        while left > 0 and (
+            free := [n for n, moves in enumerate(moving) if among in (None, moves) and counts[n] < most and (n or counts is rows)]
+        ):
+            for n in free[:left]:
+                counts[n] += 1
+            left -= min(left, len(free))
+    return list(zip(gaps, rows, strict=True))
 
 
 def _tile(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int) -> list[Row]:

@@ -127,6 +127,7 @@ class MainScreen(Screen[None]):
             fleet=fleet_rows(view, MOST_FLEET_ROWS),
             tried=tried_rows(view),
             idle=view.run is None,
+            legend=1 if view.run is not None and view.run.serves else 2,
             below=0 if view.run is None else rows_below(view.run),
             trial=facts.shown_trial(view) is not None,
         )

@@ -6,6 +6,7 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.report.run.attainable import share_text
 from gpuconsole.report.run.validity import doubtful, outage
 from gpuconsole.session.api import View
 
@@ -57,25 +58,40 @@ def _devices(view: View) -> list[Device]:
 
 
 def _title(view: View, width: int) -> Row:
-    right = _trouble(view)
-    if not right:
-        right = _activity(view)
-        right += _rate(view) if width >= 80 else []
-        right += _since_start(view) if width >= 100 else []
-    if view.own_cpu_ratio is not None and width >= (100 if view.down else 110):
-        right.append((f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} %", "dim"))
+    """Program, host and device at the left, the run and its throughput at the right. What matters least is left out first."""
+    left: list[list[Segment]] = [[("gpuconsole", "title"), *([("  ", ""), (" RECORDING ", "mark")] if view.recording else [])]]
+    right = [_trouble(view) or _activity(view)]
+    room = width - 1 - row_width(line_of(left[0])) - row_width(line_of(right[0]))
+    no_gpu = not any(one.is_gpu for one in view.devices)
+    device, host = [(f"   {_device_name(view)}", "dim")], [(f"   {view.environment.host}", "dim")]
+    numbers = [] if _trouble(view) else [(right, _rate(view)), (right, _share(view)), (right, _since_start(view))]
+    wanted = [(left, device), *numbers] if no_gpu else [*numbers, (left, device)]  # that there is no GPU is said in any case
+    for side, parts in [*wanted, (left, host), (right, _overhead(view))]:
+        if parts and row_width(line_of(parts)) <= room:
+            side.append(parts)
+            room -= row_width(line_of(parts))
+    if device in left and host in left:
+        left = [left[0], host, device]
+    return spread(width, [part for parts in left for part in parts], [(" ", ""), *(part for parts in right for part in parts)])
+
+
+def _device_name(view: View) -> str:
     gpus = [one for one in view.devices if one.is_gpu and not one.is_mig]
-    what = f"{len(gpus)}x {facts.short_name(gpus[0].name)}" if len(gpus) > 1 else facts.short_name(gpus[0].name) if gpus else ""
     if not gpus:
-        what = "CPU (no GPU)"
-    left: list[Segment] = [("gpuconsole", "title")]
-    if view.recording:
-        left.append(("  ", ""))
-        left.append((" RECORDING ", "mark"))
-    for text in (view.environment.host, what) if gpus else (what, view.environment.host):  # that there is no GPU is said first
-        if text and row_width(line_of(left)) + len(text) + 3 + row_width(line_of(right)) < width:
-            left.append((f"   {text}", "dim"))
-    return spread(width, left, [(" ", ""), *right])
+        return "CPU (no GPU)"
+    name = facts.short_name(gpus[0].name)
+    return f"{len(gpus)}x {name}" if len(gpus) > 1 else name
+
+
+def _overhead(view: View) -> list[Segment]:
+    """The CPU time of the console itself."""
+    return [(f"   overhead {units.digits(view.own_cpu_ratio * 100):>4} %", "dim")] if view.own_cpu_ratio is not None else []
+
+
+def _share(view: View) -> list[Segment]:
+    """The reached part of the rate that this hardware could reach for this work."""
+    words = share_text(view.run) if view.run is not None and facts.active(view) else ""
+    return [(f"  {words}", "")] if words else []
 
 
 def _rate(view: View) -> list[Segment]:

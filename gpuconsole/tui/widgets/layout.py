@@ -11,12 +11,13 @@ LEGEND_IN_A_ROW = 160
 
 class Needs(NamedTuple):
     """What the zones could use: lines of the `header` below the title, rows of the strip of many GPUs (`fleet`), rows of the table of what was
-    `tried`. `idle`: nothing runs. `below`: rows below the legend of a step or of a request. `trial`: there is a trial to show."""
+    `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it. `trial`: there is a trial to show."""
 
     header: int = 0
     fleet: int = 0
     tried: int = 2
     idle: bool = False
+    legend: int = 2
     below: int = 0
     trial: bool = False
 
@@ -44,7 +45,7 @@ def plan(width: int, height: int, needs: Needs = Needs()) -> Plan:  # noqa: B008
     wide, tall = width >= 100, height >= 30
     header = 1 + (min(needs.header, 3) if tall else 0)
     answer = min(ANSWER, max(0, height - 2))
-    steps = 0 if needs.idle else (3 if tall and width < LEGEND_IN_A_ROW else 2) + (needs.below if height >= 20 else 0)
+    steps = 0 if needs.idle else (1 + needs.legend if tall and width < LEGEND_IN_A_ROW else 2) + (needs.below if height >= 20 else 0)
     steps = min(steps, max(0, height - header - answer - 2))
     fleet = min(needs.fleet, 7 if tall else 3 if height >= 20 else 0)
     trial = 0 if not needs.trial else 4 if tall else 3 if height >= 20 else 1 if height >= 12 else 0
@@ -60,6 +61,6 @@ def plan(width: int, height: int, needs: Needs = Needs()) -> Plan:  # noqa: B008
 
 def _wide(width: int, left: int, needs: Needs, rest: Plan) -> Plan:
     """The chart above; below it the devices at the left, the causes and what was tried at the right."""
-    band = max(10, left * 11 // 20)
+    band = max(10, left * 3 // 5)
     tried = min(needs.tried + 2, band // 2)
     return rest._replace(chart=left - band, devices=band, causes=band - tried, tried=tried, side=width - width // 2)
