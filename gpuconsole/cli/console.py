@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole.cli.exits import FAILED, OK
-from gpuconsole.cli.options.console import eco, interval, record_path
+from gpuconsole.cli.options.console import eco, interval, record_path, theme
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.cli.output import note, problem, screen_colors
@@ -48,6 +48,7 @@ def open_console(
     """Open the screen on a live engine; returns the exit code once the user quits. With `job`, a command of the user's own: its
     exit code, or minus the signal that ended it; 0 where it continues. `output`: the file that gets all its output."""
     serve_address(args)  # bad usage is reported before the screen is painted
+    theme()
     show_first_picture()
     engine = live_engine(args)
     session_file = SessionFile(engine, snapshot)
@@ -68,7 +69,7 @@ def open_console(
         with screen_colors():
             console = app.ConsoleApp(
             engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=duration, record=recording, on_hangup=session_file.save,
-            eco=eco(args), opening=opening, start_job=start_job if job else None,
+            eco=eco(args), opening=opening, start_job=start_job if job else None, theme=theme(),
         )  # fmt: skip
         return int(await app.show(console))
 

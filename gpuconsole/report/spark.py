@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -17,14 +16,6 @@ def spark(values: Sequence[float | None], height: int = 1, high: float | None = 
     top = high if high is not None else max(present, default=0.0)
     steps = [_steps(value, top, height * 8) for value in values]
     return ["".join(LEVELS[max(0, min(8, step - 8 * level))] for step in steps) for level in range(height - 1, -1, -1)]
-
-
-def shaded(texts: Sequence[str], shade: str = "░") -> list[str]:
-    """The texts of `spark` with a light interior: only the top cell of each column stays solid."""
-    rows = list(texts[:1])
-    for above, row in itertools.pairwise(texts):
-        rows.append("".join(shade if top != " " and char != " " else char for top, char in zip(above, row, strict=True)))
-    return rows
 
 
 def _steps(value: float | None, top: float, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.geometry import Size
 from textual.screen import Screen
+from textual.theme import BUILTIN_THEMES, Theme
 from textual.timer import Timer
 
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -31,6 +33,7 @@ from gpuconsole.tui.keyboard import Keyboard
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
+from gpuconsole.tui.theme import DARK, LIGHT
 from gpuconsole.tui.widgets.zone import Zone
 
 REFRESH_HZ = 2.0
@@ -76,17 +79,20 @@ class ConsoleApp(App[int]):
         eco: bool = False,
         opening: Awaitable[None] | None = None,
         start_job: Callable[[int, int], Awaitable[None]] | None = None,
+        theme: str = DARK,
     ) -> None:
         """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the machine overview opens. `start_job`: start the
         user's own job in place of a scenario, on a terminal of so many columns and rows.
 
-        `eco`: one update in `ECO_S` seconds; keys are answered at once in any case. `opening`: somebody has called `api.open` already.
+        `theme`: `dark` or `light`, for the background of the terminal. `eco`: one update in `ECO_S` seconds; keys are answered at once in any case. `opening`: somebody has called `api.open` already.
         `record`: the file of a recording that begins at once. `on_hangup` is called when the terminal is gone.
         """
         able = terminal()  # before Textual takes NO_COLOR out of the environment
         super().__init__(driver_class=driver_class(), ansi_color=True)
         self.able = able
-        self.theme = "ansi-dark"
+        for name in (DARK, LIGHT):
+            self.register_theme(dataclasses.replace(BUILTIN_THEMES[f"ansi-{name}"], name=name))
+        self.theme = theme
         self.api = api
         self.actions = Actions(self, api)
         self.keyboard = Keyboard(self)
@@ -262,6 +268,11 @@ class ConsoleApp(App[int]):
         """An action of `keys.ACTIONS` that works on every screen."""
         await self.actions.do(name)
 
+    @property
+    def available_themes(self) -> dict[str, Theme]:
+        """A dark and a light theme. Other themes of Textual would paint over the terminal's own background."""
+        return {name: theme for name, theme in super().available_themes.items() if name in (DARK, LIGHT)} or super().available_themes
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The command palette: what the keys do, by name. Actions of the screen in sight come first."""
         own = keys.on(screen.NAME) if isinstance(screen, BackScreen) else []
@@ -271,6 +282,7 @@ class ConsoleApp(App[int]):
         for action in [*keys.everywhere(), *keys.on(MainScreen.NAME)]:
             if action.label:
                 yield SystemCommand(action.title, action.help, partial(self.actions.do, action.id))
+        yield SystemCommand("Theme", "Colours for a dark or for a light terminal.", self.action_change_theme)
 
 
 def _job_size(screen: Size) -> tuple[int, int]:

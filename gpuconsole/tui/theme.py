@@ -1,32 +1,54 @@
-"""Style names and their colours: the terminal's own sixteen, which follow its light or dark theme and need few bytes.
+"""Style names and their colours, for a dark and for a light terminal.
 
-Each colour has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan is a key or what has the focus. Data is grey. Under
-NO_COLOR bold, dim and reverse remain.
+Each colour has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan (blue on a light terminal) is a key or what has the focus.
+Data is grey. The background is the terminal's own. No information depends on colour alone: under NO_COLOR bold, dim and reverse remain.
 """
 
 from __future__ import annotations
 
 from rich.style import Style
 
-STYLES: dict[str, str] = {
+DARK, LIGHT = "dark", "light"
+_DARK: dict[str, str] = {
     "": "",
     "dim": "dim",
     "title": "bold",
     "heading": "bold",
+    "code": "bold",
     "accent": "cyan",
     "key": "bold cyan",
     "mark": "bold reverse",
     "good": "bold green",
-    "gained": "green",
     "alert": "bold red",
     "wait": "yellow",
     "loss": "bold yellow",
     "work": "bright_black",
     "trace": "bright_black",
-    "code": "bold",
+    "area": "color(240)",
+    "gained": "color(65)",
+    "trial": "color(24)",
 }
+"""The terminal's own sixteen colours need few bytes; large areas are darker. A terminal with sixteen colours shows the nearest."""
+_LIGHT = _DARK | {
+    "accent": "color(25)",
+    "key": "bold color(25)",
+    "good": "bold color(28)",
+    "alert": "bold color(160)",
+    "wait": "color(136)",
+    "loss": "bold color(94)",
+    "work": "color(247)",
+    "trace": "color(245)",
+    "area": "color(250)",
+    "gained": "color(108)",
+    "trial": "color(110)",
+}
+"""Yellow and light cyan are hard to read on a light background."""
+THEMES = {DARK: _DARK, LIGHT: _LIGHT}
+STYLES = frozenset(_DARK)
+"""The names of all styles."""
 
 
-def style_of(name: str) -> Style:
+def style_of(name: str, theme: str = DARK) -> Style:
     """The rich style of a style name in a row."""
-    return Style.parse(STYLES[name]) if STYLES[name] else Style.null()
+    text = THEMES.get(theme, _DARK)[name]
+    return Style.parse(text) if text else Style.null()

@@ -78,3 +78,14 @@ def dcgm(args: argparse.Namespace) -> str | None:
 def eco(args: argparse.Namespace) -> bool:
     """Whether the screen is updated less often (--eco)."""
     return getattr(args, "eco", settings().eco)
+
+
+THEMES = ("dark", "light")
+
+
+def theme() -> str:
+    """The colours of the screen: `dark` or `light`. Raises SettingsError."""
+    found = settings()
+    if found.theme and found.theme not in THEMES:
+        raise found.mistake("theme", f"theme: {found.theme!r}: must be {' or '.join(THEMES)}")
+    return found.theme or THEMES[0]

@@ -76,7 +76,10 @@ class _Grid(NamedTuple):
 
 _FULL, _RANGE, _NONE = 20, 9, 0
 _SHAPES = tuple(
-    [_Grid(1, 9, mark, figure, gap, 0, _FULL) for mark, figure, gap in ((4, 4, 2), (3, 4, 2), (2, 4, 2), (1, 4, 2), (1, 4, 1), (1, 3, 1))]
+    [
+        _Grid(1, 9, mark, figure, gap, 0, _FULL)
+        for mark, figure, gap in ((12, 4, 3), (9, 4, 3), (6, 4, 2), (4, 4, 2), (3, 4, 2), (2, 4, 2), (1, 4, 2), (1, 4, 1), (1, 3, 1))
+    ]
     + [_Grid(1, 9, 2, 0, 1, 0, _FULL), _Grid(1, 9, 1, 0, 0, GROUP, _FULL)]
     + [_Grid(1, 7, 1, 0, 0, GROUP, _RANGE), _Grid(1, 7, 1, 0, 0, 0, _RANGE)]
 )

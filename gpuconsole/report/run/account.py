@@ -148,8 +148,8 @@ def _step_s(run: Run | None) -> float | None:
 
 
 def _nothing(view: View) -> str:
-    if view.run is None:
-        return "nothing is running: press s"
+    if view.run is None or view.run.state == "starting":
+        return ""
     if view.run.state == "failed":
         return f"the run failed before it completed a {'request' if view.run.serves else 'step'}"
     return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (f": {view.stage}" if view.stage else "")

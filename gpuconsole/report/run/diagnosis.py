@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
 from gpuconsole.model.job.facts import EFFECTS
-from gpuconsole.model.knobs.catalogue import describe_changes
+from gpuconsole.model.knobs.catalogue import describe_changes, show
 from gpuconsole.model.knobs.words import in_words
 from gpuconsole.model.run import Run
 from gpuconsole.report import facts, units
@@ -27,17 +27,29 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
-    left = room - len(top) - len(foot)
+    run, left = view.run, room - len(top) - len(foot)
     rows, headlines, at = _findings(view, selected, inner, roomy=True)
     if len(rows) > left:
         rows, headlines, at = _findings(view, selected, inner, roomy=False)
     if rows and len(rows) < left - 1:
         rows = [*rows, blank(inner)]
     rows += _others(view, inner, left - len(rows))
+    if run is not None and not run.findings and run.state != "failed":
+        rows += _settings(run, inner, left - len(rows))
     middle = _window(rows, headlines, at, left, inner)
     gap = left - len(middle)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
     return panel(_name(view), _status(view), body, width, height, boxed)
+
+
+def needed_rows(view: View) -> int:
+    """About the rows that the panel could fill, with its box."""
+    run = view.run
+    if run is None or run.state == "failed":
+        return 8
+    firing = sum(4 + len(finding.suggestions) for finding in facts.firing(run))
+    others = sum(finding.state != "fires" for finding in run.findings)
+    return 3 + firing + others + min(2, len(view.notes))
 
 
 def _name(view: View) -> str:
@@ -95,7 +107,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
         for suggestion in finding.suggestions:
             chosen = facts.suggestion_id(finding, suggestion) == selected
             at = len(rows) if chosen else at
-            rows.append(_suggestion(suggestion, run, chosen, width))
+            rows.append(_suggestion(suggestion, run, chosen, width, free=facts.running_trial(view) is None))
             rows += _effect(suggestion, run, width)
         if roomy and number < len(firing):
             rows.append(blank(width))
@@ -117,8 +129,8 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
     return spread(width, [(f"{number} ", "dim"), (finding.title, style)], right)
 
 
-def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int) -> Row:
-    """The instruction, the flag beside it where there is room, and the predicted gain."""
+def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool) -> Row:
+    """The instruction, the flag beside it where there is room, and the predicted gain. `free`: no trial runs, so Enter starts one."""
     predicted = suggestion.predicted_speedup
     right: list[Segment] = []
     if predicted is not None:
@@ -126,7 +138,7 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
     if not facts.can_try(run, suggestion):
         right.append(("  restart", "dim"))
     else:
-        right.append(("  [Enter]" if chosen else "         ", "key"))
+        right.append(("  [Enter]" if chosen and free else "         ", "key"))
     flag = describe_changes(suggestion.changes, run.settings if run else {})
     words = in_words(suggestion.changes)
     room = width - 2 - row_width(right)
@@ -169,6 +181,14 @@ def _other(mark: str, title: str, why: str, width: int) -> Row:
     return spread(
         width, [(mark, "good" if mark == "✓ " else "dim"), (title, "")], [(f"   {cut(why, room)}", "dim")] if why and room > 20 else []
     )
+
+
+def _settings(run: Run, width: int, room: int) -> list[Row]:
+    """The settings that are measured, while nothing is known about them."""
+    if not run.settings or room < 1:
+        return []
+    words = ", ".join(f"{name} {show(value)}" for name, value in run.settings.items())
+    return [line(width, (text, "dim")) for text in wrap(f"Settings: {words}.", width, room)]
 
 
 def _state(view: View) -> str:

@@ -152,7 +152,7 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
         return [(finding.summary, "dim")]
     words = _change(suggestion.changes, run)
     if trial is not None and trial.changes == suggestion.changes:
-        return [*words, ("on trial", "accent")]
+        return [*words, ("on trial", "accent"), *_tuning(view)]
     done = [
         one
         for one in facts.current_trials(view)
@@ -170,6 +170,15 @@ def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None
         facts.effect(run, suggestion.changes) if run.applies_live(suggestion.changes) else ("in a second process", "dim"),
         (f"confidence {finding.confidence}", "dim"),
     ]
+
+
+def _tuning(view: View) -> list[Segment]:
+    """How far the tuning session is."""
+    tuning = view.tuning
+    if tuning is None or not tuning.under_way:
+        return []
+    elapsed_s = tuning.certificate.elapsed_s + max(0.0, view.now - view.tuning_at)
+    return [(f"tuning: {elapsed_s:.0f} of {tuning.budget_s:.0f} s", "accent")]
 
 
 def _change(changes: Knobs, run: Run) -> list[Segment]:

@@ -8,17 +8,21 @@ from typing import NamedTuple
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, blank, cell_width, cut, fill, inner_width, line, panel
+from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, inner_width, line, line_of, panel
+from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run import serving
 from gpuconsole.report.run.attainable import share_text
 from gpuconsole.report.run.figures import utilization
 from gpuconsole.report.run.serving import live_costs
 from gpuconsole.report.screen.window import History, Window, window
-from gpuconsole.report.spark import shaded, spark
+from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
 GUTTER = 9
 """Cells of the figures at the left edge."""
+GRID = "▔"
+LEAST_TICK = 4
+"""Rows between two figures at the left edge."""
 LEAST_LABEL = 10
 """A mark with less room has no words."""
 TOPS = (1.0, 1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
@@ -45,7 +49,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     values = time.values(series_key(metric, view.device), history)
     title, figures = f"throughput, {unit}", _figures(view, width)
     if not any(value is not None for value in values):
-        why = facts.reason(view, metric)
+        why = "no steps yet" if view.run is not None and view.run.state == "starting" else facts.reason(view, metric)
         return panel(title, figures, fill([line(inner, (why, "dim"))], inner, room), width, height, True)
     found = marks(view)
     labels = [_labels(found, time)] if room >= 5 and found else []
@@ -53,10 +57,12 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     high = _top(max(value for value in values if value is not None))
     rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
     styles = _styles(found, time)
-    texts = shaded(spark(values, plot, high))
+    texts = spark(values, plot, high)
+    ticks = _ticks(high, plot)
     for n, text in enumerate(texts):
-        figure = units.rate(high, GUTTER - 2) if n == 0 else "0".rjust(GUTTER - 2) if n == plot - 1 else " " * (GUTTER - 2)
-        rows.append(line(inner, (f"{figure} ", "dim"), ("┤" if n in (0, plot - 1) else "│", "dim"), *_runs(text, styles)))
+        figure = units.rate(ticks[n], GUTTER - 2) if n in ticks else " " * (GUTTER - 2)
+        row = _runs(text.replace(" ", GRID) if n in ticks and n < plot - 1 else text, styles)
+        rows.append(line(inner, (f"{figure} ", "dim"), ("┤" if n in ticks else "│", "dim"), *row))
     if room >= 4:
         rows.append(line(inner, (" " * GUTTER, ""), (_axis(time), "dim")))
     return panel(title, figures, rows, width, height, True)
@@ -111,47 +117,60 @@ def _top(high: float) -> float:
     return next(power * top for top in TOPS if power * top >= high)
 
 
+def _ticks(high: float, rows: int) -> dict[int, float]:
+    """The figures at the left edge by row: 0, the top, and round values between."""
+    found = {rows - 1: 0.0}
+    for value in round_ticks(0.0, high, max(1, rows // LEAST_TICK)):
+        row = rows - round(value / high * rows)
+        if value > 0 and row < rows - 1:
+            found[row] = value
+    found[0] = high
+    return found
+
+
 def _styles(found: list[Mark], time: Window) -> list[str]:
     """The colour of each column: the focus while a trial runs, green after a kept change."""
-    styles = ["trace"] * time.columns
+    styles = ["area"] * time.columns
     for mark in found:
         first, last = max(0, time.column(mark.begin_s)), max(0, time.column(mark.end_s))
         if mark.style == "good":
             styles[last:] = ["gained"] * (time.columns - last)
         elif mark.style == "accent":
-            styles[first : last + 1] = ["accent"] * len(styles[first : last + 1])
+            styles[first : last + 1] = ["trial"] * len(styles[first : last + 1])
     return styles
 
 
 def _runs(text: str, styles: list[str]) -> list[Segment]:
-    """The text in parts of one style."""
+    """The text in parts of one style; the lines of the grid are dim."""
     parts: list[Segment] = []
+    own = ["dim" if char == GRID else style for char, style in zip(text, styles, strict=True)]
     start = 0
     for n in range(1, len(text) + 1):
-        if n == len(text) or styles[n] != styles[start]:
-            parts.append((text[start:n], styles[start]))
+        if n == len(text) or own[n] != own[start]:
+            parts.append((text[start:n], own[start]))
             start = n
     return parts
 
 
 def _labels(found: list[Mark], time: Window) -> Row:
-    """A label above the begin of each change. A label that would cover the next mark is cut."""
-    row: Row = []
-    at = 0
-    places = [max(0, min(time.columns - 1, time.column(mark.begin_s))) for mark in found]
-    for n, mark in enumerate(found):
-        room = (places[n + 1] if n + 1 < len(found) else time.columns) - max(places[n], at) - 1
+    """A label at the begin of each change. The newest label keeps its room longest; a mark without room has no words."""
+    cells: list[Segment] = []
+    limit = time.columns
+    for mark in reversed(found):
+        place = max(0, min(time.columns - 1, time.column(mark.begin_s)))
         label = f"▼ {mark.label}"
-        start = places[n]
-        if n + 1 == len(found) and cell_width(label) > time.columns - start:  # the last label may begin further left
-            start = max(at, time.columns - cell_width(label) - 1)
-            room = time.columns - start
-        if start < at or room < 1:
+        if place >= limit:
             continue
-        label = cut(label, room) if room >= LEAST_LABEL else "▼"
-        row += [(" " * (start - at), ""), (label, mark.style)] if start > at else [(label, mark.style)]
-        at = start + cell_width(label)
-    return row or blank(time.columns)
+        if cell_width(label) > limit - place and limit == time.columns and cell_width(label) <= place + 1:
+            label = f"{mark.label} ▼"  # before its mark
+            place -= cell_width(label) - 1
+        label = cut(label, limit - place) if limit - place >= LEAST_LABEL else "▼"
+        cells = [(label, mark.style), (" " * (limit - place - cell_width(label)), ""), *cells]
+        if place == 0:
+            return line_of(cells)
+        limit = place - 1
+        cells = [(" ", ""), *cells]
+    return line_of([(" " * limit, ""), *cells])
 
 
 def _axis(time: Window) -> str:

@@ -14,8 +14,8 @@ FIGURE = 19
 SECONDS_PER_COLUMN = 2.0
 """The widest column: the sparklines show the present, the chart of the throughput shows the whole run."""
 USUAL_ROWS, MOST_ROWS = 3, 6
-FLAT = 0.02
-"""A line whose values differ by less than 2 % of its scale takes one row."""
+FLAT = 1 / 8
+"""A line whose values differ by less than a level of a sparkline in one row is flat. A flat line takes one row."""
 
 
 def paint_devices(view: View, history: History, width: int, height: int, *, all_eight: bool, boxed: bool) -> list[Row]:

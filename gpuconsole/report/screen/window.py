@@ -7,10 +7,40 @@ from typing import NamedTuple
 
 History = Callable[[str, int, float], list[float | None]]
 """A function that returns the recent means of a series (key) in so many columns over so many seconds; None: no sample in that time."""
-SECONDS = (0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0)
+SECONDS = (
+    0.1,
+    0.125,
+    0.15,
+    0.2,
+    0.25,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.8,
+    1.0,
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    8.0,
+    10.0,
+    12.0,
+    15.0,
+    20.0,
+    25.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+)
 """Widths of a column. Neighbours differ by at most a third: at most a quarter of a chart is still empty when its columns become wider."""
-LEAST_S = 1 / 3
-"""A sample is shown in up to three columns: the usual source reports once a second."""
+HOLD_S = 1.5
+"""A sample is shown for so long where no newer sample is known: the usual source reports once a second."""
 
 
 class Window(NamedTuple):
@@ -32,6 +62,11 @@ class Window(NamedTuple):
     def values(self, key: str, history: History) -> list[float | None]:
         """The series in all columns; None in columns of the future."""
         found = history(key, self.filled, self.filled * self.per_column_s) if self.filled > 0 else []
+        held, age = None, 0
+        for n, value in enumerate(found):
+            held, age = (value, 0) if value is not None else (held, age + 1)
+            if value is None and age * self.per_column_s <= HOLD_S:
+                found[n] = held
         return found + [None] * (self.columns - self.filled)
 
 
@@ -46,8 +81,6 @@ def window(begin_s: float, now_s: float, columns: int, widest_s: float = float("
 
 def _column_s(elapsed_s: float, columns: int, widest_s: float) -> float:
     need = elapsed_s / max(1, columns - 1)  # the first and the last column may be parts
-    if need <= LEAST_S:
-        return LEAST_S
     found = next((one for one in SECONDS if one >= need), SECONDS[-1])
     while found < need:
         found *= 1.25

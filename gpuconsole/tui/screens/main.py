@@ -13,6 +13,7 @@ from gpuconsole.model.finding import Suggestion
 from gpuconsole.report import facts
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.run.account import rows_below
+from gpuconsole.report.run.diagnosis import needed_rows
 from gpuconsole.report.run.runs import tried_rows
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
@@ -125,6 +126,7 @@ class MainScreen(Screen[None]):
         needs = Needs(
             header=header_rows(view) - 1,
             fleet=fleet_rows(view, MOST_FLEET_ROWS),
+            causes=needed_rows(view),
             tried=tried_rows(view),
             idle=view.run is None,
             legend=1 if view.run is not None and view.run.serves else 2,

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ANSWER = 2
+LEAST_BAND = 12
+"""Two rows for the box of the devices, a row for each of its metrics, and gaps."""
 LEGEND_IN_A_ROW = 160
 """From this width on, the legend of the step takes one row."""
 
 
 class Needs(NamedTuple):
-    """What the zones could use: lines of the `header` below the title, rows of the strip of many GPUs (`fleet`), rows of the table of what was
-    `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it. `trial`: there is a trial to show."""
+    """What the zones could use: lines of the `header` below the title, rows of the strip of many GPUs (`fleet`), rows of the `causes` and of the
+    table of what was `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it. `trial`: there is a trial to show."""
 
     header: int = 0
     fleet: int = 0
+    causes: int = 12
     tried: int = 2
     idle: bool = False
     legend: int = 2
@@ -61,6 +64,6 @@ def plan(width: int, height: int, needs: Needs = Needs()) -> Plan:  # noqa: B008
 
 def _wide(width: int, left: int, needs: Needs, rest: Plan) -> Plan:
     """The chart above; below it the devices at the left, the causes and what was tried at the right."""
-    band = max(10, left * 3 // 5)
-    tried = min(needs.tried + 2, band // 2)
+    tried = min(needs.tried + 2, left * 3 // 10)
+    band = max(LEAST_BAND, min(needs.causes + tried, left * 3 // 5))
     return rest._replace(chart=left - band, devices=band, causes=band - tried, tried=tried, side=width - width // 2)

@@ -78,5 +78,5 @@ class Zone(Widget):
     def _named_style(self, name: str) -> Style:
         style = self._styles_by_name.get(name)
         if style is None:
-            style = self._styles_by_name[name] = self.rich_style + style_of(name)
+            style = self._styles_by_name[name] = self.rich_style + style_of(name, self.app.theme)
         return style

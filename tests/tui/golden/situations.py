@@ -1,10 +1,11 @@
-"""Ten situations of a session: fixed events, folded by the session's own code, at a fixed time."""
+"""Thirteen situations of a session: fixed events, folded by the session's own code, at a fixed time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
+from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -22,6 +23,7 @@ from gpuconsole.wire.events import (
     Found,
     Hello,
     Note,
+    Progress,
     RankJoined,
     Requests,
     RunClosed,
@@ -32,6 +34,7 @@ from gpuconsole.wire.events import (
     Started,
     Steps,
     TrialUpdate,
+    TuningUpdate,
     Unavailable,
 )
 from tests.tui.fake_session import FakeSession, gpu_view
@@ -81,6 +84,22 @@ CLEAR = [
         ("mem.leak_gpu", "No GPU memory leak", "memory grew by 0 bytes per step"),
         ("hw.thermal", "Heat does not lower the GPU clock", "62 °C"),
         ("hw.power", "The power limit costs little GPU clock", "the clock was 0.6 % below its limit"),
+    )
+]
+SERVING_CLEAR = [
+    Finding(rule, "clear", title, summary=summary)
+    for rule, title, summary in (
+        ("serve.client_bound", "The load generator is fast enough", "it waited for a CPU 0.4 % of the time"),
+        ("serve.over_capacity", "The server keeps up with the requests", "2 requests wait, and their number does not grow"),
+        ("serve.kv_full_preemption", "The KV cache is large enough", "the KV cache is 37 % full, no preemptions"),
+        ("serve.seats_too_few", "Enough sequence slots (max_num_seqs)", "11 of 32 slots are in use"),
+        ("serve.token_budget_small", "Prompts are not split into too many pieces", "a prompt takes 1 iteration"),
+        ("serve.prefill_bound", "Prefill is not the bottleneck", "prefill takes 4 % of a request"),
+        ("serve.prefill_stalls_decode", "Prompts do not delay the tokens of other requests", "ITL p99 is 1.0x its median"),
+        ("serve.prefix_reuse_missed", "No shared prompt prefix is computed repeatedly", "prompts share 0 % of their tokens"),
+        ("serve.frontend_cpu", "The API server process has enough CPU", "it uses 21 % of a core"),
+        ("serve.long_context_cliff", "Context length costs little time", "TPOT grows by 3 % with the context"),
+        ("hw.thermal", "Heat does not lower the GPU clock", "55 °C"),
     )
 ]
 UNKNOWN = [Finding("comm.exposed", "cant_tell", "Exposed communication", missing=("comm_ratio",))]
@@ -172,13 +191,13 @@ class Script:
                 Requests(self.t, failed, active=8, runq_s=self.runq_s, down=why, down_since=since),
             ]
 
-    def find(self, run: str, *findings: Finding) -> None:
-        self.events.append(Found(self.t, run, [*findings, *CLEAR, *UNKNOWN]))
+    def find(self, run: str, *findings: Finding, clear: list[Finding] = CLEAR) -> None:
+        self.events.append(Found(self.t, run, [*findings, *clear, *UNKNOWN]))
 
     def trial(
         self, number: str, run: str, changes: Knobs, predicted: Interval, found: Speedup | None, *, state: str = "done", kept: bool = False
     ) -> None:
-        verdict = None if state == "running" else "win" if kept else "worse"
+        verdict = None if state == "running" else "undecided" if state == "cancelled" else "win" if kept else "worse"
         begun = Trial(number, run, changes, "running", predicted=predicted)
         self.events.append(TrialUpdate(self.t - 9.0, begun))
         self.events.append(
@@ -224,11 +243,47 @@ def trial_finished() -> Script:
     return script
 
 
+def kept() -> Script:
+    """Two seconds after a win: nothing is known yet about the run with the change."""
+    script = finding()
+    script.trial("1", "1", {"num_workers": 4}, Interval(2.1, 2.5), Speedup(2.24, 2.1, 2.4), kept=True)
+    script.end("1", "stopped")
+    script.start("2", "data-starved", {**GPT, **LOADER, "num_workers": 4}, {"num_workers": 4})
+    script.train(2, 0.065, BALANCED)
+    return script
+
+
+def cancelled() -> Script:
+    """The trial was cancelled, and another cause is on trial: a tuning session goes on."""
+    script = finding()
+    script.trial("1", "1", {"num_workers": 4}, Interval(2.1, 2.5), Speedup(2.2, 1.9, 2.6), state="cancelled")
+    script.train(20, 0.146, WAITING)
+    script.trial("2", "1", {"precision": "bf16"}, Interval(1.1, 1.25), Speedup(1.12, 1.02, 1.2), state="running")
+    trials = [event.trial for event in script.events if isinstance(event, TrialUpdate)]
+    made = Certificate(
+        created="2026-11-21T10:00:00+00:00", gpuconsole="0.1.0", environment=Environment(), scenario="data-starved", device="gpu:0",
+        start=LOADER, end=LOADER, attempts=[Attempt("input.too_few_workers", LOADER, trials[1], "", 20.0)], elapsed_s=41.0,
+    )  # fmt: skip
+    script.events.append(TuningUpdate(script.t, Tuning(made, 300.0, True)))
+    return script
+
+
+def starting() -> Script:
+    script = Script()
+    for _ in range(4):
+        script.second(0.0)
+    knobs: Knobs = {**GPT, **LOADER}
+    script.events.append(RunOpened(script.t, "1", "data-starved", "training.gpt", knobs, "gpu:0", {}))
+    script.events.append(Progress(script.t, "building the model", "124 M parameters"))
+    script.second(0.0)
+    return script
+
+
 def serving() -> Script:
     script = Script()
     script.start("1", "serve-chat", CHAT, serves=True)
     script.serve(60)
-    script.find("1")
+    script.find("1", clear=SERVING_CLEAR)
     return script
 
 
@@ -239,7 +294,11 @@ def server_down() -> Script:
     script.serve(48)
     script.outage(12, "connection refused")
     script.events.append(
-        Found(script.t, "1", [Finding(f"serve.{n}", "cant_tell", "A rule", missing=("server.queue_s",)) for n in range(12)])
+        Found(
+            script.t,
+            "1",
+            [Finding(one.rule, "cant_tell", one.title, missing=("server.queue_s", "server.running")) for one in SERVING_CLEAR],
+        )
     )
     return script
 
@@ -249,7 +308,7 @@ def degraded() -> Script:
     script = Script()
     script.start("1", "serve-chat", CHAT, serves=True)
     script.serve(60, runq=0.38)
-    script.find("1")
+    script.find("1", clear=SERVING_CLEAR)
     return script
 
 
@@ -296,6 +355,9 @@ SITUATIONS: dict[str, Callable[[], Script]] = {
     "finding": finding,
     "trial": trial,
     "trial-finished": trial_finished,
+    "kept": kept,
+    "tuning": cancelled,
+    "starting": starting,
     "serving": serving,
     "server-down": server_down,
     "degraded": degraded,
