@@ -48,12 +48,20 @@ def quiet() -> bool:
 @contextlib.contextmanager
 def screen_colors() -> Iterator[None]:
     """NO_COLOR as --color says, while the screen is created. A job of the user's own keeps the environment of the shell."""
-    before = os.environ.get("NO_COLOR", "")
-    os.environ["NO_COLOR"] = {"auto": before, "always": "", "never": "1"}[_color]
+    before = os.environ.get("NO_COLOR")
+    _set_no_color({"auto": before, "always": None, "never": "1"}[_color])
     try:
         yield
     finally:
-        os.environ["NO_COLOR"] = before
+        _set_no_color(before)
+
+
+def _set_no_color(value: str | None) -> None:
+    """Set the variable, or remove it: Textual takes an empty value for a set one."""
+    if value is None:
+        os.environ.pop("NO_COLOR", None)
+    else:
+        os.environ["NO_COLOR"] = value
 
 
 def paint(stream: TextIO) -> Paint:

@@ -58,7 +58,7 @@ TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "
 def build_parser(chosen: Collection[str] = COMMANDS, parser_class: type[argparse.ArgumentParser] | None = None) -> argparse.ArgumentParser:
     """A parser for the commands `chosen`. Imports the file of each of these commands."""
     parser = (parser_class or argparse.ArgumentParser)(
-        prog="gpuconsole", usage="gpuconsole [COMMAND] [options]", epilog=EXAMPLES, formatter_class=HelpFormatter
+        prog="gpuconsole", usage="gpuconsole [COMMAND] [options]", epilog=EXAMPLES, formatter_class=HelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
     add_output_options(parser)
@@ -68,6 +68,7 @@ def build_parser(chosen: Collection[str] = COMMANDS, parser_class: type[argparse
         importlib.import_module(COMMANDS[name]).add(added)
         command = added.choices[name.replace("_", "-")]
         command.formatter_class = HelpFormatter
+        command.allow_abbrev = False
         command.usage = usage(command, name in TAKE_JOBS)
         add_output_options(command)
     parser.description = (
@@ -158,7 +159,7 @@ def _explain(words: list[str], named: list[str]) -> NoReturn:
     options = {option for made in _OneLine.made for option in made._option_string_actions}
     for word in words:
         name = word.partition("=")[0]
-        if name.startswith("--") and not any(option.startswith(name) for option in options):
+        if name.startswith("--") and name not in options:
             last.error(f"there is no option {name!r}{nearest(name, options)}")
     _, unknown = parser.parse_known_args(words)
     hint = "; a command of your own goes after --" if set(TAKE_JOBS) & set(words) else ""
