@@ -59,6 +59,8 @@ NO_PYTHON_YET = "the job has started; its Python has not"
 FIRST_PYTHON_S = 10.0
 """Seconds until a job without a Python process is no longer expected to start one."""
 START_PERIOD_S = 0.5
+SILENT_S = 1.0
+"""From the end of a process's connection to the look whether the process goes on."""
 
 
 class JobCommand(msgspec.Struct, frozen=True):
@@ -298,9 +300,11 @@ class JobChild(Child):
         self.processes.append(joined)
         fold = SegmentFold()
         rank: int | None = None
+        off = False
 
         def on_event(event: AnyEvent) -> None:
-            nonlocal rank
+            nonlocal rank, off
+            off = off or isinstance(event, AgentOff)
             if isinstance(event, RankJoined):
                 if event.rank in self._ranks:
                     self._turn_away(joined.pid, event, writer)
@@ -319,6 +323,8 @@ class JobChild(Child):
             del self._ranks[rank]
             self._settle_answers()
         writer.close()
+        if rank is not None and not off:
+            await self._report_silence(joined)
 
     async def _first_message(self, reader: asyncio.StreamReader) -> JobProcess | None:
         with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError):
@@ -327,6 +333,14 @@ class JobChild(Child):
             if isinstance(event, JobProcess) and hmac.compare_digest(event.token.encode(), self._token.encode()):
                 return msgspec.structs.replace(event, token="")
         return None
+
+    async def _report_silence(self, joined: JobProcess) -> None:
+        """A process has closed its connection without a word. Report that where it goes on: nothing is measured there any more."""
+        await asyncio.sleep(SILENT_S)
+        again = any(one.pid == joined.pid and one.t > joined.t for one in self.processes)
+        if not self._left and not again and psutil.pid_exists(joined.pid):
+            text = f"process {joined.pid} of the job goes on without its connection to the console: its steps are not measured any more"
+            self._on_event(Note(time.monotonic(), text, "warning"))
 
     def _turn_away(self, pid: int, event: RankJoined, writer: asyncio.StreamWriter) -> None:
         """Switch off the agent of a process that trains beside the one that is shown: two trainings have no common steps."""

@@ -148,3 +148,29 @@ def test_a_job_that_compiles_for_each_step_is_named_after_three_steps(tmp_path: 
     assert run.get("steady_from_s") is None
     assert (run["signals"]["compile.recompiles"]["value"], run["signals"]["compile.steps"]["value"]) == (2, 2)
     assert "host.recompile_graphbreak" in [one["rule"] for one in run["findings"] if one["state"] == "fires"]
+
+
+CLOSES = """
+import os, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for n in range(200):
+    if n in (0, 100):
+        os.closerange(3, 256)
+    loss = model(torch.ones(2, 4)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.01)
+time.sleep(1.5)
+print("trained")
+"""
+
+
+def test_a_program_that_closes_all_descriptors_is_watched_or_the_console_says_that_it_is_not(tmp_path: Path) -> None:
+    """Before its first step the program is watched all the same. Later, the steps that were not sent are lost, and the agent is off."""
+    ran = watched(tmp_path, sys.executable, "-c", CLOSES)
+    assert (ran.code, ran.out) == (0, "trained\n")
+    assert 50 < ran.run["summary"]["steps"] <= 100
+    assert "switched itself off at the connection: the program has closed all its file descriptors" in ran.err
+    assert ran.run["unavailable"]["agent"].endswith("the program has closed all its file descriptors, as daemons do")

@@ -34,6 +34,8 @@ class Connection:
     def __init__(self, path: str) -> None:
         self.dropped = 0
         self.gone = False
+        self.lost = False
+        """Whether the program has closed the descriptor of the socket."""
         self._outbox = bytearray()
         self._pending = b""
         self._bell, self._heard = _mapped(os.path.join(os.path.dirname(path), BELL)), b""
@@ -66,7 +68,7 @@ class Connection:
 
     def flush(self) -> bool:
         """Send what waits, as far as the pipe has room. Returns whether nothing waits any longer."""
-        if self._outbox and self._is_ours():
+        if self._outbox and self.is_ours():
             try:
                 while self._outbox:
                     del self._outbox[: self._socket.send(self._outbox, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
@@ -88,7 +90,7 @@ class Connection:
 
     def receive(self, put: Callable[[Any], None]) -> None:
         """Pass on the commands that have come. Sets `gone` where the console has closed the connection."""
-        if not self._is_ours():
+        if not self.is_ours():
             return
         try:
             chunk = self._socket.recv(65536, socket.MSG_DONTWAIT)
@@ -105,7 +107,7 @@ class Connection:
 
     def drain(self, timeout_s: float) -> None:
         """Send all that waits within `timeout_s`. For the last messages of a process."""
-        if self._outbox and self._is_ours():
+        if self._outbox and self.is_ours():
             try:
                 self._socket.settimeout(timeout_s)
                 self._socket.sendall(self._outbox, socket.MSG_NOSIGNAL)
@@ -114,13 +116,13 @@ class Connection:
             self._outbox.clear()
 
     def close(self) -> None:
-        if self._is_ours():
+        if self.is_ours():
             self._socket.close()
         elif not self.gone or self._socket.fileno() >= 0:
             self._socket.detach()
         self.gone = True
 
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether the descriptor is still our socket. A program may close all descriptors, and another file may have the number then."""
         if self.gone:
             return False
@@ -129,7 +131,7 @@ class Connection:
                 return True
         except OSError:
             pass
-        self.gone = True
+        self.gone = self.lost = True
         self._socket.detach()
         return False
 

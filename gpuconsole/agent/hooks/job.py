@@ -64,6 +64,8 @@ DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
 DESCRIBE_EVERY_S = 2.0
 LAST_MESSAGES_S = 1.0
+CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
+"""Where and why the agent is off after that."""
 SETTLE_AFTER_S = 0.05
 """A probe that holds the program for so long lets the queue of its loader fill up."""
 
@@ -378,9 +380,15 @@ class Agent:
             )
         )
 
+    def _was_closed(self) -> bool:
+        """Whether the program has closed the descriptor of the connection."""
+        return self._connection is not None and not self._connection.is_ours() and self._connection.lost
+
     def report_off(self, where: str, cause: str, detail: str) -> None:
         """Report that the agent is off, and close the connection."""
-        if self._connection is None:
+        if self._was_closed():
+            where, cause = CLOSED
+        if self._connection is None or self._connection.lost:
             self.connect()
         assert self._connection is not None
         self._connection.send(agent_off(now(), os.getpid(), self.rank, where, cause, detail))
@@ -467,7 +475,7 @@ class Agent:
         writers.reset()
 
     def _join(self) -> None:
-        if self._connection is None:
+        if self._connection is None or self._was_closed():
             self.connect()
         assert self._connection is not None
         self.rank, self._world_size = described.place()
