@@ -115,8 +115,6 @@ class RunRecord:
                 self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
             case JobKnown():
                 self.run.job = event.facts
-                if event.facts.device == "cpu" and not self.seen_steps:  # the session supposed the first GPU
-                    self.run.device = "cpu"
             case RankJoined():
                 self.ranks.join(event)
             case Steps():

@@ -7,6 +7,7 @@ from collections import deque
 
 from gpuconsole.model.experiments.certificate import Tuning
 from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.job.facts import JobFacts
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
@@ -23,6 +24,7 @@ from gpuconsole.wire.events import (
     EnvironmentKnown,
     Found,
     Hello,
+    JobKnown,
     Note,
     Progress,
     Requests,
@@ -159,9 +161,18 @@ class SessionState(MachineState):
             before.archive(summarized(before, self.devices, self.environment))
         self.records.append(record)
 
+    def _device_of(self, job: JobFacts) -> str:
+        """The id of the device of a user's own job; empty where it is not known."""
+        if job.device == "cpu":
+            return "cpu"
+        found = (one.id for one in self.devices if job.device_uuid and one.uuid.partition("-")[2] == job.device_uuid)
+        return next(found, "")
+
     def _apply_to_run(self, record: RunRecord, event: AnyEvent) -> None:
         """Apply an event of the worker or of the sampler to the current run."""
         record.apply(event)
+        if isinstance(event, JobKnown) and not record.seen_steps:  # the session supposed the first GPU
+            record.run.device = self._device_of(event.facts) or record.run.device
         device, serving = record.run.device, record.serving
         match event:
             case Sample() if "gpu.energy_j" in event.values:

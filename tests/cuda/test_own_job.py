@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.wire.events import JobKnown
 from tests.agent.listener import Listener
 from tests.cuda.conftest import Machines
+from tests.fakes.cuda.cards import uuid
 
 PROGRAM = Path(__file__).parents[1] / "agent" / "programs" / "on_gpu.py"
 STEPS, SKIPPED = 50, 24
 
 
 def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(simulated: Machines, tmp_path: Path) -> None:
-    machine = simulated("card h100 fp32=1e13", "values none")
+    machine = simulated("card l4 fp32=1e13", "card h100 fp32=1e13", "values none")
     command = (sys.executable, str(PROGRAM), str(STEPS))
     runs = {}
     for watched in (False, True):
         folder = tmp_path / ("watched" if watched else "alone")
         folder.mkdir()
-        env = machine.environment(watch_syncs=True, OMP_NUM_THREADS="1", STAMPS=str(folder / "stamps.json"))
+        env = machine.environment(watch_syncs=True, CUDA_VISIBLE_DEVICES="1", OMP_NUM_THREADS="1", STAMPS=str(folder / "stamps.json"))
         before = syncs(env)
         if watched:
             listener = Listener(folder)
@@ -36,6 +38,8 @@ def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(si
     (one,) = listener.watched
     assert one.off is None and len(one.steps) == STEPS
     assert any(step.loss is not None for step in one.steps[SKIPPED:])
+    known = [event.facts for event in one.events if isinstance(event, JobKnown)]
+    assert (known[-1].device, f"GPU-{known[-1].device_uuid}") == ("cuda:0", uuid(1))
     by_hand, shares = json.loads((folder / "stamps.json").read_text()), one.shares(SKIPPED)
     passes = shares["forward"] + shares["backward"]
     assert passes > 0.5, "the device is the limit, though the host is in a pass for a small part of a step"

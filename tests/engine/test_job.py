@@ -13,7 +13,7 @@ from gpuconsole.processes.job import JobCommand
 from gpuconsole.report import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AgentOff, JobKnown, RunOpened, Started, decode_event, encode
+from gpuconsole.wire.events import AgentOff, Devices, JobKnown, RunOpened, Started, decode_event, encode
 from tests.tui.fake_session import view
 
 CPU = Device("cpu", "a CPU")
@@ -54,6 +54,14 @@ def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:
     state.apply(RunOpened(1.0, "1", "train.py", "job", {}, "gpu:0"))
     state.apply(JobKnown(2.0, 0, JobFacts("train.py", device="cpu")))
     assert state.record is not None and state.record.run.device == "cpu"
+
+
+def test_a_job_on_cuda_0_has_the_gpu_that_its_process_sees_as_the_first() -> None:
+    state = SessionState()
+    state.apply(Devices(0.5, [Device("gpu:0", "one", uuid="GPU-aa-1"), Device("gpu:1", "other", uuid="GPU-bb-2")]))
+    state.apply(RunOpened(1.0, "1", "train.py", "job", {}, "gpu:0"))
+    state.apply(JobKnown(2.0, 0, JobFacts("train.py", device="cuda:0", device_uuid="bb-2")))
+    assert state.record is not None and state.record.run.device == "gpu:1"
 
 
 def test_an_agent_that_fails_is_named_in_the_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -219,7 +220,9 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
     """The patch is printed and written when the console quits."""
     shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", tmp_path)
     options = ("--device", "cpu", "--patch", "p.diff", "--record", "r.jsonl", "--snapshot", "s.json")
-    with Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path) as terminal:
+    with contextlib.ExitStack() as stack:
+        terminal = stack.enter_context(Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path))
+        stack.callback((tmp_path / "end").touch)  # the job would outlive a test that fails
         terminal.wait_for("starved.py", "agent on", "data wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
         terminal.press("N")
         terminal.wait_for("Alter the numbers of your job?")

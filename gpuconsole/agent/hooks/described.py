@@ -107,6 +107,14 @@ def device() -> str:
     return ""
 
 
+def device_uuid() -> str:
+    """The uuid of the GPU of the parameters; empty on a CPU, and where torch does not report it."""
+    place = device()
+    if not place.startswith("cuda"):
+        return ""
+    return str(getattr(sys.modules["torch"].cuda.get_device_properties(place), "uuid", ""))
+
+
 def job_facts() -> dict[str, Any]:
     """The fields of `model.job.facts.JobFacts`."""
     versions = {}
@@ -119,6 +127,7 @@ def job_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(sys.modules["torch"].__version__),
         "device": device(),
+        "device_uuid": device_uuid(),
         "frameworks": versions,
         "sites": sites(),
     }

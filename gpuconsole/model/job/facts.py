@@ -42,12 +42,14 @@ class Site(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about the program. `script`: the name of the file without its folder. `frameworks`: name and version of the libraries that
-    drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are.
+    drive the loop (transformers, lightning, accelerate). `device`: `cpu` or `cuda:N`, where the parameters are. `device_uuid`: the uuid of that GPU
+    as CUDA has it, without the prefix `GPU-` or `MIG-`; N counts only the GPUs that the process sees.
     """
 
     script: str
     python: str = ""
     torch: str = ""
     device: str = ""
+    device_uuid: str = ""
     frameworks: dict[str, str] = {}
     sites: list[Site] = []
