@@ -22,6 +22,7 @@ from gpuconsole.model.text import visible
 PREFIX = "GPUCONSOLE_"
 BUILT_IN = "built-in"
 COLORS = ("auto", "always", "never")
+THEMES = ("dark", "light")
 
 
 class SettingsError(ValueError):
@@ -119,10 +120,15 @@ def _switch(value: object) -> bool:
     return found
 
 
-def _color(value: object) -> str:
-    if value not in COLORS:
-        raise ValueError(f"{value!r}: must be {', '.join(COLORS[:-1])} or {COLORS[-1]}")
-    return str(value)
+def _word(*allowed: str) -> Callable[[object], str]:
+    """The check of a value that is one of these words."""
+
+    def check(value: object) -> str:
+        if value not in allowed:
+            raise ValueError(f"{value!r}: must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+        return str(value)
+
+    return check
 
 
 def _address_text(value: object) -> str:
@@ -160,10 +166,10 @@ SETTINGS: dict[str, Setting] = {
     "serve": Setting(_address_text, "serve the session's metrics to Prometheus at HOST:PORT", "--serve"),
     "token_file": Setting(_path, "bearer token for serve and for the exporter", "--token-file"),
     "eco": Setting(_switch, "update the screen less often", "--eco"),
-    "color": Setting(_color, "colours: auto, always or never", "--color"),
+    "color": Setting(_word(*COLORS), "colours: auto, always or never", "--color"),
     "quiet": Setting(_switch, "no progress and no notes on stderr", "--quiet"),
     "baselines": Setting(_path, "folder of the baselines"),
-    "theme": Setting(_text, "colours of the screen"),
+    "theme": Setting(_word(*THEMES), "colours of the screen: dark or light"),
     "keys": Setting(_keys, "table of actions and keys"),
 }
 """All settings, in the order of the documentation. The names are the keys in the file, and in upper case after `GPUCONSOLE_` the variables."""

@@ -11,13 +11,15 @@ SGR = {
     "dim": "2",
     "title": "1",
     "heading": "1",
+    "code": "1",
     "accent": "36",
-    "key": "36",
-    "code": "36",
+    "key": "1;36",
     "mark": "1;7",
-    "good": "32",
+    "good": "1;32",
     "wait": "33",
+    "loss": "1;33",
     "alert": "1;31",
+    "work": "90",
 }
 """Parameters of the escape sequence of each style. A style without one has no colour."""
 

@@ -1,6 +1,6 @@
 """Every command as a user calls it: `--json` with `--quiet`, exit codes, values that do not exist, options that would have no effect.
 
-Commands that measure have their `--json` in test_headless, test_tune, test_sweep, test_quality and test_calibration; Ctrl-C is in test_exits.
+Commands that measure have their `--json` in test_serving, test_ranks, test_tune, test_quality and test_calibration; Ctrl-C is in test_exits.
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ def test_json_is_one_document_and_nothing_else(cli: Cli, folder: Path, name: str
     else:
         assert json.loads(done.stdout) is not None
         assert done.stderr == ""
+
+
+def test_a_sweep_prints_one_document_too(cli: Cli) -> None:
+    words = ("--vary", "matrix_size=64,65", "--repeat", "2", "--set", "num_threads=1", "--device", "cpu")
+    done = cli("sweep", "gemm-peak", *words, "--json", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [point["knobs"] for point in json.loads(done.stdout)["points"]] == [{"matrix_size": 64}, {"matrix_size": 65}]
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.prints is None])
@@ -187,7 +194,7 @@ def test_the_help_groups_the_commands_with_one_line_each(capsys: pytest.CaptureF
     assert all(re.search(rf"^  {code} +{re.escape(meaning)}$", out, re.MULTILINE) for code, meaning in CODES.items())
 
 
-def test_settings_come_from_option_variable_file_in_this_order(cli: Cli, tmp_path: Path) -> None:
+def test_settings_come_from_variable_before_file(cli: Cli, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "gpuconsole").mkdir()
     file = tmp_path / "gpuconsole" / "config.toml"
     file.write_text("price = 3\ncolor = 'always'\ninterval = 0.5\n")
@@ -195,8 +202,7 @@ def test_settings_come_from_option_variable_file_in_this_order(cli: Cli, tmp_pat
     done = cli("doctor", "--json", env=own)
     rows = {row["name"]: row["text"] for row in json.loads(done.stdout)["settings"]}
     assert (rows["price"], rows["interval"], rows["eco"]) == ("4.0  (GPUCONSOLE_PRICE)", f"0.5  ({file}, line 3)", "false  (built-in)")
-    assert "\x1b[" in cli("doctor", env=own).stdout
-    assert "\x1b[" not in cli("doctor", "--color", "never", env=own).stdout
+    assert "\x1b[" in cli("verify", "c.json", env=own).stdout, "always, in a pipe too"
 
 
 def test_a_mistake_in_the_file_is_one_line_before_anything_starts(cli: Cli, tmp_path: Path) -> None:

@@ -11,10 +11,14 @@ from typing import cast
 import pytest
 
 from gpuconsole.cli import output
+from gpuconsole.cli.options.console import device, eco, interval, price_per_hour
+from gpuconsole.cli.parser import parse
 from gpuconsole.cli.progress import Progress
-from gpuconsole.report.ansi import ansi, plain
+from gpuconsole.machine import settings
+from gpuconsole.report.ansi import SGR, ansi, plain
 from gpuconsole.report.parts import Column, Table, labelled, printed, text
 from gpuconsole.session.api import View
+from gpuconsole.tui.theme import STYLES, THEMES
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +58,15 @@ def test_colours_change_no_column() -> None:
     report = [labelled("error", "x\x1b[31m", "alert"), text("words"), table]
     shown = printed(report, paint=ansi)
     without = shown
-    for code in ("\x1b[m", "\x1b[2m", "\x1b[32m", "\x1b[1;31m"):
+    for code in ("\x1b[m", "\x1b[2m", "\x1b[1;32m", "\x1b[1;31m"):
         without = without.replace(code, "")
     assert without == printed(report) and "\x1b" not in without, "control characters of others are not printed"
-    assert "\x1b[32ma\x1b[m" in shown
+    assert "\x1b[1;32ma\x1b[m" in shown
+
+
+def test_the_styles_and_themes_are_those_of_the_screen() -> None:
+    assert set(SGR) <= STYLES
+    assert set(settings.THEMES) == set(THEMES)
 
 
 @pytest.mark.parametrize(("color", "value"), [("auto", "x"), ("always", None), ("never", "1")])
@@ -86,3 +95,14 @@ def test_quiet_leaves_out_notes_and_progress_and_no_problem(capsys: pytest.Captu
     assert stream.getvalue() == "" and capsys.readouterr().err == ""
     output.problem("run 1 failed")
     assert capsys.readouterr().err == "gpuconsole: run 1 failed\n"
+
+
+def test_an_option_comes_before_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCONSOLE_INTERVAL", "2")
+    monkeypatch.setenv("GPUCONSOLE_PRICE", "3")
+    settings.settings.cache_clear()
+    try:
+        args = parse(["--price", "4", "run", "train-gpt"])
+        assert (interval(args), price_per_hour(args), device(args), eco(args)) == (2.0, 4.0, None, False)
+    finally:
+        settings.settings.cache_clear()

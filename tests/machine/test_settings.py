@@ -51,6 +51,7 @@ def test_the_environment_comes_before_the_file(file: Path) -> None:
         ("price = -1\n", ["price: -1: a price per hour is 0 or more"]),
         ("intervall = 1\n", ["line 1: there is no setting 'intervall' (did you mean 'interval'?); there are: interval, device"]),
         ("color = 'green'\n", ["color: 'green': must be auto, always or never"]),
+        ("theme = 'pink'\n", ["line 1: theme: 'pink': must be dark or light"]),
         ("eco = 1\n", ["eco: 1: must be true or false"]),
         ("serve = '9836'\n", ["serve: must be HOST:PORT"]),
         ("dcgm = 'h:9400'\n", ["dcgm: must be an address such as http://"]),
@@ -84,9 +85,9 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_mistake_that_only_the_screen_can_see_names_the_place_too(file: Path) -> None:
-    file.write_text("theme = 'pink'\n")
-    error = load(file, {}).mistake("theme", "theme: 'pink': must be dark or light")
-    assert str(error) == f"{file}, line 1: theme: 'pink': must be dark or light"
+    file.write_text("[keys]\nfly = 'F'\n")
+    error = load(file, {}).mistake("keys", "keys: there is no action 'fly'")
+    assert str(error) == f"{file}, line 1: keys: there is no action 'fly'"
 
 
 def test_a_misspelt_variable_is_found() -> None:
