@@ -12,6 +12,7 @@ from . import changes
 from .changes.loader import training_loader
 from .watch import watch
 
+DDP = "DistributedDataParallel"
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
 
 
@@ -44,6 +45,9 @@ def observed_knobs() -> Knobs:
     knobs["nproc"] = world_size
     if world_size > 1:
         knobs["sharding"] = "ddp"
+        buckets = [getattr(root, "bucket_bytes_cap", None) for root in watch.alive(watch.roots) if type(root).__name__ == DDP]
+        if buckets and buckets[-1]:
+            knobs["bucket_cap_mb"] = buckets[-1] / 2**20
     return knobs
 
 

@@ -17,13 +17,16 @@ class Fixed(NamedTuple):
     kind: str = ""
 
 
+BUCKETS = "a process that built its buckets anew one step before another would exchange other sizes, and the job would hang"
+"""DDP would rebuild its Reducer (`_ddp_init_helper`, as it does after unpickling). But the agent cannot make all processes do so in the same step: that
+takes a collective of its own, and a process that fails would leave the others waiting. Hooks of communication would be lost, too."""
 FIXED: dict[str, Fixed] = {
     "batch_size": Fixed("the sampler of the DataLoader has grouped the samples", "DataLoader(dataset, batch_size=...)", "loader"),
     "persistent_workers": Fixed("it acts only between two epochs", "DataLoader(dataset, persistent_workers=True, ...)", "loader"),
     "gradient_accumulation_steps": Fixed("the program's own loop decides when the optimizer steps", "if step % accumulation == 0: ..."),
     "nproc": Fixed("the processes were started together", "torchrun --nproc-per-node=..."),
     "sharding": Fixed("parameters and optimizer states were divided when the model was wrapped", "DistributedDataParallel(model)", "ddp"),
-    "bucket_cap_mb": Fixed("all processes build their buckets together, when the model is wrapped", "DistributedDataParallel(model, bucket_cap_mb=...)", "ddp"),
+    "bucket_cap_mb": Fixed(BUCKETS, "DistributedDataParallel(model, bucket_cap_mb=...)", "ddp"),
 }  # fmt: skip
 OTHERS = Fixed("the program sets it when it starts", "")
 

@@ -193,6 +193,24 @@ def test_what_changes_numerics_needs_the_users_consent(monkeypatch: pytest.Monke
     assert changes.effects()["precision"] == change.CHANGES_NUMERICS
 
 
+def test_the_buckets_of_ddp_are_known_and_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuconsole.agent.hooks import changes, described
+    from gpuconsole.agent.hooks.changes import fixed
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        job = Job()
+        wrapped = nn.parallel.DistributedDataParallel(job.model, bucket_cap_mb=2)
+        job.watch.roots.append(weakref.ref(wrapped))
+        for module in (described, changes):
+            monkeypatch.setattr(module, "watch", job.watch, raising=False)
+        monkeypatch.setattr(described, "place", lambda: (0, 2))
+        assert described.observed_knobs()["bucket_cap_mb"] == 2.0
+    finally:
+        torch.distributed.destroy_process_group()
+    assert "the job would hang: DistributedDataParallel(model, bucket_cap_mb=...)" in fixed.why("bucket_cap_mb", job.watch)
+
+
 def test_settings_that_cannot_change_say_why_and_show_code() -> None:
     from gpuconsole.agent.hooks.changes import fixed
 
