@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import groupby
 
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment, clean, cut
-from gpuconsole.report.parts import Line, Part, Report, Table
+from gpuconsole.report.parts import Line, Report, Table
 from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share import svg
 from gpuconsole.report.share.document import (
@@ -30,6 +28,7 @@ from gpuconsole.report.share.document import (
     Words,
 )
 from gpuconsole.report.share.pair import part_words, step_parts
+from gpuconsole.report.share.sentences import code, compact, groups, joined, whole
 from gpuconsole.report.share.story import Answer
 from gpuconsole.report.share.style import STYLE
 
@@ -65,8 +64,8 @@ def html_page(document: Document) -> str:
 
 
 def _plain(words: str) -> str:
-    """Escaped text; wide gaps between figures become a point."""
-    return escape(re.sub(r" {2,}", " · ", clean(words).strip()))
+    """Escaped text."""
+    return escape(compact(words))
 
 
 def _answer(title: str, found: Answer, heading: str) -> str:
@@ -165,76 +164,43 @@ def _ranges_note(chart: Ranges) -> str:
 def parts_html(report: Report) -> str:
     """Text parts: sentences, lists of labelled facts, code and tables."""
     found = []
-    for kind, group in groupby(report, _kind):
-        parts = list(group)
+    for group in groups(report):
+        if isinstance(group, Table):
+            found.append(_table(group))
+            continue
+        kind, lines = group
         if kind == "facts":
-            found.append(f'<dl class="facts">{_facts(parts)}</dl>')
+            found.append(f'<dl class="facts">{_facts(lines)}</dl>')
         elif kind == "code":
-            found.append("<pre><code>" + "\n".join(_code(part) for part in parts) + "</code></pre>")
+            found.append(f"<pre><code>{escape(chr(10).join(map(code, lines)))}</code></pre>")
         elif kind == "blank":
             found.append('<div class="gap"></div>')
+        elif kind == "heading":
+            found += [_heading(one) for one in lines]
         else:
-            found += [_part_html(part) for part in parts]
+            found += [f"<p>{_segments(whole(one))}</p>" for one in lines]
     return "\n".join(found)
 
 
-def _kind(part: Part) -> str:
-    if isinstance(part, Table):
-        return "table"
-    if part.label:
-        return "facts"
-    if not part.segments and not part.right:
-        return "blank"
-    return "code" if all(style == "code" for _, style in part.segments) else "line"
-
-
-def _facts(parts: Iterable[Part]) -> str:
+def _facts(lines: Iterable[Line]) -> str:
     """Labelled lines; a line with an empty label belongs to the label above it."""
     rows: list[tuple[str, list[str]]] = []
-    for part in parts:
-        assert isinstance(part, Line)
-        words = _line_words(part)
-        if part.label.strip() or not rows:
-            rows.append((part.label.strip(), [words]))
+    for one in lines:
+        words = _segments(whole(one))
+        if one.label.strip() or not rows:
+            rows.append((one.label, [words]))
         else:
             rows[-1][1].append(words)
     return "".join(f"<div><dt>{_plain(label)}</dt>{''.join(f'<dd>{one}</dd>' for one in words)}</div>" for label, words in rows)
 
 
-def _code(part: Part) -> str:
-    assert isinstance(part, Line)
-    return escape("".join(clean(words) for words, _ in part.segments))
-
-
-def _part_html(part: Part) -> str:
-    if isinstance(part, Table):
-        return _table(part)
-    if part.segments and part.segments[0][1] == "heading":
-        right = f'<span class="right">{_segments(part.right)}</span>' if part.right else ""
-        return f"<h3><span>{_segments(part.segments)}</span>{right}</h3>"
-    return f"<p>{_line_words(part)}</p>"
-
-
-def _line_words(part: Line) -> str:
-    return _segments([*part.segments, *([("  ", ""), *part.right] if part.right else [])])
+def _heading(line: Line) -> str:
+    right = f'<span class="right">{_segments(line.right)}</span>' if line.right else ""
+    return f"<h3><span>{_segments(line.segments)}</span>{right}</h3>"
 
 
 def _segments(segments: Sequence[Segment]) -> str:
-    """The segments with their styles. Blanks at the border of two segments stand outside of the styles."""
-    found: list[str] = []
-    gap = ""
-    for words, style in segments:
-        shown = clean(words)
-        bare = shown.strip()
-        gap += shown[: len(shown) - len(shown.lstrip())] if bare else shown
-        if not bare:
-            continue
-        if found:
-            found.append(" · " if len(gap) > 1 else gap)
-        kind = style if style in STYLES else ""
-        found.append(f'<span class="{kind}">{_plain(bare)}</span>' if kind else _plain(bare))
-        gap = shown[len(shown.rstrip()) :]
-    return "".join(found)
+    return joined(segments, lambda words, style: f'<span class="{style}">{_plain(words)}</span>' if style in STYLES else _plain(words))
 
 
 def _table(table: Table) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment, clean
-from gpuconsole.report.parts import Line, Part, Report, Table, printed
+from gpuconsole.report.parts import Line, Report, Table, printed
 from gpuconsole.report.run.account import NAMES
 from gpuconsole.report.share.document import Block, Document, Folded, Ranges, Steps, Tiles, Timeline, Verbatim, Waterfall, Words
 from gpuconsole.report.share.pair import part_words, step_parts
+from gpuconsole.report.share.sentences import code, compact, groups, joined, whole
 from gpuconsole.report.share.story import Answer
 from gpuconsole.report.share.timeline import usual_step
 from gpuconsole.report.spark import spark
@@ -52,8 +52,8 @@ def _page(document: Document, folds: int) -> str:
 
 
 def _words(words: str) -> str:
-    """Escaped text; wide gaps between figures become a point. No mention and no link comes of it."""
-    shown = _SPECIAL.sub(lambda found: "&amp;" if found[0] == "&" else f"\\{found[0]}", re.sub(r" {2,}", " · ", clean(words).strip()))
+    """Escaped text: no mention and no link comes of it."""
+    shown = _SPECIAL.sub(lambda found: "&amp;" if found[0] == "&" else f"\\{found[0]}", compact(words))
     return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", _MENTION.sub(BROKEN, shown))
 
 
@@ -152,64 +152,35 @@ def _table(heads: Sequence[str], aligns: str, rows: Sequence[Sequence[str]]) -> 
 def parts_markdown(report: Report) -> str:
     """Text parts: sentences, lists of labelled facts, code and tables."""
     found = []
-    for kind, group in groupby(report, _kind):
-        parts = list(group)
+    for group in groups(report):
+        if isinstance(group, Table):
+            found.append(_part_table(group))
+            continue
+        kind, lines = group
         if kind == "code":
-            found.append(
-                _fenced("\n".join("".join(clean(words) for words, _ in part.segments) for part in parts if isinstance(part, Line)))
-            )
+            found.append(_fenced("\n".join(map(code, lines))))
         elif kind == "facts":
-            found.append("\n".join(_fact(part) for part in parts))
+            found.append("\n".join(map(_fact, lines)))
+        elif kind == "heading":
+            found += map(_heading, lines)
         elif kind == "line":
-            found += [_sentence(part) for part in parts]
-        elif kind == "table":
-            found += [_part_table(part) for part in parts if isinstance(part, Table)]
+            found += [_segments(whole(one)) for one in lines]
     return "\n\n".join(found)
 
 
-def _kind(part: Part) -> str:
-    if isinstance(part, Table):
-        return "table"
-    if part.label:
-        return "facts"
-    if not part.segments and not part.right:
-        return "blank"
-    return "code" if all(style == "code" for _, style in part.segments) else "line"
+def _fact(line: Line) -> str:
+    label = f"{_words(line.label)}: " if line.label.strip() else ""
+    return f"- {label}{_segments(whole(line))}"
 
 
-def _fact(part: Part) -> str:
-    assert isinstance(part, Line)
-    label = f"{_words(part.label)}: " if part.label.strip() else ""
-    return f"- {label}{_line(part)}"
-
-
-def _sentence(part: Part) -> str:
-    assert isinstance(part, Line)
-    if part.segments and part.segments[0][1] == "heading":
-        right = f" ({_segments(part.right)})" if part.right else ""
-        return f"### {_segments([(words, '') for words, _ in part.segments])}{right}"
-    return _line(part)
-
-
-def _line(part: Line) -> str:
-    return _segments([*part.segments, *([("  ", ""), *part.right] if part.right else [])])
+def _heading(line: Line) -> str:
+    right = f" ({_segments(line.right)})" if line.right else ""
+    return f"### {_segments([(words, '') for words, _ in line.segments])}{right}"
 
 
 def _segments(segments: Sequence[Segment]) -> str:
-    """The segments, the important ones bold. Blanks at the border of two segments stand outside of the bold words."""
-    found: list[str] = []
-    gap = ""
-    for words, style in segments:
-        shown = clean(words)
-        bare = shown.strip()
-        gap += shown[: len(shown) - len(shown.lstrip())] if bare else shown
-        if not bare:
-            continue
-        if found:
-            found.append(" · " if len(gap) > 1 else gap)
-        found.append(f"**{_words(bare)}**" if style in BOLD else _words(bare))
-        gap = shown[len(shown.rstrip()) :]
-    return "".join(found)
+    """The segments, the important ones bold."""
+    return joined(segments, lambda words, style: f"**{_words(words)}**" if style in BOLD else _words(words))
 
 
 def _part_table(table: Table) -> str:

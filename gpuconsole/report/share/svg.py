@@ -67,7 +67,7 @@ def _room(words: Sequence[str]) -> float:
 def timeline_svg(chart: Timeline, width: int) -> str:
     """Traces over a time axis. Bands are trials; dashed lines with a number are changes, which the page explains below the chart."""
     height, top, bottom = (250, 22, 40) if width > 600 else (210, 22, 40)
-    most = max(value for trace in chart.traces for value in trace.values) * 1.12 or 1.0
+    most = min(1e300, max(value for trace in chart.traces for value in trace.values) * 1.12) or 1.0
     last = max([trace.times[-1] for trace in chart.traces] + [band.end for band in chart.bands]) or 1.0
     levels = round_ticks(0.0, most, 5)
     left = _room([units.rate(level, 0) for level in levels])
