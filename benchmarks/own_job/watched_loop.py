@@ -54,7 +54,7 @@ class Switch:
         self._steps = [dict(hooks) for hooks in STEP_HOOKS]
 
     def off(self) -> None:
-        recorder.on = False
+        recorder.off()
         for holder, name, plain in HOOKS:
             setattr(holder, name, plain)
         for hooks in STEP_HOOKS:

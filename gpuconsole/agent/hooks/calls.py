@@ -11,7 +11,7 @@ from typing import Any
 from . import tracing
 from .evidence.writers import on_os, writers
 from .guard import NO_LEVEL, entry, switch, wrappers_without_level
-from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, SAVE, WHOLE
+from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, SAVE, WHOLE, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, recorder, watch
 
@@ -43,7 +43,7 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
 def begin(code: int) -> bool:
     """Begin a segment. Returns whether there is one to end."""
     stack = recorder.stack
-    if code in stack or stack[-1] == OWN_WORK or not recorder.watches():
+    if code in stack or stack[-1] == OWN_WORK or recorder.thread != get_ident():
         return False
     if code == WHOLE:
         if not tracing.grad_enabled():
@@ -57,7 +57,7 @@ def begin(code: int) -> bool:
 
 @entry("calls.end")
 def end() -> None:
-    if recorder.on:
+    if recorder.thread:
         recorder.leave()
 
 
@@ -114,9 +114,9 @@ class Compiled:
     @entry("calls.begin_compiled")
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, bool] | None:
         """Begin the segment. Returns the number of the step, the version of the weights, and whether there is a segment; None: nothing to end."""
-        if switch.failed or (recorder.on and (not recorder.watches() or recorder.stack[-1] != GAP)):
+        if switch.failed or (recorder.thread and (recorder.thread != get_ident() or recorder.stack[-1] != GAP)):
             return None
-        if not recorder.on:
+        if not recorder.thread:
             return (recorder.index, weights_version(), False) if not recorder.index else None
         recorder.enter(COMPILED)
         if not recorder.samples:
@@ -127,7 +127,7 @@ class Compiled:
     def end(self, before: tuple[int, int, bool]) -> None:
         index, version, entered = before
         if entered:
-            if not recorder.on:
+            if not recorder.thread:
                 return
             recorder.leave()
         if recorder.index == index and self.end_step is not None and weights_version() != version:

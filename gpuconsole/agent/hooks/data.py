@@ -14,7 +14,7 @@ from . import passes
 from .calls import spanned
 from .evidence.loading import loading
 from .guard import entry, switch, wrappers_without_level
-from .recorder import DATA, LOADER, LOADERS
+from .recorder import DATA, LOADER, LOADERS, get_ident
 from .watch import is_program, recorder, watch
 
 TRACE_AT = 2
@@ -65,7 +65,7 @@ def on_dataloader(module: Any) -> None:
 
     def __next__(self: Any) -> Any:
         serves = self.__dict__.get("_gpuconsole_serves")
-        begun = begin_batch(self) if recorder.on else None
+        begun = begin_batch(self) if recorder.thread else None
         try:
             return plain(self) if serves is None else serves()
         finally:
@@ -73,7 +73,7 @@ def on_dataloader(module: Any) -> None:
                 end_batch(self, begun)
 
     def __iter__(self: Any) -> Any:
-        begun = begin_epoch(self) if recorder.on else None
+        begun = begin_epoch(self) if recorder.thread else None
         try:
             return plain_iter(self)
         finally:
@@ -111,7 +111,7 @@ def note_iterator(iterator: Any, loader: Any) -> None:
 @entry("data.begin")
 def begin_batch(iterator: Any) -> float | None:
     """Begin the segment of a batch. Returns its time, or None where there is no segment to end."""
-    if recorder.stack[-1] >= LOADER or not recorder.watches():
+    if recorder.stack[-1] >= LOADER or recorder.thread != get_ident():
         return None
     noted = iterator.__dict__
     recorder.enter(noted.get("_gpuconsole_number", LOADER))
@@ -123,7 +123,7 @@ def begin_batch(iterator: Any) -> float | None:
 
 @entry("data.end")
 def end_batch(iterator: Any, begun: float) -> None:
-    if recorder.on:
+    if recorder.thread:
         loading.batch_ends(iterator.__dict__.get("_gpuconsole_loader"), begun)
         recorder.leave()
 
@@ -131,7 +131,7 @@ def end_batch(iterator: Any, begun: float) -> None:
 @entry("data.begin_epoch")
 def begin_epoch(loader: Any) -> float | None:
     """The start of an epoch starts the loader's processes: this time counts as a wait for data."""
-    if not recorder.watches() or recorder.stack[-1] >= LOADER or getattr(loader, "_gpuconsole_server", False):
+    if recorder.thread != get_ident() or recorder.stack[-1] >= LOADER or getattr(loader, "_gpuconsole_server", False):
         return None
     recorder.enter(loaders.code(loader))
     return recorder.times[-1]
@@ -139,7 +139,7 @@ def begin_epoch(loader: Any) -> float | None:
 
 @entry("data.end_epoch_start")
 def end_epoch_start(loader: Any, begun: float) -> None:
-    if recorder.on:
+    if recorder.thread:
         loading.epoch_opened(loader, now() - begun)
         recorder.leave()
 
@@ -283,13 +283,13 @@ def _spanned_generator(former: Any) -> Any:
 
 @entry("data.begin_source")
 def begin_source() -> None:
-    if recorder.watches():
+    if recorder.thread == get_ident():
         recorder.enter(DATA)
 
 
 @entry("data.end_source")
 def end_source() -> None:
-    if recorder.watches() and recorder.stack[-1] == DATA:
+    if recorder.thread == get_ident() and recorder.stack[-1] == DATA:
         recorder.leave()
 
 

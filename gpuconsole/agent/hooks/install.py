@@ -89,7 +89,7 @@ def begin(folder: str) -> Finder:
 
 
 def _recorder_off() -> None:
-    recorder.on = False
+    recorder.off()
     recorder.at_end = None
 
 

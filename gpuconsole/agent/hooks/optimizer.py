@@ -9,7 +9,7 @@ from typing import Any
 from . import calls, passes, tracing
 from .calls import spanned
 from .guard import entry, wrappers_without_level
-from .recorder import BACKWARD, OPTIMIZER, OWN, ZERO
+from .recorder import BACKWARD, OPTIMIZER, OWN, ZERO, get_ident
 from .watch import recorder, watch
 
 LOOK_AT = (0, 2)
@@ -108,20 +108,20 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 @entry("optimizer.before")
 def _before(optimizer: Any) -> None:
-    if not recorder.on:
+    if not recorder.thread:
         from .guard import switch
 
         if switch.failed or recorder.index:
             return
         recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
-    if recorder.watches():
+    if recorder.thread == get_ident():
         recorder.enter(OPTIMIZER)
 
 
 @entry("optimizer.after")
 def _after(optimizer: Any) -> None:
     stack = recorder.stack
-    if stack[-1] != OPTIMIZER or not recorder.watches():
+    if stack[-1] != OPTIMIZER or recorder.thread != get_ident():
         return
     key = id(optimizer)
     if key == steppers.anchor and recorder.passes and len(stack) == 2 and steppers.decided and recorder.index > LOOK_AT[-1]:
@@ -149,7 +149,7 @@ def end_in_backward() -> None:
 
 def end_compiled() -> None:
     """The end of a compiled function in which optimizers have stepped."""
-    if not recorder.on:
+    if not recorder.thread:
         recorder.begin([])
     end_step(0)
 

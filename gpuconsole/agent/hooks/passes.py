@@ -13,7 +13,7 @@ from typing import Any
 from . import tracing
 from .evidence.stream import PinnedLoss
 from .guard import entry, wrappers_without_level
-from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD
+from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
 
 MARK = "_gpuconsole_watched"
@@ -78,7 +78,12 @@ def watch_class(cls: Any) -> None:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = own.__get__(self) if own is not None else super(cls, self).__call__
-        if tracing.is_compiling() or not recorder.on or recorder.stack[-1] not in MAY_HOLD_FORWARD or not begin_pass(self, args, kwargs):
+        if (
+            tracing.is_compiling()
+            or not recorder.thread
+            or recorder.stack[-1] not in MAY_HOLD_FORWARD
+            or not begin_pass(self, args, kwargs)
+        ):
             return call(*args, **kwargs)
         wrap = watch.wrap_forward
         try:
@@ -94,7 +99,7 @@ def watch_class(cls: Any) -> None:
 
 @entry("passes.begin")
 def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if not recorder.watches():
+    if recorder.thread != get_ident():
         return False
     if type(module) not in watch.called:
         watch.called.add(type(module))
@@ -122,7 +127,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 def end_pass() -> None:
     if state.counting is not None:
         state.counting.leave()
-    if recorder.on:
+    if recorder.thread:
         recorder.leave()
 
 
@@ -172,9 +177,9 @@ def on_autograd(module: Any) -> None:
 
 @entry("passes.begin_backward")
 def begin_backward() -> bool:
-    if not recorder.on:
+    if not recorder.thread:
         return not recorder.index  # the first optimizer may step within this pass
-    if not recorder.watches() or BACKWARD in recorder.stack:
+    if recorder.thread != get_ident() or BACKWARD in recorder.stack:
         return False
     recorder.enter(BACKWARD)
     if state.counting is not None:
@@ -186,7 +191,7 @@ def begin_backward() -> bool:
 def end_backward(tensors: Any) -> None:
     if state.counting is not None:
         state.counting.leave()
-    if not recorder.watches() or recorder.stack[-1] != BACKWARD:
+    if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
         return
     recorder.leave()
     recorder.backwards += 1

@@ -55,7 +55,6 @@ class Recorder:
         "index",
         "kind",
         "loss",
-        "on",
         "on_stream",
         "own_s",
         "passes",
@@ -73,13 +72,12 @@ class Recorder:
     )
 
     def __init__(self) -> None:
-        self.on = False
         self.reset()
 
     def reset(self) -> None:
         """As in a process that has not trained yet."""
-        self.on = False
         self.thread = 0
+        """The training thread; 0: nothing is recorded. A hook compares it itself: the call of a method would double the cost of the comparison."""
         self.stack = [GAP]
         self.codes: list[int] = []
         self.times: list[float] = []
@@ -109,14 +107,18 @@ class Recorder:
 
     def begin(self, around: list[int]) -> None:
         """The first step's account begins now, on this thread. `around`: what is going on now."""
-        self.thread = get_ident()
         self.stack, self.codes, self.times = [GAP, *around], [], []
         self.start = now()
-        self.on = True
+        self.thread = get_ident()
 
-    def watches(self) -> bool:
-        """Whether this moment of this thread belongs to the account."""
-        return self.on and get_ident() == self.thread
+    @property
+    def on(self) -> bool:
+        """Whether the account has begun."""
+        return self.thread != 0
+
+    def off(self) -> None:
+        """Record nothing any longer."""
+        self.thread = 0
 
     def enter(self, code: int) -> None:
         """A segment with `code` begins, within the present one."""

@@ -11,7 +11,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from ..guard import entry, switch, wrappers_without_level
-from ..recorder import GAP, LOG
+from ..recorder import GAP, LOG, get_ident
 from ..watch import program_frame, recorder
 
 CALLS = ("fsync", "fdatasync")
@@ -71,7 +71,7 @@ writers = Writers()
 @entry("writers.begin")
 def begin_flush() -> bool:
     """Begin the segment of a call that flushes a file. Returns whether there is one to end."""
-    if not recorder.watches() or recorder.stack[-1] != GAP:
+    if recorder.thread != get_ident() or recorder.stack[-1] != GAP:
         return False
     writers.saw(LOG)
     recorder.enter(LOG)
@@ -80,7 +80,7 @@ def begin_flush() -> bool:
 
 @entry("writers.end")
 def end_flush() -> None:
-    if recorder.on:
+    if recorder.thread:
         recorder.leave()
 
 
