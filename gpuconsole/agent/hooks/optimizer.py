@@ -126,7 +126,9 @@ def _after(optimizer: Any) -> None:
     key = id(optimizer)
     if key == steppers.anchor and recorder.passes and len(stack) == 2 and steppers.decided and recorder.index > LOOK_AT[-1]:
         steppers.stepped[key] += 1  # the usual step: there is nothing to find out
-        end_step(key, leaves=True)
+        watch.micro_batches = recorder.backwards or 1
+        recorder.cut(leaves=True)
+        recorder.work()
         return
     recorder.leave()
     if BACKWARD in stack:  # one optimizer for each parameter, stepped within backward
@@ -154,11 +156,11 @@ def end_compiled() -> None:
     end_step(0)
 
 
-def end_step(key: int, leaves: bool = False) -> None:
-    """End the step, then let the agent work. `key`: the optimizer that ended it; 0: none in particular. `leaves`: see Recorder.cut."""
+def end_step(key: int) -> None:
+    """End the step, then let the agent work. `key`: the optimizer that ended it; 0: none in particular."""
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
     watch.micro_batches = recorder.backwards or 1
-    recorder.cut(leaves)
+    recorder.cut()
     if not steppers.decided:
         steppers.held.append(key)
         if len(steppers.held) >= (HELD if len(watch.alive(watch.optimizers)) > 1 else ALONE):
