@@ -11,11 +11,13 @@ from gpuconsole.experiments.against_baseline import doubts
 from gpuconsole.experiments.statistics import MIN_BLOCKS, MINIMUM_EFFECT, SAME_WITHIN, rate_change
 from gpuconsole.model.experiments.baseline import RateChange
 from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
+from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.metrics.catalogue import CATALOGUE
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment
 
+Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
 HIGHER_IS_BETTER = (
     "tokens_per_s",
@@ -52,10 +54,13 @@ INVALID = "the figures of a run are invalid"
 FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
-def compare(before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str]) -> Comparison:
-    """`after` compared with `before`. Only the steady part of a series counts. Two equal runs are assumed to differ by 2 % (see `statistics`).
+def compare(
+    before: Run, after: Run, environments: tuple[Environment, Environment], names: tuple[str, str], trials: Pair = ((), ())
+) -> Comparison:
+    """`after` compared with `before`. `trials`: the trials of the two sessions. Only the steady part of a series counts, without the time of
+    trials, because a trial changes the settings. Two equal runs are assumed to differ by 2 % (see `statistics`).
     No metric is judged if the figures of a run are invalid."""
-    old, new = dict(_series(before)), dict(_series(after))
+    old, new = dict(_series(before, trials[0])), dict(_series(after, trials[1]))
     metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
     invalid = any(run.validity is not None and run.validity.verdict == "invalid" for run in (before, after))
     if invalid:
@@ -102,14 +107,20 @@ def _words(value: object) -> str:
     return "none" if value in (None, "") else str(value)
 
 
-def _series(run: Run) -> Iterator[tuple[str, list[float]]]:
-    """The values of each metric in the steady part of the run. Metrics of the run's device have no device name."""
+def _series(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, list[float]]]:
+    """The values of each metric in the steady part of the run, outside of its trials. Metrics of the run's device have no device name."""
+    tried = [(one.begun_s, one.ended_s) for one in trials if one.baseline_run == run.id]
+    windows = [(begun, ended) for begun, ended in tried if begun is not None and ended is not None]
     since = run.begun_s + (run.steady_from_s or 0.0) if run.begun_s is not None else -math.inf
     for key, data in run.series.items():
         name, _, device = key.rstrip("}").partition("{device=")
         if name.startswith("console.") or (metric := CATALOGUE.get(name)) is None or metric.unit == "":
             continue
-        values = [value for t, value in zip(data.t, data.v, strict=True) if t >= since]
+        values = [
+            value
+            for t, value in zip(data.t, data.v, strict=True)
+            if t >= since and not any(begun <= t <= ended for begun, ended in windows)
+        ]
         if values:
             yield name if device in (run.device, "server") or (name.startswith("host.") and device == "cpu") else f"{name} {device}", values
 

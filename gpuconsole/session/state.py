@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from collections import deque
 
+import msgspec
+
 from gpuconsole.model.experiments.certificate import Tuning
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.job.facts import JobFacts
@@ -121,9 +123,10 @@ class SessionState(MachineState):
             if record.run.id == event.trial.baseline_run and event.trial.state != "running":
                 record.tried(begun, event.t)
 
-    def trial_begun_s(self, trial: str) -> float:
-        """The session time at which a trial began."""
-        return self.session_time(self.trial_times[trial][0])
+    def timed_trials(self) -> list[Trial]:
+        """The trials, each with the session times at which it began and was last reported."""
+        times = {name: [self.session_time(t) for t in pair] for name, pair in self.trial_times.items()}
+        return [msgspec.structs.replace(one, begun_s=times[name][0], ended_s=times[name][1]) for name, one in self.trials.items()]
 
     def _conclude(self, event: Found | Compared) -> None:
         """Apply a conclusion of the console about a run. The run may have ended before."""

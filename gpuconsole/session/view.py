@@ -161,7 +161,7 @@ def make_snapshot(state: SessionState, environment: Environment, now: float) -> 
         gpuconsole=__version__,
         environment=msgspec.structs.replace(environment, calibration={**environment.calibration, **measured}),
         runs=[_run_with_series(state, record, now) for record in state.records],
-        trials=[msgspec.structs.replace(trial, begun_s=state.trial_begun_s(trial.id)) for trial in state.trials.values()],
+        trials=state.timed_trials(),
         unavailable={**reasons(state), **({"gpu": state.no_gpu_reason} if state.no_gpu_reason else {})},
     )
 

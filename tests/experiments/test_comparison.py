@@ -8,6 +8,7 @@ import pytest
 
 from gpuconsole.experiments.compare import compare
 from gpuconsole.model.experiments.comparison import Comparison
+from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
 from gpuconsole.model.snapshot import Environment
@@ -72,3 +73,14 @@ def test_metrics_of_one_side_only_are_named() -> None:
     more.series["server.requests_running{device=server}"] = SeriesData([20.0], [3.0], "/metrics")
     found = compared(run(1000), more)
     assert found.only_after == ["server.requests_running"] and found.only_before == []
+
+
+def test_the_time_of_a_trial_does_not_count() -> None:
+    """The blocks of a trial with the change are twice as fast. They are in the series of the run that the trial started from."""
+    before, after = run(1000), run(2000, seed=1)
+    data = before.series["workload.tokens_per_s{device=cpu}"]
+    data.v = [value * 2 if 12 <= t <= 20 else value for t, value in zip(data.t, data.v, strict=True)]
+    trial = Trial("1", "1", {"num_workers": 2}, "done", begun_s=11.5, ended_s=20.5)
+    found = compare(before, after, (HERE, HERE), ("A", "B"), ([trial], []))
+    (rate,) = [one for one in found.metrics if one.metric == "workload.tokens_per_s"]
+    assert rate.before == pytest.approx(1000, rel=0.01)

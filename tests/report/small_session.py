@@ -58,10 +58,22 @@ def small_session() -> Snapshot:
         "win",
         True,
         begun_s=9.0,
+        ended_s=20.0,
         elapsed_s=10.4,
     )
     lost = Trial(
-        "2", "2", {"precision": "bf16"}, "done", Speedup(0.98, 0.95, 1.02), None, 12, None, "undecided", begun_s=24.0, elapsed_s=5.0
+        "2",
+        "2",
+        {"precision": "bf16"},
+        "done",
+        Speedup(0.98, 0.95, 1.02),
+        None,
+        12,
+        None,
+        "undecided",
+        begun_s=24.0,
+        ended_s=28.5,
+        elapsed_s=5.0,
     )
     host = Device("cpu", "AMD EPYC 9654", 16 << 30)
     environment = Environment("gpubox-07", "Linux 6.18", "AMD EPYC 9654", 4, 16 << 30, "3.11.7", "2.13.0+cpu", devices=[host])

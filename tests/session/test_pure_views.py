@@ -158,11 +158,11 @@ def test_the_same_steps_give_the_same_summary_in_a_view_and_in_a_snapshot() -> N
     assert view.run.summary.mbu_ratio == pytest.approx(80 * 1e9 / 4.8e12)
 
 
-def test_a_snapshot_says_when_each_trial_began() -> None:
+def test_a_snapshot_says_when_each_trial_began_and_ended() -> None:
     state = SessionState()
     trial = Trial("1", "1", {"num_workers": 2})
     events = [Hello(100.0, "sampler", 1, "0", 1000.0), RunOpened(101.0, "1", "data-starved", "training.gpt", {"num_workers": 0}, "cpu")]
     for event in (*events, TrialUpdate(112.0, trial), TrialUpdate(120.0, msgspec.structs.replace(trial, state="done", elapsed_s=8.0))):
         state.apply(event)
     (kept,) = make_snapshot(state, Environment(), 121.0).trials
-    assert (kept.begun_s, kept.state) == (12.0, "done")
+    assert (kept.begun_s, kept.ended_s, kept.state) == (12.0, 20.0, "done")

@@ -24,8 +24,11 @@ def timeline(chain: Chain) -> Timeline:
     marks = [
         Mark(min([run.begun_s - origin, *trace.times[:1]]), verdicts.get(run.id, "")) for run, trace in later if run.begun_s is not None
     ]
-    timed = [(one, one.begun_s - origin) for one in chain.trials if one.begun_s is not None]
-    bands = [Band(begun, begun + one.elapsed_s, chain.words(one)) for one, begun in timed]
+    bands = [
+        Band(one.begun_s - origin, one.ended_s - origin, chain.words(one))
+        for one in chain.trials
+        if one.begun_s is not None and one.ended_s is not None
+    ]
     if not any(trace.values for trace in traces):
         return Timeline((), unit, missing=NO_TRACE)
     return Timeline([trace for trace in traces if trace.values], unit, marks, bands)

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         refuse_given(args, "is for the table on the terminal; the other outputs have all metrics", "all")
     before, after = _side(args.before), _side(args.after)
     environments = before.session.environment, after.session.environment
-    found = compare(before.run, after.run, environments, (_title(args.before, before, wanted), _title(args.after, after, wanted)))
+    titles = _title(args.before, before, wanted), _title(args.after, after, wanted)
+    found = compare(before.run, after.run, environments, titles, (before.session.trials, after.session.trials))
     if wanted:
         share(args, comparison_document(found, before, after))
     elif args.json:
