@@ -46,6 +46,8 @@ class Facts:
             }
             if "bytes_per_sample" in facts:
                 self._measured[key]["peak_bytes_per_s"] = best_copy_bytes_per_s(self._device)
+        if self._task.dense_kind == "3x3 convolution":
+            facts["dense_is_convolution"] = 1.0
         here = {"threads": float(torch.get_num_threads()), "world_size": float(self._processes)}
         return {**self._measured[key], **facts, **here}
 

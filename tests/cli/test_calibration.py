@@ -28,6 +28,10 @@ MEASURED = {
     "gemm_fp16_flops_per_s",
     "conv_fp32_flops_per_s",
     "copy_bytes_per_s",
+    "triad_bytes_per_s",
+    "gemv_fp32_bytes_per_s",
+    "gemv_bf16_bytes_per_s",
+    "gemv_fp16_bytes_per_s",
     "allreduce_latency_s",
     "allreduce_bytes_per_s",
 }

@@ -12,9 +12,16 @@ def unit_of(name: str) -> str:
     return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
 
 
+def sustained_name(name: str) -> str:
+    """The name of the sustained rate of a figure: `gemm_fp32_sustained_flops_per_s`."""
+    ending = next(ending for ending in UNITS if name.endswith(ending))
+    return f"{name.removesuffix(ending)}_sustained{ending}"
+
+
 class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
     """One figure: the best of `n` repeats, which is the rate of an undisturbed machine; or the reason why there is no figure.
 
+    `sustained` is the rate that a quarter of the repeats exceed: on a machine with other tenants a job can keep it up, and not the best rate.
     `spread_ratio` is the interquartile range over the median, None for fewer than two repeats. `detail` describes the measurement
     (size, threads). `reason` is set where `value` is None.
     """
@@ -27,6 +34,7 @@ class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 0
     detail: str = ""
     reason: str = ""
+    sustained: float | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,5 +64,6 @@ class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The measured values by name, without missing values."""
-        return {one.name: one.value for one in self.reached if one.value is not None}
+        """The measured values by name, without missing values; sustained rates under `sustained_name`."""
+        best = {one.name: one.value for one in self.reached if one.value is not None}
+        return best | {sustained_name(one.name): one.sustained for one in self.reached if one.sustained is not None}

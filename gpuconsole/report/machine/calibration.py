@@ -20,6 +20,8 @@ PEAKS = {
     "gemm_fp16_flops_per_s": "fp16_flops_per_s",
     "conv_fp32_flops_per_s": "fp32_flops_per_s",
     "copy_bytes_per_s": "memory_bytes_per_s",
+    "triad_bytes_per_s": "memory_bytes_per_s",
+    **{f"gemv_{precision}_bytes_per_s": "memory_bytes_per_s" for precision in ("fp32", "bf16", "fp16")},
 }
 
 

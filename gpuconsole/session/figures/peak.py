@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.machine.calibration import sustained_name
 from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.serving import served_precision
 
 Peak = tuple[float, str]
 """A rate per second, and the source of that figure."""
+
+
+CONVOLVES = "dense_is_convolution"
+"""A fact: 1 where the dense arithmetic of the workload is convolution, which is faster than a matrix product on some CPUs."""
 
 
 def world_size(knobs: Knobs, facts: Mapping[str, float]) -> int:
@@ -35,7 +40,7 @@ def flops_peak(
     """
     return (
         _datasheet_flops(knobs, facts, peaks, is_gpu, serves)
-        or _measured_flops(knobs, facts, serves, measured_as)
+        or measured_flops(knobs, facts, serves, measured_as)
         or calibrated_product(knobs, facts, is_gpu, calibration or {})
     )
 
@@ -46,7 +51,7 @@ def _datasheet_flops(knobs: Knobs, facts: Mapping[str, float], peaks: Peaks, is_
     return (found * count, f"{_times(count)}{precision} dense, {peaks.source}") if found else None
 
 
-def _measured_flops(knobs: Knobs, facts: Mapping[str, float], serves: bool, measured_as: str = "") -> Peak | None:
+def measured_flops(knobs: Knobs, facts: Mapping[str, float], serves: bool, measured_as: str = "") -> Peak | None:
     """FLOP/s that the workload measured at its start."""
     measured, threads = facts.get("peak_flops_per_s"), facts.get("threads", 1.0)
     if not measured:
@@ -79,7 +84,7 @@ def bandwidth_peak(
     """Memory bandwidth of all devices of the run in bytes per second; None if it is not known. The order of sources is that of `flops_peak`."""
     return (
         _datasheet_bandwidth(knobs, facts, peaks, is_gpu)
-        or _measured_bandwidth(knobs, facts, is_gpu, serves)
+        or measured_bandwidth(knobs, facts, is_gpu, serves)
         or _calibrated_bandwidth(knobs, facts, is_gpu, calibration or {})
     )
 
@@ -89,7 +94,7 @@ def _datasheet_bandwidth(knobs: Knobs, facts: Mapping[str, float], peaks: Peaks,
     return (peaks.memory_bytes_per_s * count, f"{_times(count)}{peaks.source}") if is_gpu and peaks.memory_bytes_per_s else None
 
 
-def _measured_bandwidth(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool, serves: bool) -> Peak | None:
+def measured_bandwidth(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool, serves: bool) -> Peak | None:
     """Bytes/s that the workload measured at its start."""
     measured, count = facts.get("peak_bytes_per_s"), world_size(knobs, facts) if is_gpu else 1
     return (measured * count, f"{'the layers of the model' if serves else 'a copy'} measured here") if measured else None
@@ -109,19 +114,33 @@ def ceilings(
     serves: bool = False,
     calibration: Mapping[str, float] | None = None,
 ) -> tuple[Peak | None, Peak | None]:
-    """FLOP/s and bytes/s that the devices of the run can reach; None where no figure is known.
+    """FLOP/s and bytes/s that the devices of the run can keep up; None where no figure is known.
 
-    Every measured rate was reached on this machine, so the highest of them is attainable: by `gpuconsole calibrate`, or at the start of the
-    workload. Where nothing was measured: the datasheet of the GPU, which no program reaches completely.
+    Sources in order: the sustained rate of `gpuconsole calibrate`; the rate that the workload measured at its start, with its number of
+    threads; the datasheet of the GPU, which no program reaches completely. The rate is of the kind of the work: convolution or matrix product;
+    reading weights for one row (serving, where it was calibrated), or the better of copy and triad.
     """
-    calibrated = calibration or {}
-    flops = _highest(_measured_flops(knobs, facts, serves), calibrated_product(knobs, facts, is_gpu, calibrated))
-    moved = _highest(_measured_bandwidth(knobs, facts, is_gpu, serves), _calibrated_bandwidth(knobs, facts, is_gpu, calibrated))
-    return flops or _datasheet_flops(knobs, facts, peaks, is_gpu, serves), moved or _datasheet_bandwidth(knobs, facts, peaks, is_gpu)
+    known = {name: value * (world_size(knobs, facts) if is_gpu else 1) for name, value in (calibration or {}).items()}
+    precision, convolves = _precision(knobs, serves), bool(facts.get(CONVOLVES))
+    product = {
+        f"{'conv' if convolves else 'gemm'}_{precision}_flops_per_s": f"{precision} {'convolution' if convolves else 'matrix product'}"
+    }
+    streams = {"copy_bytes_per_s": "copy", "triad_bytes_per_s": "triad"}
+    reads = {f"gemv_{precision}_bytes_per_s": f"{precision} matrix times vector"} if serves else {}
+    return (
+        _calibrated(known, product) or measured_flops(knobs, facts, serves) or _datasheet_flops(knobs, facts, peaks, is_gpu, serves),
+        _calibrated(known, reads)
+        or (measured_bandwidth(knobs, facts, is_gpu, serves) if serves else None)
+        or _calibrated(known, streams)
+        or measured_bandwidth(knobs, facts, is_gpu, serves)
+        or _datasheet_bandwidth(knobs, facts, peaks, is_gpu),
+    )
 
 
-def _highest(*known: Peak | None) -> Peak | None:
-    return max((one for one in known if one is not None), key=lambda one: one[0], default=None)
+def _calibrated(known: Mapping[str, float], names: Mapping[str, str]) -> Peak | None:
+    """The highest of the calibrated figures `names`, with the words for its source. Older calibrations have no sustained rates, only the best ones."""
+    found = [(known.get(sustained_name(name), known.get(name, 0.0)), f"{words}, calibrated") for name, words in names.items()]
+    return max((one for one in found if one[0]), key=lambda one: one[0], default=None)
 
 
 def _times(count: int) -> str:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.model.machine.calibration import Reached
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 ONE_THREAD = "gemm_fp32_1_thread_flops_per_s"
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+READ = ("fp32", "bf16", "fp16")
 ON_CPU = "the device is the host's CPU: nothing is transferred"
 
 
@@ -45,6 +45,13 @@ class Bench:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """The numbers of CPU threads to measure with: that of a workload (all cores but one), and all cores. On a GPU there is no difference."""
+        from gpuconsole.workloads.arithmetic import cores
+
+        return (self.threads,) if self.on_gpu else tuple(sorted({self.threads, cores()}))
+
 
 class Stage(NamedTuple):
     """`measure` returns the figures `names`. Where it raises, they read n/a with the error as the reason."""
@@ -58,10 +65,13 @@ def stages(bench: Bench) -> list[Stage]:
     found = []
     if not bench.on_gpu:
         found.append(Stage("matrix product fp32", (ONE_THREAD, gemm_name("fp32")), _fp32_on_cpu))
-    for precision in ("fp32", "tf32", "bf16", "fp16")[len(found) :]:
+    for precision in PRECISIONS[len(found) :]:
         found.append(Stage(f"matrix product {precision}", (gemm_name(precision),), _product(precision)))
     found.append(Stage("convolution fp32", ("conv_fp32_flops_per_s",), _convolution))
     found.append(Stage("memory copy", ("copy_bytes_per_s",), _copy))
+    found.append(Stage("memory triad", ("triad_bytes_per_s",), _triad))
+    for precision in READ:
+        found.append(Stage(f"matrix times vector {precision}", (gemv_name(precision),), _reading(precision)))
     for direction in ("h2d", "d2h"):
         for kind in ("pinned", "pageable"):
             name = f"{direction}_{kind}_bytes_per_s"
@@ -75,15 +85,31 @@ def gemm_name(precision: str) -> str:
     return f"gemm_{precision}_flops_per_s"
 
 
+def gemv_name(precision: str) -> str:
+    return f"gemv_{precision}_bytes_per_s"
+
+
 def _fp32_on_cpu(bench: Bench) -> list[Reached]:
-    """With one thread, and with the number of threads of a workload: all cores but one, which on two cores is the same."""
-    one = _gemm(bench, gemm_name("fp32"), "fp32", 1)
-    all_but_one = _gemm(bench, gemm_name("fp32"), "fp32", bench.threads) if bench.threads > 1 else one
-    return [msgspec.structs.replace(one, name=ONE_THREAD), all_but_one]
+    """With one thread, and with the fastest number of threads."""
+    return [_gemm(bench, ONE_THREAD, "fp32", 1), *_product("fp32")(bench)]
+
+
+def _fastest(bench: Bench, measure: Callable[[int], Reached]) -> list[Reached]:
+    """The figure of the fastest of the numbers of threads. `measure` gets the number that is in force."""
+    import torch
+
+    found = []
+    try:
+        for threads in bench.thread_counts:
+            torch.set_num_threads(threads)
+            found.append(measure(threads))
+    finally:
+        torch.set_num_threads(bench.threads)
+    return [max(found, key=lambda one: one.sustained or 0.0)]
 
 
 def _product(precision: str) -> Callable[[Bench], list[Reached]]:
-    return lambda bench: [_gemm(bench, gemm_name(precision), precision, bench.threads)]
+    return lambda bench: _fastest(bench, lambda threads: _gemm(bench, gemm_name(precision), precision, threads))
 
 
 def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
@@ -115,16 +141,48 @@ def _convolution(bench: Bench) -> list[Reached]:
     from gpuconsole.workloads.calibration.repeats import as_rate, repeats_s
 
     flops, work = convolution(bench.device, "fp32")
-    times = repeats_s(work, bench.device, bench.budget_s)
-    return [
-        as_rate("conv_fp32_flops_per_s", flops, times, "3x3, 256 channels" + ("" if bench.on_gpu else f", {threads_text(bench.threads)}"))
-    ]
+
+    def measure(threads: int) -> Reached:
+        times = repeats_s(work, bench.device, bench.budget_s)
+        by = "" if bench.on_gpu else f", {threads_text(threads)}"
+        return as_rate("conv_fp32_flops_per_s", flops, times, f"3x3, 256 channels{by}")
+
+    return _fastest(bench, measure)
 
 
 def _copy(bench: Bench) -> list[Reached]:
     from gpuconsole.workloads.calibration.memory import copy
 
-    return [copy(bench.device, bench.budget_s, bench.threads)]
+    return _fastest(bench, lambda threads: copy(bench.device, bench.budget_s, threads))
+
+
+def _triad(bench: Bench) -> list[Reached]:
+    from gpuconsole.workloads.calibration.memory import triad
+
+    return _fastest(bench, lambda threads: triad(bench.device, bench.budget_s, threads))
+
+
+def _reading(precision: str) -> Callable[[Bench], list[Reached]]:
+    def measure(bench: Bench) -> list[Reached]:
+        from gpuconsole.workloads.arithmetic import DTYPES
+        from gpuconsole.workloads.calibration.dense import not_native
+        from gpuconsole.workloads.calibration.memory import threads_text
+        from gpuconsole.workloads.calibration.reading import BLOCK, WIDTH, reading
+        from gpuconsole.workloads.calibration.repeats import as_rate, missing, repeats_s
+
+        name = gemv_name(precision)
+        if reason := not_native(bench.device, precision):
+            return [missing(name, reason)]
+        width = WIDTH[bench.device.type]
+
+        def with_threads(threads: int) -> Reached:
+            moved, work, _ = reading(width, bench.device, DTYPES[precision], BLOCK)
+            by = "" if bench.on_gpu else f", {threads_text(threads)}"
+            return as_rate(name, moved, repeats_s(work, bench.device, bench.budget_s), f"transformer blocks of width {width}, one row{by}")
+
+        return _fastest(bench, with_threads)
+
+    return measure
 
 
 def _transfer(name: str) -> Callable[[Bench], list[Reached]]:

@@ -26,6 +26,19 @@ def copy(device: torch.device, budget_s: float, threads: int) -> Reached:
     return as_rate("copy_bytes_per_s", 2.0 * size, times, f"read plus written, {size >> 20} MiB{by}")
 
 
+def triad(device: torch.device, budget_s: float, threads: int) -> Reached:
+    """Bytes/s, read plus written, of a = b + s c (McCalpin's triad): two reads and one write.
+
+    A write to memory often reads the old content first. So the triad reaches more counted bytes/s than a copy, as other work with few writes does.
+    """
+    size = ON_GPU_BYTES if device.type == "cuda" else ON_CPU_BYTES // 2
+    b, c = _random(size, device).view(torch.float32), _random(size, device).view(torch.float32)
+    a = torch.empty_like(b)
+    times = repeats_s(lambda: torch.add(b, c, alpha=0.5, out=a), device, budget_s)
+    by = "" if device.type == "cuda" else f", {threads_text(threads)}"
+    return as_rate("triad_bytes_per_s", 3.0 * size, times, f"two reads, one write, {size >> 20} MiB each{by}")
+
+
 def best_copy_bytes_per_s(device: torch.device, budget_s: float = 0.25) -> float:
     """The best copy within `budget_s`: the reference for a workload that moves memory. The state of torch's random generators stays as it was.
 

@@ -30,12 +30,14 @@ def once_s(work: Callable[[], object], device: torch.device) -> float:
     """Seconds from an idle device to an idle device. On a CPU without the time in which this thread waited for a core: otherwise the
     reference would depend on other processes."""
     synchronize(device)
-    delay = _own_times().runq_s() if device.type == "cpu" else 0.0
     start = now()
+    delay = _own_times().runq_s() if device.type == "cpu" else 0.0
     work()
     synchronize(device)
-    took = now() - start
-    return max(took - (_own_times().runq_s() - delay), 1e-9) if device.type == "cpu" else took
+    if device.type != "cpu":
+        return now() - start
+    delay = _own_times().runq_s() - delay  # inside the times of the clock: a wait beside the work is no part of the difference
+    return max(now() - start - delay, 1e-9)
 
 
 @cache
@@ -51,7 +53,9 @@ def synchronize(device: torch.device) -> None:
 
 def as_rate(name: str, amount: float, times: list[float], detail: str) -> Reached:
     """`amount` per second."""
-    return Reached(name, unit_of(name), amount / min(times), amount / statistics.median(times), _spread(times), len(times), detail)
+    low = statistics.quantiles(times, n=4, method="inclusive")[0] if len(times) > 1 else times[0]
+    best, median = amount / min(times), amount / statistics.median(times)
+    return Reached(name, unit_of(name), best, median, _spread(times), len(times), detail, sustained=amount / low)
 
 
 def as_time(name: str, times: list[float], detail: str) -> Reached:

@@ -160,12 +160,29 @@ def test_a_machine_without_calibration_reads_na_with_the_command() -> None:
     assert served.reason == "the run is not steady yet"
 
 
-def test_the_measurement_at_the_start_of_a_run_counts_where_it_is_higher() -> None:
+def test_a_calibration_goes_before_the_measurement_at_the_start_of_a_run_and_its_sustained_rate_before_the_best() -> None:
     facts = {**FACTS, "peak_flops_per_s": 4e11, "threads": 2.0}
+    assert "measured here, 2 threads" in training(1.0, {"forward": 1.0}, facts=facts, calibration={}).source
     found = training(1.0, {"forward": 1.0}, facts=facts)
-    assert "measured here, 2 threads" in found.source
-    facts["peak_flops_per_s"] = 1e9
-    assert "bf16 matrix product, calibrated" in training(1.0, {"forward": 1.0}, facts=facts).source
+    assert "bf16 matrix product, calibrated" in found.source
+    slower = training(1.0, {"forward": 1.0}, facts=facts, calibration={**CALIBRATION, "gemm_bf16_sustained_flops_per_s": 1.5e11})
+    assert found.share_ratio is not None and slower.share_ratio is not None and slower.share_ratio > found.share_ratio
+
+
+def test_cores_without_a_thread_are_a_part_of_their_own() -> None:
+    facts = {**FACTS, "peak_flops_per_s": 5e10, "threads": 1.0}
+    found = training(0.01, {"forward": 0.5, "backward": 0.5}, facts=facts, cores=4.0)
+    part = next(part for part in found.parts if part.name == "threads")
+    assert part.title == "1 of 4 cores compute"
+    assert part.time_s == pytest.approx(16 * FACTS["flops_per_sample"] * (1 / 5e10 - 1 / 2e11))
+
+
+def test_a_convolution_is_compared_with_the_calibrated_convolution() -> None:
+    facts = {**FACTS, "dense_is_convolution": 1.0}
+    found = training(
+        1.0, {"forward": 1.0}, {**KNOBS, "precision": "fp32"}, facts, calibration={**CALIBRATION, "conv_fp32_flops_per_s": 3e11}
+    )
+    assert "fp32 convolution, calibrated" in found.source
 
 
 def test_a_share_above_100_percent_is_shown_and_explained() -> None:

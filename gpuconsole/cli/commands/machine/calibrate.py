@@ -28,8 +28,9 @@ from gpuconsole.wire.events import Progress
 
 DESCRIPTION = f"""Measure the peak rates of this machine and keep the figures. Later sessions compare with them, in addition to the datasheet.
 
-The calibration measures matrix products by precision, convolution, memory copy, transfers to and from a GPU (pinned and pageable),
-all-reduce and disk. The best of many repeats counts; median and spread are shown, too. It takes about 20 s. The machine should be idle.
+The calibration measures matrix products by precision, convolution, memory copy and triad, the reading of weights (matrix times vector),
+transfers to and from a GPU (pinned and pageable), all-reduce and disk. The best of many repeats counts; median and spread are shown, too.
+On a CPU the faster of two numbers of threads counts: all cores, or all but one. It takes about 35 s. The machine should be idle.
 The figures are kept in {cache_path()}
 for this host, CPU, cores, GPUs, driver and torch. If any of these changes, calibrate again.
 

@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.models.figures.bandwidth import bytes_of_step, needed
 from gpuconsole.diagnosis.models.figures.flops import flops_per_sample, recomputed_per_sample
 from gpuconsole.diagnosis.models.figures.inputs import ModelInputs
 from gpuconsole.model.figure import Attainable, RatePair
-from gpuconsole.session.figures.peak import ceilings
+from gpuconsole.session.figures.peak import ceilings, measured_bandwidth, measured_flops
 
 CALIBRATE = "`gpuconsole calibrate` measures it"
 NOT_STEADY = "the run is not steady yet"
@@ -58,11 +58,15 @@ def training_attainable(inputs: ModelInputs) -> Attainable:
 
 @dataclass(frozen=True)
 class _Work:
-    """The least times of a step's work. `again_s`: time of the recomputation, which is no model FLOP. `notes`: what the calculation leaves out."""
+    """The least times of a step's work. `notes`: what the calculation leaves out.
+
+    `again_s`: time of the recomputation, which is no model FLOP. `threads_s`: time that the passes need because the run uses few CPU threads.
+    """
 
     passes: Least
     update: Least
     again_s: float
+    threads_s: float
     flops: float
     moved: float
     source: str
@@ -101,8 +105,21 @@ def _work(inputs: ModelInputs, samples: float) -> _Work | str:
     if inputs.trains and not update.time_s:
         notes.append("all time of the optimizer counts as a loss: its bytes or the memory bandwidth are not known")
     again = recomputed_per_sample(inputs) * samples / limits.flops[0] if limits.flops else 0.0
+    own = _own_limits(inputs, limits)
+    slower = least(flops, moved, own)
+    threads_s = slower.time_s - passes.time_s if slower is not None else 0.0
     used = [one for one, uses in ((limits.flops, flops), (limits.bytes, moved or updated)) if one is not None and uses]
-    return _Work(passes, update, again, flops, moved + updated * inputs.world, "; ".join(one[1] for one in used), tuple(notes))
+    return _Work(passes, update, again, threads_s, flops, moved + updated * inputs.world, "; ".join(one[1] for one in used), tuple(notes))
+
+
+def _own_limits(inputs: ModelInputs, limits: Ceilings) -> Ceilings:
+    """What the CPU threads of the run can reach, as measured at its start. The same as `limits` where every core has a thread, and on a GPU."""
+    threads, cores = inputs.facts.get("threads"), inputs.value("cores")
+    if inputs.is_gpu or threads is None or cores is None or threads * inputs.world >= cores:
+        return limits
+    flops = measured_flops(inputs.knobs, inputs.facts, serves=False)
+    moved = measured_bandwidth(inputs.knobs, inputs.facts, inputs.is_gpu, serves=False)
+    return Ceilings(flops or limits.flops, moved or limits.bytes)
 
 
 def _shares(inputs: ModelInputs) -> dict[str, float]:
@@ -133,10 +150,12 @@ def _losses(inputs: ModelInputs, work: _Work, time_s: Mapping[str, float]) -> It
 
 
 def _known_causes(inputs: ModelInputs, work: _Work, passes_s: float) -> Iterator[Loss]:
-    """Parts of the passes' loss whose time is known: gaps between kernels on a GPU (probe P9), and recomputation."""
+    """Parts of the passes' loss whose time is known: gaps between kernels on a GPU (probe P9), cores without a thread, recomputation."""
     alone, whole = inputs.value("probe.pass_gpu_s"), inputs.value("probe.pass_s")
     if alone is not None and whole:
         yield Loss("launch_gaps", "launch gaps", passes_s * (1 - min(1.0, alone / whole)))
+    threads, cores = inputs.facts.get("threads", 1.0) * inputs.world, inputs.value("cores") or 0.0
+    yield Loss("threads", f"{threads:.0f} of {cores:.0f} cores compute", work.threads_s)
     yield Loss("recomputation", "recomputation (gradient checkpointing)", work.again_s)
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 import torch
-from torch import nn
 
+from gpuconsole.workloads.calibration.reading import reading
 from gpuconsole.workloads.calibration.repeats import repeats_s
-from gpuconsole.workloads.serving.engine.packing import can_pack, pack
 
-BEYOND_CACHES_BYTES = 2**27
 PROMPT_ROWS = 512
 BUDGET_S = 0.25
-READINGS = 30
-"""Number of products per measurement on a GPU, because a single product takes about as long as its launch and synchronisation."""
 
 
 @torch.inference_mode()
@@ -26,16 +22,11 @@ def reference_rates(d_model: int, device: torch.device, dtype: torch.dtype) -> d
     The state of torch's random generators is unchanged.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        count = max(2, BEYOND_CACHES_BYTES // (4 * d_model * d_model * dtype.itemsize))
-        layers = nn.ModuleList(nn.Linear(d_model, 4 * d_model, bias=False, device=device, dtype=dtype) for _ in range(count))
-        if can_pack(device, dtype):
-            pack(layers)
-        one, many = (torch.randn(rows, d_model, device=device).to(dtype) for rows in (1, PROMPT_ROWS))
-        times = READINGS if device.type == "cuda" else 1
-        reading = median(repeats_s(lambda: [layer(one) for _ in range(times) for layer in layers], device, BUDGET_S)) / times
+        moved, work, layers = reading(d_model, device, dtype)
+        many = torch.randn(PROMPT_ROWS, d_model, device=device).to(dtype)
+        read_s = median(repeats_s(work, device, BUDGET_S))
         computing = median(repeats_s(lambda: layers[0](many), device, BUDGET_S))
-    weights = 4 * d_model * d_model
     return {
-        "peak_bytes_per_s": count * weights * dtype.itemsize / reading,
-        "peak_flops_per_s": 2.0 * PROMPT_ROWS * weights / computing,
+        "peak_bytes_per_s": moved / read_s,
+        "peak_flops_per_s": 2.0 * PROMPT_ROWS * 4 * d_model * d_model / computing,
     }
