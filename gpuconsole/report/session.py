@@ -9,6 +9,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.ansi import Paint, plain
 from gpuconsole.report.experiments.trial import trial_report
 from gpuconsole.report.parts import BLANK, Report, labelled, printed
+from gpuconsole.report.run.attainable import attainable_report
 from gpuconsole.report.run.findings import firing_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.profile import profile_report
@@ -34,15 +35,15 @@ def gpu_names(snapshot: Snapshot) -> list[str]:
 
 
 def run_text(run: Run, trials: list[Trial], paint: Paint = plain) -> str:
-    """A run with its figures, models, profile and diagnosis."""
+    """A run with its figures, attainable rate, models, profile and diagnosis."""
     return "\n".join([printed([run_head(run)], paint=paint), printed([*run_report(run), *firing_report(run)], 2, paint)])
 
 
 def run_report(run: Run) -> Report:
-    """The error of a run, its figures, models and profile."""
+    """The error of a run, its figures, attainable rate, models and profile."""
     inside: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
     inside += figures(run)
-    larger = [part for part in (models_report(run), profile_report(run)) if part]
+    larger = [part for part in (attainable_report(run), models_report(run), profile_report(run)) if part]
     for part in larger:
         inside += [BLANK, *part]
     return [*inside, BLANK] if larger else inside

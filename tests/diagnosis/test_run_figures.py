@@ -15,6 +15,8 @@ from gpuconsole.engine.replay import Replay
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
+from gpuconsole.report.prometheus.collector import ScrapeCollector
+from gpuconsole.report.prometheus.scrape import scrape
 from gpuconsole.report.run.attainable import share_text, why_no_share
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
@@ -118,6 +120,18 @@ def test_the_attainable_rate_is_in_the_view_in_the_snapshot_and_in_diagnose(tmp_
     file.write_bytes(encode(snapshot))
     assert main(["diagnose", str(file), "--snapshot", str(again)]) == 0
     assert decode(again.read_bytes())[0].runs[0].attainable == shown.attainable
+
+
+def test_prometheus_has_the_share_while_the_run_is_active() -> None:
+    def shown(events: list[AnyEvent]) -> list[tuple[dict[str, str], float]]:
+        families = ScrapeCollector(lambda: scrape(stored(events), 17.0), "box").collect()
+        return [(one.labels, one.value) for family in families for one in family.samples if one.name == "gpuconsole_run_attainable_ratio"]
+
+    events = session({**FACTS, "peak_flops_per_s": 2e11})
+    ((labels, value),) = shown(events)
+    share = Reader(stored(events)).run().attainable
+    assert labels == {"scenario": "ddp-straggler", "bound": "compute"} and share is not None and value == pytest.approx(share.share_ratio)
+    assert shown(session()) == [] == shown([*events, RunClosed(17.0, "1", "finished")])
 
 
 def test_a_machine_that_was_never_calibrated_has_no_attainable_rate_and_says_why() -> None:

@@ -12,6 +12,7 @@ from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import DeviceLost, Devices, Hello, Requests, RunOpened, Sample, SourceState, Unavailable, Xid
+from tests.diagnosis.test_run_figures import FACTS, session, stored
 
 GPU = Device(id="gpu:0", name="NVIDIA H200", uuid="GPU-1", facts={"pci": "00000000:3b:00.0"})
 CPU = Device(id="cpu", name="AMD EPYC")
@@ -168,4 +169,6 @@ def test_the_own_metrics_are_all_shown() -> None:
     world.state.apply(SourceState(world.now, "nvml", 1.0))
     world.state.apply(RunOpened(world.now, "1", "serve-chat", "inference.serving", {}, "gpu:0"))
     world.state.apply(Requests(world.now, [Request(world.now, 0.0, 0.1, 1.0, 10, 10)], 1))
-    assert all(world.shows(name) for name in OWN)
+    trains = World()
+    trains.now, trains.state = 17.0, stored(session({**FACTS, "peak_flops_per_s": 2e11}))
+    assert all(world.shows(name) or trains.shows(name) for name in OWN)

@@ -36,6 +36,7 @@ OWN = {
     "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Old values are not exported.",
     "gpuconsole_sampler_up": "Whether the process that reads the devices runs and reports.",
     "gpuconsole_sampler_restarts_total": "How often this process was started again.",
+    "gpuconsole_run_attainable_ratio": "Rate of the current run over the rate that this hardware could reach for its work. Above 1: the peaks in use are too low.",
     "gpuconsole_run_valid": "1 if the figures of the current serving run are valid, 0 if they are degraded or invalid.",
     "gpuconsole_model_server_up": "1 while the model server of the current run answers requests, else 0.",
     "gpuconsole_source_stuck_seconds": "Seconds without an answer from a source of metrics; 0 while it answers.",
@@ -84,7 +85,7 @@ class _Families:
 
     def all(self) -> list[Metric]:
         values = self._scrape.values
-        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._serving(), *self._health()]
+        return [*self._catalogue(values), *self._dcgm(values), *self._devices(), *self._attained(), *self._serving(), *self._health()]
 
     def _catalogue(self, values: dict[str, dict[str, float]]) -> Iterator[Metric]:
         for name, metric in CATALOGUE.items():
@@ -149,6 +150,13 @@ class _Families:
             for metric, reason in reasons.items():
                 missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
         yield from (info, lost, missing)
+
+    def _attained(self) -> Iterator[Metric]:
+        run = self._scrape.attained
+        if run is not None:
+            family = _own("gpuconsole_run_attainable_ratio", "scenario", "bound")
+            family.add_metric([visible(run.scenario), run.bound], _tidy(run.ratio))
+            yield family
 
     def _serving(self) -> Iterator[Metric]:
         run = self._scrape.serving

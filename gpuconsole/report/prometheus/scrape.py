@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpuconsole.diagnosis.models.figures.run import with_figures
 from gpuconsole.model.machine.device import Device
 from gpuconsole.session.freshness import (
     fresh_values,
@@ -37,6 +38,14 @@ class ServingRun(NamedTuple):
     server_up: bool
 
 
+class AttainedRun(NamedTuple):
+    """An active run with its reached share of the attainable rate, and what limits the run at the attainable rate."""
+
+    scenario: str
+    bound: str
+    ratio: float
+
+
 @dataclass(frozen=True)
 class Scrape:
     """The fresh values, by device and metric, and the reasons for missing values. Immutable.
@@ -58,6 +67,7 @@ class Scrape:
     sampler_restarts: int
     not_fresh: str
     serving: ServingRun | None = None
+    attained: AttainedRun | None = None
 
     def device(self, name: str) -> Device | None:
         return next((device for device in self.devices if device.id == name), None)
@@ -88,6 +98,7 @@ def scrape(state: SessionState, t: float) -> Scrape:
         sampler_restarts=state.sampler_restarts,
         not_fresh=why_not_fresh(state, now),
         serving=_serving(state),
+        attained=_attained(state),
     )
 
 
@@ -97,6 +108,15 @@ def _serving(state: SessionState) -> ServingRun | None:
         return None
     found = run_now(state, record).validity
     return ServingRun(record.run.scenario, found.verdict if found else "", record.serving.outages.current is None)
+
+
+def _attained(state: SessionState) -> AttainedRun | None:
+    record = state.record
+    if record is None or record.closed_t is not None:
+        return None
+    found = with_figures(run_now(state, record), state.devices, state.environment.calibration, lambda name: ()).attainable
+    share = found.share_ratio if found is not None else None
+    return AttainedRun(record.run.scenario, found.bound or "", share) if found is not None and share is not None else None
 
 
 class LoopScraper:

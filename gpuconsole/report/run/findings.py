@@ -15,6 +15,7 @@ from gpuconsole.report.cells import Row
 from gpuconsole.report.experiments.trial import predicted
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
+from gpuconsole.report.run.attainable import attainable_report
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.run.summary import figures, run_head
 from gpuconsole.session.api import View
@@ -31,7 +32,7 @@ def paint_details(view: View, width: int) -> list[Row]:
 
 
 def details_report(run: Run) -> Report:
-    """Findings by state, then the figures of the run."""
+    """The findings that fire, the attainable rate, the other findings by state, then the figures of the run."""
     found: Report = []
     firing = facts.firing(run)
     if not firing:
@@ -41,6 +42,8 @@ def details_report(run: Run) -> Report:
         found.append(BLANK)
     for number, finding in enumerate(firing, 1):
         found += [*finding_report(number, finding, run), BLANK]
+    if reach := attainable_report(run):
+        found += [heading("What this hardware could reach"), *reach, BLANK]
     found += other_rules(run)
     if not run.findings:
         found += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]

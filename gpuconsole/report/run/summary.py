@@ -7,6 +7,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.report import units
 from gpuconsole.report.parts import Line, Report, labelled
 from gpuconsole.report.run.account import account_segments
+from gpuconsole.report.run.attainable import share_text
 from gpuconsole.report.run.figures import costs, step_time, throughput, utilization
 from gpuconsole.report.run.serving import latency_report, request_report
 from gpuconsole.report.run.validity import validity_report
@@ -18,7 +19,12 @@ def figures(run: Run) -> Report:
     found: Report = validity_report(run)
     rate, _ = run.throughput
     if rate:
-        found.append(labelled("throughput", [(throughput(run), "title"), (f" (n={rate.n})", "dim")]))
+        found.append(
+            labelled(
+                "throughput",
+                [(throughput(run), "title"), (f" (n={rate.n})", "dim"), (f"   {share}" if (share := share_text(run)) else "", "")],
+            )
+        )
     if run.baseline is not None:
         found.append(labelled("baseline", run.baseline.words))
     found += request_report(run)

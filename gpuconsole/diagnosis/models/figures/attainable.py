@@ -140,13 +140,13 @@ def _losses(inputs: ModelInputs, work: _Work, time_s: Mapping[str, float]) -> It
     for name, title in TITLES.items():
         yield Loss(name, title, time_s.get(name, 0.0))
     yield Loss("runq", "wait for a CPU core", time_s.get("runq", 0.0))
-    yield _beyond(UPDATE, "optimizer slower than its bytes", time_s.get(UPDATE, 0.0) - work.update.time_s, work.update)
+    yield _beyond(UPDATE, "optimizer below the roofline", time_s.get(UPDATE, 0.0) - work.update.time_s, work.update)
     slower = sum(time_s.get(name, 0.0) for name in PASSES) - work.passes.time_s
     for loss in _known_causes(inputs, work, slower + work.passes.time_s):
         if 0 < loss.time_s <= slower:
             slower -= loss.time_s
             yield loss
-    yield _beyond("kernels", "kernels slower than the roofline", slower, work.passes)
+    yield _beyond("kernels", "kernels below the roofline", slower, work.passes)
 
 
 def _known_causes(inputs: ModelInputs, work: _Work, passes_s: float) -> Iterator[Loss]:
@@ -156,7 +156,7 @@ def _known_causes(inputs: ModelInputs, work: _Work, passes_s: float) -> Iterator
         yield Loss("launch_gaps", "launch gaps", passes_s * (1 - min(1.0, alone / whole)))
     threads, cores = inputs.facts.get("threads", 1.0) * inputs.world, inputs.value("cores") or 0.0
     yield Loss("threads", f"{threads:.0f} of {cores:.0f} cores compute", work.threads_s)
-    yield Loss("recomputation", "recomputation (gradient checkpointing)", work.again_s)
+    yield Loss("recomputation", "recomputation of activations", work.again_s)
 
 
 def _beyond(name: str, title: str, time_s: float, limit: Least) -> Loss:

@@ -22,7 +22,7 @@ USABLE = 0.9
 WAITS = {
     "client_queue": "requests wait in the client",
     "queue": "requests wait in the queue",
-    "transport": "network, HTTP and event loops",
+    "transport": "network, HTTP, event loops",
 }
 """Parts of a request's time that are no work of the model."""
 OVERLAPS = "a part of this wait: the model works on other requests meanwhile"
@@ -177,16 +177,16 @@ def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -
     if gap < 0:
         return [Loss("model", "prefill and decoding", gap, BELOW)]
     if not shares:
-        return [Loss("model", "not split: the server does not report its times", gap)]
+        return [Loss("model", "not split into parts", gap, "the server does not report the times of its requests")]
     waits = {name: shares.get(name, 0.0) * token_s for name in WAITS}
     factor = min(1.0, gap / total) if (total := sum(waits.values())) else 0.0
     losses = [Loss(name, WAITS[name], seconds * factor, OVERLAPS if factor < 1 else "") for name, seconds in waits.items()]
     left = gap - sum(one.time_s for one in losses)
     slow = shares.get("prefill", 0.0) * token_s - (prefill_s or 0.0)
     if prefill_s is None or not 0 <= slow <= left:
-        return [*losses, Loss("model", "prefill and decoding slower than the roofline", left)]
+        return [*losses, Loss("model", "prefill, decoding below roofline", left)]
     return [
         *losses,
-        Loss("prefill", "prefill slower than the roofline", slow),
-        Loss("decode", "decoding slower than the roofline", left - slow),
+        Loss("prefill", "prefill below the roofline", slow),
+        Loss("decode", "decoding below the roofline", left - slow),
     ]
