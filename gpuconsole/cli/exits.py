@@ -6,9 +6,10 @@ the number of the signal, as a program that a shell has ended. With a command of
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 OK = 0
 FAILED = 1
@@ -27,8 +28,24 @@ CODES = {
 _received: list[signal.Signals] = []
 
 
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Until a command takes Ctrl-C over, it ends the process at once with INTERRUPTED: nothing has a result yet, and children end with this process.
+    An exception in the middle of an import would print a traceback, and it can crash msgspec while it builds its decoders."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # for example ignored: a shell starts background jobs so
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def on_interrupt(action: Callable[[], object]) -> None:
     """Call `action` in the running event loop after SIGINT, SIGTERM or SIGHUP."""
+    import asyncio  # the console's first picture does not wait for it
+
     loop = asyncio.get_running_loop()
 
     def received(number: signal.Signals) -> None:

@@ -1,32 +1,32 @@
 """`gpuconsole`: parse the command line and run one command. `exits.py` has the exit codes.
 
-The imports are inside the functions, so that the console can paint its first picture before them.
+The other imports are inside the functions, so that the console can paint its first picture before them.
 """
 
 from __future__ import annotations
 
 import sys
 
+from gpuconsole.cli.exits import FAILED, INTERRUPTED, USAGE, ending_at_once
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    from gpuconsole.tui import skeleton
+    with ending_at_once():
+        from gpuconsole.tui import skeleton
 
-    try:
-        if not words and skeleton.fits():  # a command line without words has no mistakes
-            skeleton.paint(overview=True)
-        return _run(words)
-    except KeyboardInterrupt:
-        from gpuconsole.cli.exits import INTERRUPTED
-
-        return INTERRUPTED
-    finally:
-        skeleton.restore()
+        try:
+            if not words and skeleton.fits():  # a command line without words has no mistakes
+                skeleton.paint(overview=True)
+            return _run(words)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        finally:
+            skeleton.restore()
 
 
 def _run(words: list[str]) -> int:
-    from gpuconsole.cli.exits import FAILED, USAGE
     from gpuconsole.cli.options.usage import UsageError
     from gpuconsole.cli.output import configure, problem
     from gpuconsole.cli.parser import parse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import Cli
 from tests.waiting import gone, wait_until
 
 COMMANDS = [
@@ -40,3 +42,19 @@ def running(process: subprocess.Popen[str]) -> list[list[str]]:
         except psutil.Error:
             continue
     return found
+
+
+@pytest.mark.parametrize("imported", ["gpuconsole.tui.skeleton", "gpuconsole.model.snapshot", "gpuconsole.diagnosis.engine"])
+def test_interrupted_while_it_loads_a_command_ends_at_once_without_a_traceback(cli: Cli, tmp_path: Path, imported: str) -> None:
+    """An import sends SIGINT to its own process."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {imported!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    done = cli("rules", env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -10,7 +10,7 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.commands.experiments.tune import read_certificate
-from gpuconsole.cli.exits import FAILED, OK
+from gpuconsole.cli.exits import FAILED, OK, exit_code, on_interrupt
 from gpuconsole.cli.options.console import CONSOLE_OPTIONS, add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import to_json
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if args.measure and not found.mistakes:
         try:
             engine, found.measured = asyncio.run(_measure(args, certificate))
+        except asyncio.CancelledError:
+            return exit_code()
         except SessionError as error:
             output.problem(str(error))
             return FAILED
@@ -124,6 +126,9 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
     """The settings of the start, with a trial of all kept changes together."""
     chosen = scenario(certificate.scenario)
     engine = live_engine(args)
+    measuring = asyncio.current_task()
+    assert measuring is not None
+    on_interrupt(measuring.cancel)
     try:
         await open_engine(engine, record_path(args))
         start: Knobs = {name: value for name, value in certificate.start.items() if name in chosen.workload.knobs}
