@@ -298,9 +298,9 @@ def _give_up(code: int) -> None:
     os._exit(code)
 
 
-def run_app(api: SessionApi, *, eco: bool = False) -> int:
+def run_app(api: SessionApi, *, eco: bool = False, theme: str = DARK) -> int:
     """Show the console until the user quits. 0: all well, 1: the last run failed or is invalid, 128 + n: ended by signal n."""
-    return asyncio.run(show(ConsoleApp(api, eco=eco)))
+    return asyncio.run(show(ConsoleApp(api, eco=eco, theme=theme)))
 
 
 async def show(app: ConsoleApp) -> int:

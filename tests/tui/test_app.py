@@ -288,3 +288,17 @@ def test_quit_closes_the_session(key: str) -> None:
         assert app.return_value == 0
 
     assert on_screen(view(), body).calls[-1] == ("close",)
+
+
+def test_escape_cancels_a_trial_and_does_nothing_without_one() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await shows(app, "Esc cancel the trial")
+        await pilot.press("escape")
+        await until(lambda: ("cancel_trial",) in api.calls)
+        api.shown = gpu_view()
+        await shows(app, "Enter prove")
+        await pilot.press("escape", "u")
+        await until(lambda: ("revert",) in api.calls)
+        assert api.calls.count(("cancel_trial",)) == 1
+
+    on_screen(trial_view(), body)

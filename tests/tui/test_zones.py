@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Literal
 
+import msgspec
 import pytest
 
+from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.model.finding import Finding, Interval, Suggestion
+from gpuconsole.model.knobs.catalogue import CATALOGUE, Value, describe_changes, show
+from gpuconsole.model.knobs.words import in_words
+from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.report import facts
+from gpuconsole.report.machine.tiles import tiles
+from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.screen.answer import paint_answer
+from gpuconsole.report.screen.chart import paint_throughput
+from gpuconsole.report.screen.devices import paint_devices
+from gpuconsole.session.api import View
+from gpuconsole.tui import keys
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.widgets.header import paint_header
+from gpuconsole.tui.widgets.layout import plan
+from tests.tui.fake_session import cpu_view, gpu_view
 from tests.tui.golden.pictures import SIZES
 from tests.tui.golden.situations import SITUATIONS, FoldedSession
 from tests.tui.test_paint import text
@@ -60,3 +79,94 @@ def test_no_zone_is_more_than_a_third_blank_on_a_large_terminal(name: str) -> No
         inner = [row[1:-1] for row in rows[1:-1]] if rows[0].startswith("╭") else rows
         blank, whole = largest_blank(inner), len(inner[0]) * len(inner)
         assert blank <= whole / 3, (zone, blank / whole)
+
+
+# --- no title is cut ----------------------------------------------------------------------------------------
+
+EIGHTY, USUAL = 80, 120
+RULES = all_rules()
+
+
+def every_finding() -> list[Finding]:
+    """Each rule with each of its titles and a suggestion for each of its knobs, as large and as certain as it can be."""
+    found = []
+    for rule in RULES:
+        suggestions = [Suggestion({name: _value(name)}, Interval(1.45, 11.69), "why", "code") for name in rule.knobs] or []
+        full = Finding(rule.id, "fires", rule.title, 0.99, "medium", "summary", suggestions=tuple(suggestions), resource=rule.resource)
+        found += [full, msgspec.structs.replace(full, suggestions=())]
+    return found
+
+
+def _value(name: str) -> Value:
+    """The longest of the values that the knob could have."""
+    return max(CATALOGUE[name].examples, key=lambda value: len(show(value)))
+
+
+def joined(painted: str) -> str:
+    """The text of a panel without its edges: a title may take two rows. What is at stake stands beside the first row."""
+    rows = [re.sub(r" {3,}.*", "", row.strip("│╭╮╰╯ ")) for row in painted.splitlines()]
+    return " ".join(" ".join(rows).split())
+
+
+def with_finding(finding: Finding, serves: bool) -> View:
+    """A run in which one rule fires; its knobs have long old values."""
+    base = gpu_view(trials=())
+    knobs = {name: _value(name) for suggestion in finding.suggestions for name in suggestion.changes}
+    workload = "inference.serving" if serves else "training.gpt"
+    run = msgspec.structs.replace(base.runs[-1], workload=workload, findings=[finding], knobs={**base.runs[-1].knobs, **knobs}, changes={})
+    return msgspec.structs.replace(base, runs=(run,))
+
+
+@pytest.mark.parametrize("width", [EIGHTY, USUAL])
+def test_no_title_of_a_rule_is_cut(width: int) -> None:
+    for finding in every_finding():
+        for serves in (False, True):
+            shown = with_finding(finding, serves)
+            selected = next(iter(facts.suggestions(shown)), "")
+            head, more = text(paint_answer(shown, selected, keys.for_answer(shown), width, 2)).splitlines()
+            assert finding.title in head and "…" not in head, head
+            assert "%" in head and "…" not in more, (head, more)
+            if finding.suggestions and width == USUAL:
+                assert "Enter prove" in head, head
+                assert describe_changes(finding.suggestions[0].changes) in more.replace(" -> ", " "), more
+            side = plan(width, 40).side or width
+            causes = text(paint_diagnosis(shown, selected, side, 16, width >= 100))
+            assert finding.title in joined(causes), causes
+
+
+@pytest.mark.parametrize("state", ["clear", "cant_tell"])
+def test_no_title_of_a_rule_in_order_is_cut(state: Literal["clear", "cant_tell"]) -> None:
+    findings = [Finding(rule.id, state, rule.clear_title if state == "clear" else rule.title, summary="why " * 30) for rule in RULES]
+    base = gpu_view(trials=())
+    shown = msgspec.structs.replace(base, runs=(msgspec.structs.replace(base.runs[-1], findings=findings, changes={}),))
+    side = plan(USUAL, 40).side
+    painted = text(paint_diagnosis(shown, "", side, len(findings) + 4, True))
+    for finding in findings:
+        assert finding.title in joined(painted), finding.title
+
+
+@pytest.mark.parametrize("value", [0.0, 3.456, 987.6, 18_240.0, 9_876_543.0, 98_765_432.0, 9.9e11])
+@pytest.mark.parametrize("metric", ["workload.tokens_per_s", "workload.samples_per_s"])
+def test_no_title_of_a_zone_is_cut_for_any_size_and_unit(metric: str, value: float) -> None:
+    """At 120x40: the title row, the titles of the boxes with their figures, the names and figures of the devices."""
+    base = gpu_view()
+    latest = {key: value for key in base.latest if not key.startswith("workload.")} | {series_key(metric, "gpu:0"): value}
+    for shown in (msgspec.structs.replace(base, latest=latest), cpu_view(latest={**cpu_view().latest, series_key(metric, "cpu"): value})):
+        layout = plan(USUAL, 40)
+        chart = text(paint_throughput(shown, lambda key, columns, seconds: [value] * columns, USUAL, 12)).splitlines()
+        assert chart[0].startswith("╭─ throughput, ") and "…" not in chart[0]
+        devices = text(paint_devices(shown, lambda *_: [], USUAL - layout.side, 20, all_eight=True, boxed=True))
+        assert "…" not in "".join(row for row in devices.splitlines() if "n/a" not in row), devices
+        for tile in tiles(shown, True):
+            assert tile.title in devices
+        title = text(paint_header(shown, USUAL, 1))
+        assert "…" not in title and shown.runs[-1].scenario in title
+
+
+def test_every_knob_that_a_rule_changes_has_words() -> None:
+    for rule in RULES:
+        for name in rule.knobs:
+            for value in CATALOGUE[name].examples:
+                assert not in_words({name: value}).startswith("set "), name
+    assert in_words({"num_workers": 4, "pin_memory": True}) == "use 4 DataLoader workers and load batches into page-locked memory"
+    assert in_words({"d_model": 64}) == "set d_model to 64"

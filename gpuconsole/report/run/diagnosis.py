@@ -101,7 +101,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
     at = 0
     for number, finding in enumerate(firing, 1):
         headlines.append(len(rows))
-        rows.append(_headline(number, finding, width))
+        rows += _headline(number, finding, width)
         own = any(facts.suggestion_id(finding, one) == selected for one in finding.suggestions)
         rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy or own else 1)]
         for suggestion in finding.suggestions:
@@ -117,7 +117,8 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
     return rows, headlines, at
 
 
-def _headline(number: int, finding: Finding, width: int) -> Row:
+def _headline(number: int, finding: Finding, width: int) -> list[Row]:
+    """The number, the whole title, in two rows where it must be, and what is at stake."""
     right: list[Segment] = []
     if not finding.note:
         full = width >= cell_width(finding.title) + 24
@@ -126,7 +127,8 @@ def _headline(number: int, finding: Finding, width: int) -> Row:
         confidence = f"  {finding.confidence:<6}" if width >= cell_width(finding.title) + 34 else ""
         right = [(share if finding.recoverable_ratio else "", "loss"), (confidence, "dim")]
     style = "title" if finding.note or finding.recoverable_ratio else "alert"
-    return spread(width, [(f"{number} ", "dim"), (finding.title, style)], right)
+    first, *rest = wrap(finding.title, max(1, width - 2 - row_width(right)), 3) or [""]
+    return [spread(width, [(f"{number} ", "dim"), (first, style)], right), *(line(width, ("  ", ""), (text, style)) for text in rest)]
 
 
 def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool) -> Row:
@@ -163,24 +165,26 @@ def _others(view: View, width: int, room: int) -> list[Row]:
     run = view.run
     if run is None or room <= 0 or run.state == "failed":
         return []
-    rows = []
+    rows: list[Row] = []
     for finding in run.findings:
         if finding.state == "clear":
-            rows.append(_other("✓ ", finding.title, finding.summary, width))
+            rows += _other("✓ ", finding.title, finding.summary, width)
     for finding in run.findings:
         if finding.state == "cant_tell":
             missing = f"missing {', '.join(finding.missing)}" if finding.missing else finding.summary
-            rows.append(_other("? ", finding.title, missing, width))
+            rows += _other("? ", finding.title, missing, width)
     if len(rows) > room:
         return [*rows[: room - 1], line(width, (f"  … {len(rows) - room + 1} more: d", "dim"))]
     return rows
 
 
-def _other(mark: str, title: str, why: str, width: int) -> Row:
+def _other(mark: str, title: str, why: str, width: int) -> list[Row]:
+    """The whole title, and the reason where there is room beside it."""
     room = width - cell_width(title) - 5
-    return spread(
-        width, [(mark, "good" if mark == "✓ " else "dim"), (title, "")], [(f"   {cut(why, room)}", "dim")] if why and room > 20 else []
-    )
+    first, *rest = wrap(title, max(1, width - 2)) or [""]
+    reason: list[Segment] = [(f"   {cut(why, room)}", "dim")] if why and room > 20 else []
+    head = spread(width, [(mark, "good" if mark == "✓ " else "dim"), (first, "")], reason)
+    return [head, *(line(width, ("  ", ""), (text, "")) for text in rest)]
 
 
 def _settings(run: Run, width: int, room: int) -> list[Row]:

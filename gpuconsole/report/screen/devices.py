@@ -34,15 +34,18 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
         rows += fill([], inner, gap) + _tile(tile, values, time, label, inner, own)
     if not boxed:
         return fill(rows, width, height)
-    return panel(_title(view), _figures(view, width), rows, width, height, True)
+    return panel(_title(view, inner), _figures(view, width), rows, width, height, True)
 
 
-def _title(view: View) -> str:
+def _title(view: View, width: int) -> str:
     device = facts.device(view)
     if device.is_gpu:
         return f"{device.id} {facts.short_name(device.name)}"
     why = view.no_gpu_reason
-    return f"CPU (no GPU: {why})" if why else "CPU"
+    if not why:
+        return "CPU"
+    wordings = (f"CPU (no GPU: {why})", f"CPU (no GPU: {why.partition(':')[0]})")
+    return next((words for words in wordings if cell_width(words) <= width - 2), "CPU (no GPU)")
 
 
 def _figures(view: View, width: int) -> list[Segment]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.options.console import add_eco_option, eco
+from gpuconsole.cli.options.console import add_eco_option, eco, theme
 from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.engine.replay import Replay
 from gpuconsole.model.snapshot import encode
@@ -79,4 +79,4 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{why}; add --headless")
     from gpuconsole.tui.app import run_app
 
-    return run_app(replay, eco=eco(args))
+    return run_app(replay, eco=eco(args), theme=theme())
