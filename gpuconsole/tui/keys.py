@@ -237,7 +237,7 @@ def for_answer(view: View) -> list[tuple[str, str]]:
     """(key, words) of what the answer line offers now, the most useful first."""
     by_id = {action.id: action for action in ACTIONS}
     wanted = [
-        ("cancel_trial", "cancel the trial"),
+        ("cancel_trial", "cancel"),
         ("try_selected", "prove"),
         ("details", "why"),
         ("scenarios", "scenarios"),

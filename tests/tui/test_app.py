@@ -292,7 +292,7 @@ def test_quit_closes_the_session(key: str) -> None:
 
 def test_escape_cancels_a_trial_and_does_nothing_without_one() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        await shows(app, "Esc cancel the trial")
+        await shows(app, "Esc cancel")
         await pilot.press("escape")
         await until(lambda: ("cancel_trial",) in api.calls)
         api.shown = gpu_view()
