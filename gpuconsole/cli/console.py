@@ -48,7 +48,6 @@ def open_console(
     """Open the screen on a live engine; returns the exit code once the user quits. With `job`, a command of the user's own: its
     exit code, or minus the signal that ended it; 0 where it continues. `output`: the file that gets all its output."""
     serve_address(args)  # bad usage is reported before the screen is painted
-    theme()
     show_first_picture()
     engine = live_engine(args)
     session_file = SessionFile(engine, snapshot)

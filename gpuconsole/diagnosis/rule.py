@@ -10,6 +10,9 @@ from typing import ClassVar, Literal
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.model.finding import Confidence, Evidence, Finding, Resource, Suggestion
 
+NOT_ON_GPU = "the run is not on a GPU"
+"""The summary of a rule about GPUs for a run on a CPU."""
+
 
 @dataclass(frozen=True)
 class Threshold:
@@ -52,7 +55,7 @@ class Rule(ABC):
         return Finding(self.id, "clear", self.clear_title, evidence=evidence, level=level, summary=summary)
 
     def not_on_gpu(self) -> Finding:
-        return self.clear(summary="the run is not on a GPU")
+        return self.clear(summary=NOT_ON_GPU)
 
     def cant_tell(self, reason: str, missing: tuple[str, ...] = ()) -> Finding:
         """A finding without a conclusion. `missing`: signals that would allow a conclusion."""

@@ -27,7 +27,7 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
         terminal.press("s")
         terminal.wait_for("start here", "train-gpt", "> chatty-logging", "Logging delays every step", "step 1 of 4")
         terminal.press("enter")
-        terminal.wait_for("forward", "backward", "logging", "step 2 of 4")
+        terminal.wait_for("█ forward", "▓ backward", "logging", "step 2 of 4")
         terminal.wait_for("log_every", "predicted", "step 3 of 4", timeout_s=60)
         for _ in range(3):
             terminal.press("enter")
@@ -52,7 +52,7 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
 def running(tmp_path: Path, *options: str) -> Terminal:
     """A console on which a small job runs."""
     terminal = Terminal("run", "train-gpt", "--set", "d_model=64", "--set", "n_layer=1", *options, cwd=tmp_path)
-    terminal.wait_for("forward", "backward")
+    terminal.wait_for("█ forward", "▓ backward")
     return terminal
 
 
@@ -83,7 +83,7 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
         terminal.press("?")
         terminal.wait_for("Help")
         terminal.press("escape")
-        terminal.wait_for("Diagnosis", "Runs")
+        terminal.wait_for("diagnosis", "tried")
         terminal.press("q")
         assert terminal.wait_exit() == 1  # the workload failed
 
@@ -91,13 +91,13 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
 def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tmp_path: Path) -> None:
     with running(tmp_path, "--record", "r.jsonl") as terminal:
         terminal.resize(40, 12)
-        terminal.wait_gone("where a step goes" + " " * 60)
+        terminal.wait_gone("throughput, ")
         terminal.wait_for("train-gpt")
         terminal.resize(120, 40)
-        terminal.wait_for("forward", "backward", "Diagnosis", "Runs")
+        terminal.wait_for("█ forward", "▓ backward", "throughput, ", "tried")
         terminal.press("q")
         assert terminal.wait_exit() == 0
     with Terminal("replay", "r.jsonl", "--speed", "20", cwd=tmp_path) as terminal:
-        terminal.wait_for("RECORDING", "forward", "backward", "train-gpt")
+        terminal.wait_for("RECORDING", "█ forward", "▓ backward", "train-gpt")
         terminal.press("q")
         assert terminal.wait_exit() == 0

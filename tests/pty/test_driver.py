@@ -15,7 +15,7 @@ from tests.pty.terminal import Terminal
 from tests.waiting import wait_until
 
 SHOWN = "tests.pty.shown_console"
-MAIN = ("SM active", "where a step goes", "Too few dataloader workers", "q quit")
+MAIN = ("SM active", "data wait", "Too few dataloader workers", "q quit")
 LEFT = b"\x1b[?1049l"
 
 
@@ -42,7 +42,7 @@ def tour(terminal: Terminal) -> list[object]:
         pictures.append(terminal.cells)
     for columns, rows in ((90, 30), (40, 12), (120, 40)):
         terminal.resize(columns, rows)
-        terminal.wait_for("gpuconsole", "Diagnosis", "q quit")
+        terminal.wait_for("gpuconsole", "causes", "q quit")
         wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].startswith("q quit"), 10, "the last row")
         assert len(terminal.text.rstrip().splitlines()) == rows
         pictures.append(terminal.cells)
@@ -188,10 +188,10 @@ def test_the_cursor_is_where_an_input_wants_it(tmp_path: Path) -> None:
 def test_the_first_picture_stays_until_the_first_frame(tmp_path: Path) -> None:
     """One alternate screen, never cleared in between, and the titles that the console has."""
     with shown(tmp_path, "skeleton") as terminal:
-        wait_until(lambda: terminal.read(0.1, most=512) and "Diagnosis" in terminal.text, 10, "the first picture")
+        wait_until(lambda: terminal.read(0.1, most=512) and "diagnosis" in terminal.text, 10, "the first picture")
         assert "starting" in terminal.text and "tokens/s" in terminal.text
         while "q quit" not in terminal.text:
-            assert "where a step goes" in terminal.text and "Diagnosis" in terminal.text
+            assert "throughput" in terminal.text and "tried" in terminal.text
             assert terminal.read(1.0, most=512)
         terminal.wait_for(*MAIN)
         assert terminal.raw.count(b"\x1b[?1049h") == 1

@@ -80,12 +80,6 @@ def eco(args: argparse.Namespace) -> bool:
     return getattr(args, "eco", settings().eco)
 
 
-THEMES = ("dark", "light")
-
-
 def theme() -> str:
-    """The colours of the screen: `dark` or `light`. Raises SettingsError."""
-    found = settings()
-    if found.theme and found.theme not in THEMES:
-        raise found.mistake("theme", f"theme: {found.theme!r}: must be {' or '.join(THEMES)}")
-    return found.theme or THEMES[0]
+    """The colours of the screen: `dark` or `light`."""
+    return settings().theme or "dark"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.rule import NOT_ON_GPU
 from gpuconsole.diagnosis.standing import why_no_claim
 from gpuconsole.model.finding import STAKE, Finding, Suggestion
 from gpuconsole.model.job.facts import EFFECTS
@@ -166,7 +167,7 @@ def _others(view: View, width: int, room: int) -> list[Row]:
     if run is None or room <= 0 or run.state == "failed":
         return []
     rows: list[Row] = []
-    for finding in run.findings:
+    for finding in sorted(run.findings, key=lambda finding: finding.summary == NOT_ON_GPU):
         if finding.state == "clear":
             rows += _other("✓ ", finding.title, finding.summary, width)
     for finding in run.findings:
@@ -211,10 +212,10 @@ def _state(view: View) -> str:
 
 def state_words(run: Run) -> str:
     """The state of the diagnosis of a run in which no rule fires, in one clause."""
+    if run.state == "running" and run.steady_from_s is None and not doubtful(run):
+        return f"Measuring: {'steady state not reached yet' if run.summary.steps else 'nothing completed yet'}"
     if run.findings and (why := why_no_claim(run)):
         return "No conclusion: the figures cannot show what limits this run" if doubtful(run) else f"No conclusion: {why}"
-    if run.steady_from_s is None and run.state == "running":
-        return "Measuring: steady state not reached yet"
     if not run.findings:
         ended = f"The run ended before a diagnosis: {run.error}" if run.error else "The run ended before a diagnosis"
         return "Measuring: no diagnosis yet" if run.state == "running" else ended

@@ -101,7 +101,7 @@ def answer(view: View, selected: str) -> Answer:
         return Answer(
             "good", [(f"Proven: {in_words(kept.changes)}", "title"), (f": {measured(kept)}", "good")], [(state_words(run), "dim")]
         )
-    return Answer("dim", [(state_words(run), "title")], [(_rest(view, run), "dim")])
+    return Answer("dim", [(state_words(run), "title")], _rest(view, run))
 
 
 def _trouble(view: View, run: Run) -> Answer | None:
@@ -195,16 +195,14 @@ def _kept(view: View) -> Trial | None:
     )
 
 
-def _rest(view: View, run: Run) -> str:
-    """How many rules have no fault to report."""
+def _rest(view: View, run: Run) -> list[Segment]:
+    """How many rules have no fault to report, and what the others lack."""
     if view.probing:
-        return f"The probe {view.probing} runs."
+        return [(f"The probe {view.probing} runs.", "dim")]
     clear = sum(finding.state == "clear" for finding in run.findings)
     unknown = [finding for finding in run.findings if finding.state == "cant_tell"]
     if not run.findings:
-        return ""
-    text = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"
-    if unknown:
-        missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
-        text += f", {len(unknown)} can't tell" + (f" (missing {missing})" if missing else "")
-    return f"{text}."
+        return [("", "")]
+    counts = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear" + (f", {len(unknown)} can't tell" if unknown else "")
+    missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
+    return [(counts, "dim"), (f"missing {missing}" if missing else "", "dim")]
