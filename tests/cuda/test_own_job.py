@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.wire.events import JobKnown
+from gpuconsole.wire.events import JobKnown, ProbeDone
 from tests.agent.listener import Listener
 from tests.cuda.conftest import Machines
 from tests.fakes.cuda.cards import uuid
@@ -40,6 +40,9 @@ def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(si
     assert any(step.loss is not None for step in one.steps[SKIPPED:])
     known = [event.facts for event in one.events if isinstance(event, JobKnown)]
     assert (known[-1].device, f"GPU-{known[-1].device_uuid}") == ("cuda:0", uuid(1))
+    seen = {name: signal for event in one.events if isinstance(event, ProbeDone) for name, signal in event.signals.items()}
+    assert seen["h2d.pageable_copies"].value == 2, "the inputs and the targets of each step"
+    assert seen["h2d.pageable_bytes"].value == 4096 * (512 * 4 + 8)
     by_hand, shares = json.loads((folder / "stamps.json").read_text()), one.shares(SKIPPED)
     passes = shares["forward"] + shares["backward"]
     assert passes > 0.5, "the device is the limit, though the host is in a pass for a small part of a step"

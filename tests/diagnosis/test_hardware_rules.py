@@ -208,6 +208,13 @@ def test_a_degraded_link_stakes_the_copies_that_it_slows_and_is_else_for_informa
     assert of("link.pcie_degraded", gpu(**narrow)).note
 
 
+def test_pageable_copies_that_the_agent_counts_are_named_where_no_knob_can_pin_them() -> None:
+    finding = of("h2d.pageable_or_serial", gpu(knobs={"h2d_stream": True}, h2d_ratio=0.4, h2d__pageable_copies=2.0))
+    assert (finding.state, finding.suggestions, finding.note) == ("fires", (), False)
+    assert "from pageable memory" in finding.summary and "pin_memory().to(device, non_blocking=True)" in finding.summary
+    assert of("h2d.pageable_or_serial", gpu(knobs={"h2d_stream": True}, h2d_ratio=0.4, h2d__pageable_copies=0.0)).note
+
+
 def test_pageable_copies_ask_for_the_probe_that_predicts_and_then_predict() -> None:
     pageable: Knobs = {"pin_memory": False}
     before = of("h2d.pageable_or_serial", gpu(knobs=pageable, h2d_ratio=0.4))

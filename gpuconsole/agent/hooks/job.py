@@ -43,6 +43,7 @@ from .changes import CHANGES, Refused
 from .connection import Connection
 from .evidence.arithmetic import Arithmetic, memory_parts
 from .evidence.catalogue import PROBES, why_refused
+from .evidence.copies import CopyCount
 from .evidence.loading import loading
 from .evidence.stream import StreamClock
 from .evidence.writers import writers
@@ -358,6 +359,7 @@ class Agent:
         self._every_step, self._searched = True, False
         self._sampler = StepSampler()
         self._arithmetic = Arithmetic()
+        self._copies: CopyCount | None = None
         self._known: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
         """Final with the first optimizer step: only then a program that starts its processes itself has set up torch.distributed."""
@@ -437,14 +439,20 @@ class Agent:
             recorder.kind = SETTLING if counted else COUNTS
             if self._arithmetic.done:
                 self._announce()
-                self._send_memory()
+                self._send_observed(memory_parts())
+                self._copies = CopyCount() if recorder.on_stream else None
+        elif self._copies is not None and self._copies.over():
+            self._send_observed(self._copies.signals())
+            self._copies = None
         if recorder.index < EAGER:
             writers.learn_loop()
         for code, (function, segment) in writers.take().items():
             data.watch_writer(code, function, segment)
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
-        self._every_step = recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or service.waits
+        self._every_step = (
+            recorder.index < EAGER or self._search is not None or self._arithmetic.under_way or self._copies is not None or service.waits
+        )
         if not goes_on:
             switch.off("", None)
         elif connection.gone:
@@ -464,7 +472,9 @@ class Agent:
         recorder.at_end = self.step_ended
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._service = self._search = None
+        if self._copies is not None:
+            self._copies.stop()
+        self._connection = self._service = self._search = self._copies = None
         self._inbox = Inbox()
         self._known = ()
         self._described = 0.0
@@ -495,7 +505,7 @@ class Agent:
         self._connection.send(job_known(now(), self.rank, about))
         self._connection.send(started(now(), knobs, facts, described.notes(knobs)))
 
-    def _send_memory(self) -> None:
-        """Send the memory of the parts of the program, as an answer that nobody asked for."""
+    def _send_observed(self, signals: Signals) -> None:
+        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step."""
         assert self._connection is not None
-        self._connection.send(probe_done(now(), 0, "observed", memory_parts()))
+        self._connection.send(probe_done(now(), 0, "observed", signals))

@@ -13,8 +13,11 @@ SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA str
 SERIOUS = 0.20
 ERROR = 0.3
 PROBE = "probe.h2d_pinned_s"
+COPIES = "h2d.pageable_copies"
+"""Copies a step from pageable memory, counted in a user's own job."""
 PINNED: Knobs = {"pin_memory": True, "non_blocking": True}
 PINNED_CODE = "DataLoader(..., pin_memory=True); batch = batch.to(device, non_blocking=True)"
+BY_HAND_CODE = "batch = batch.pin_memory().to(device, non_blocking=True)"
 AHEAD_CODE = "with torch.cuda.stream(side): ahead = next_batch.to(device, non_blocking=True)   # then current_stream().wait_stream(side)"
 
 
@@ -27,27 +30,29 @@ class H2dPageable(Rule):
     text = """CUDA events in the stream measure how long a batch is copied before the stream can compute. On the host's clock, a copy that waits for the
 previous step would be charged for that wait. From pageable memory the driver copies twice, and non_blocking=True is then silently synchronous.
 Pinned memory makes the copy faster: probe P10 copies the present batch both ways and measures the difference. A separate stream hides the
-copy behind the work. If both are in use already, only fewer bytes help."""
+copy behind the work. In a user's own job the agent counts for a few steps which copies begin in pageable memory. If both are in use already, only fewer bytes help."""
 
     def check(self, case: Case) -> Finding:
         if not _gpu.on_gpu(case):
             return self.not_on_gpu()
         share = case.value("h2d_ratio")
-        evidence = (case.evidence("h2d_ratio", SHARE.value), *case.if_known("probe.h2d_pageable_s", PROBE))
+        evidence = (case.evidence("h2d_ratio", SHARE.value), *case.if_known("probe.h2d_pageable_s", PROBE, COPIES))
         if share < SHARE.value:
             return self.clear(share / SHARE.value * 0.99, evidence)
-        pageable = _differs(case, PINNED)
+        copies = case.get(COPIES, 0.0) > 0
+        pageable = copies or _differs(case, PINNED)
         serial = case.knobs.get("h2d_stream") is False
         how = (
             "from pageable memory"
-            if case.knobs.get("pin_memory") is False
+            if copies or case.knobs.get("pin_memory") is False
             else "and the host waits for it"
             if pageable
             else "before the step begins"
         )
         fixable = pageable or serial
+        by_hand = f"; a change in the program's own code: {BY_HAND_CODE}" if copies and not _changes(case, PINNED) else ""
         return self.fires(
-            f"copying the batch to the GPU takes {share:.0%} of a step, {how}"
+            f"copying the batch to the GPU takes {share:.0%} of a step, {how}{by_hand}"
             if fixable
             else f"copying takes {share:.0%} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)",
             recoverable=share if fixable else 0.0,
@@ -61,7 +66,7 @@ copy behind the work. If both are in use already, only fewer bytes help."""
                     "copies from page-locked memory are faster, and the host need not wait for them",
                     PINNED_CODE,
                 )
-                if pageable
+                if pageable and _changes(case, PINNED)
                 else None,
                 suggest(
                     case,
