@@ -16,6 +16,7 @@ from gpuconsole.cli.options.console import eco, interval, record_path, theme
 from gpuconsole.cli.options.engine import live_engine, serve_address
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.cli.output import note, problem, screen_colors
+from gpuconsole.machine.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.driver.terminal import why_no_screen, why_no_terminal
@@ -48,6 +49,7 @@ def open_console(
     """Open the screen on a live engine; returns the exit code once the user quits. With `job`, a command of the user's own: its
     exit code, or minus the signal that ended it; 0 where it continues. `output`: the file that gets all its output."""
     serve_address(args)  # bad usage is reported before the screen is painted
+    use_own_keys()
     show_first_picture()
     engine = live_engine(args)
     session_file = SessionFile(engine, snapshot)
@@ -90,6 +92,17 @@ def open_console(
     if engine.job is not None:
         return engine.job.exit_code or 0
     return code or (FAILED if session_file.error else OK)
+
+
+def use_own_keys() -> None:
+    """Take the keys of the settings, before the screens are imported. Raises SettingsError."""
+    if settings().keys:
+        from gpuconsole.tui import keys
+
+        try:
+            keys.use(settings().keys)
+        except ValueError as problem:
+            raise settings().mistake("keys", str(problem)) from None
 
 
 class SessionFile:

@@ -15,7 +15,7 @@ from gpuconsole.report import facts
 from gpuconsole.report.experiments.trial import verdict_line
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys
-from gpuconsole.tui.screens.base import BackScreen
+from gpuconsole.tui.screens.base import BackScreen, ListScreen
 
 if TYPE_CHECKING:
     from gpuconsole.tui.app import ConsoleApp
@@ -73,6 +73,14 @@ class Actions:
         app.push_screen(screen(self._api, self))
 
     async def quit(self) -> None:
+        """Leave the screen in sight; from the main screen, quit. On the question about the user's own job, leave the job."""
+        screen = self._app.screen
+        if isinstance(screen, BackScreen) and screen.NAME != "leave_job":
+            screen.action_back()
+        else:
+            await self.quit_console()
+
+    async def quit_console(self) -> None:
         """Quit. While the user's own job runs, ask first; on the question itself, leave the job."""
         if self._job_runs and getattr(self._app.screen, "NAME", "") != "leave_job":
             self.open("leave_job")
@@ -163,6 +171,23 @@ class Actions:
             self.report("there is no suggestion to try")
         else:
             self.try_change(suggestion.changes, suggestion.predicted_speedup)
+
+    def copy(self) -> None:
+        """Copy the code of the selected suggestion by OSC 52: terminals pass it to the clipboard of the user's machine, also over SSH."""
+        suggestion = self._app.main_screen.chosen()
+        if suggestion is None:
+            self.report("there is no suggestion to copy")
+            return
+        self._app.copy_to_clipboard(suggestion.code or describe_changes(suggestion.changes))
+        self.report(f"copied the code for {describe_changes(suggestion.changes)}; not every terminal allows that")
+
+    def open_metric(self, metric: str) -> None:
+        """Open the screen of the devices on this metric, which shows its history."""
+        self.open("device")
+        screen = self._app.screen
+        if isinstance(screen, ListScreen):
+            screen.list_zone.select(metric)
+            screen.list_zone.repaint()
 
     def start(self, scenario: str) -> None:
         self.request(self._when_open(lambda: self._api.start(scenario, {})))

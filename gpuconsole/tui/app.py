@@ -275,12 +275,16 @@ class ConsoleApp(App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The command palette: what the keys do, by name. Actions of the screen in sight come first."""
-        own = keys.on(screen.NAME) if isinstance(screen, BackScreen) else []
-        for action in own:
-            if action.label:
-                yield SystemCommand(action.title, action.help, partial(self.run_action, action.id, screen))
-        for action in [*keys.everywhere(), *keys.on(MainScreen.NAME)]:
-            if action.label:
+        if isinstance(screen, BackScreen):
+            for action in keys.on(screen.NAME):
+                if action.label:
+                    yield SystemCommand(action.title, action.help, partial(self.run_action, action.id, screen))
+        for action in keys.on(MainScreen.NAME):
+            yield SystemCommand(action.title, action.help, partial(self.run_action, action.id, self.main_screen))
+        for action in keys.everywhere():
+            if action.id == "quit":  # the key only leaves a sub-screen
+                yield SystemCommand(action.title, action.help, self.actions.quit_console)
+            elif action.id != "palette":
                 yield SystemCommand(action.title, action.help, partial(self.actions.do, action.id))
         yield SystemCommand("Theme", "Colours for a dark or for a light terminal.", self.action_change_theme)
 

@@ -5,11 +5,13 @@ A letter has the same meaning on every screen. An action that belongs to some sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from textual.binding import Binding, BindingType
+from textual.keys import Keys, _character_to_key
 
+from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.report import facts
 from gpuconsole.session.api import View
 
@@ -37,6 +39,10 @@ def trial_runs(view: View) -> bool:
 
 def _can_try(view: View) -> bool:
     return _running(view) and facts.running_trial(view) is None and bool(facts.suggestions(view))
+
+
+def _has_suggestion(view: View) -> bool:
+    return bool(facts.suggestions(view))
 
 
 def _can_revert(view: View) -> bool:
@@ -79,7 +85,7 @@ class Action(NamedTuple):
     """Something that a key does.
 
     `keys` are Textual's names, separated by commas. `label` is the word in the key bar, and the name in the command palette; an action
-    without a label is in neither. `screens`: where the key works; empty: everywhere. `makes_sense`: whether the key bar shows the key
+    without a label is not in the bar. `screens`: where the key works; empty: everywhere. `makes_sense`: whether the key bar shows the key
     for this state. `bar`: how the key bar writes the key.
     """
 
@@ -99,7 +105,8 @@ class Action(NamedTuple):
     @property
     def title(self) -> str:
         """The name in the command palette."""
-        return self.label[:1].upper() + self.label[1:]
+        words = self.label or self.id.replace("_", " ")
+        return words[:1].upper() + words[1:]
 
 
 LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job", "consent")
@@ -111,13 +118,13 @@ _WRITTEN = {"enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/
 ACTIONS: tuple[Action, ...] = (
     # --- every screen; the most wanted first -------------------------------------------------------------------
     Action(
-        "quit", "q", "quit", "Quit: end everything that was started here. While your own job runs, the console asks first."
+        "quit", "q", "quit", "Leave a screen; on the main screen: save the session and quit. The console asks if your own job runs."
     ),
     Action(
         "interrupt",
         "ctrl+c",
         "",
-        "Quit. While a job of your own runs: SIGINT goes to the job. A second time: SIGTERM. A third time: SIGKILL.",
+        "Quit. While a job of your own runs: SIGINT for the job, then SIGTERM, then SIGKILL.",
     ),
     Action(
         "scenarios", "s", "scenarios", "Choose a scenario and start it. The present run ends; its figures stay.", makes_sense=_may_start
@@ -125,11 +132,12 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "try_selected",
         "enter",
-        "try",
+        "prove",
         "Try the selected suggestion: a trial in paired blocks. The change is kept only if it wins.",
         ("main",),
         _can_try,
     ),
+    Action("copy", "y", "copy code", "Copy the code of the selected suggestion to the clipboard of your terminal (OSC 52).", makes_sense=_has_suggestion),
     Action("cancel_trial", "escape", "cancel", "Cancel the trial: the change is reverted, the run goes on.", ("main",), trial_runs),
     Action(
         "tuning",
@@ -287,12 +295,62 @@ def app_bindings() -> list[BindingType]:
     ]
 
 
-def bar(screen: str, view: View) -> list[tuple[str, str]]:
-    """(key, label) of what makes sense now. On a sub-screen: the ways back and out, its own actions, the help."""
-    own = [action for action in on(screen) if action.id != "back"]
+def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
+    """The actions in the key bar, at its left and at its right: few, by the state. On a sub-screen: the way back and the screen's own actions."""
+    by_id = {action.id: action for action in [*on(screen), *everywhere()]}
     if screen == "main":
-        shown = [action for action in ACTIONS if action in own or not action.screens]
+        left, right = [by_id[name] for name in _wanted(view)], [by_id["help"], by_id["quit"]]
     else:
-        by_id = {action.id: action for action in [*on(screen), *everywhere()]}
-        shown = [by_id["back"], by_id["quit"], *own, by_id["help"]]
-    return [(action.bar or action.written, action.label) for action in shown if action.label and action.makes_sense(view)]
+        left, right = [by_id["back"], *(action for action in on(screen) if action.id != "back")], [by_id["help"]]
+    return [action for action in left if action.label and action.makes_sense(view)], right
+
+
+def _wanted(view: View) -> tuple[str, ...]:
+    """What a user may want to press on the main screen, the most useful first."""
+    if view.run is None:
+        return "scenarios", "device", "processes", "topology"
+    if trial_runs(view):
+        return "cancel_trial", "details", "history", "output"
+    if tuning(view):
+        return "stop", "tuning", "details", "history"
+    if _running(view):
+        return "try_selected", "probes", "tuning", "details", "output", "knobs", "history", "stop", "scenarios"
+    return "scenarios", "details", "history", "knobs", "export", "output"
+
+
+def use(changed: Mapping[str, str]) -> None:
+    """Take the user's keys: action id to key. Raises ValueError with what is allowed.
+
+    Screens read the table when they are imported, so this comes before them.
+    """
+    global ACTIONS
+    known = {action.id for action in ACTIONS}
+    for name, key in changed.items():
+        if name not in known:
+            raise ValueError(f"there is no action {name!r}{nearest(name, known)}; there are: {', '.join(sorted(known))}")
+        if _textual_name(key) is None:
+            raise ValueError(
+                f"{name}: there is no key {key!r}; allowed are a character, and names such as f5, ctrl+t, enter, space or pageup"
+            )
+    new = tuple(
+        action._replace(keys=_textual_name(changed[action.id]) or "", bar="") if action.id in changed else action for action in ACTIONS
+    )
+    for screen in ("main", *SUB_SCREENS):
+        taken: dict[str, str] = {}
+        for action in new:
+            if action.screens and screen not in action.screens:
+                continue
+            for key in action.keys.split(","):
+                if (other := taken.setdefault(key, action.id)) != action.id and {other, action.id} & set(changed):
+                    name = action.id if action.id in changed else other
+                    raise ValueError(f"{name}: the key {_WRITTEN.get(key, key)!r} is taken by {other if name == action.id else action.id}")
+    ACTIONS = new
+
+
+def _textual_name(key: str) -> str | None:
+    """Textual's name of a key that a user wrote; None: there is no such key."""
+    if len(key) == 1 and key.isprintable():
+        return _character_to_key(key)
+    names = {name.value for name in Keys if name.name not in ("Any", "Ignore", "ScrollUp", "ScrollDown")}
+    key = {"esc": "escape", "return": "enter", "pgup": "pageup", "pgdn": "pagedown"}.get(key.lower(), key.lower())
+    return key if key in names else None

@@ -40,8 +40,12 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
         terminal.wait_for("reverted the last kept change", timeout_s=20)
         terminal.press("e")
         wait_until(lambda: list(tmp_path.glob("gpuconsole-*.json")), 10, "the snapshot")
+        terminal.press("y")
+        terminal.wait_for("copied the code for log_every 20")
+        assert b"\x1b]52;c;" in terminal.raw
         terminal.press("q")
         assert terminal.wait_exit() == 0
+        assert "gpuconsole: session saved to gpuconsole-" in terminal.text
     assert RESTORED in terminal.raw
     snapshot = json.loads(next(tmp_path.glob("gpuconsole-*.json")).read_text())
     jsonschema.validate(snapshot, json_schema())

@@ -43,7 +43,7 @@ def tour(terminal: Terminal) -> list[object]:
     for columns, rows in ((90, 30), (40, 12), (120, 40)):
         terminal.resize(columns, rows)
         terminal.wait_for("gpuconsole", "causes", "q quit")
-        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].startswith("q quit"), 10, "the last row")
+        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].endswith("q quit"), 10, "the last row")
         assert len(terminal.text.rstrip().splitlines()) == rows
         pictures.append(terminal.cells)
     return pictures
@@ -220,5 +220,5 @@ def test_a_terminal_that_reports_its_size_itself(tmp_path: Path) -> None:
         terminal.columns, terminal.rows = 90, 30
         terminal._screen.resize(30, 90)
         terminal.press("\x1b[48;30;90;600;900t")
-        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].startswith("q quit"), 5, "the last row")
+        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].endswith("q quit"), 5, "the last row")
         assert len(terminal.text.rstrip().splitlines()) == 30

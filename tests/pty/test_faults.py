@@ -89,7 +89,7 @@ def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Scr
     terminal.wait_for("nvml has not answered for", call.removesuffix("_v3"), "gpu:5")
     terminal.press("?")
     terminal.wait_for("Reading the screen", timeout_s=10)
-    terminal.press("q")
+    terminal.press("q", "q")  # leaves the help, then the console
     assert terminal.wait_exit(10) == 0
     assert RESTORED in terminal.raw
     wait_until(lambda: all(gone(child.pid) for child in children), 10, "children gone")

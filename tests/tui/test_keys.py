@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import msgspec
@@ -12,6 +14,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from gpuconsole.cli import console
+from gpuconsole.session.api import View
 from gpuconsole.tui import app as app_module
 from gpuconsole.tui import keys
 from gpuconsole.tui.actions import SCREENS
@@ -20,8 +23,9 @@ from gpuconsole.tui.keyboard import parse
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.pages import paint_help
+from gpuconsole.tui.widgets.list import ListZone
 from tests.tui.fake_profile import profiled_view
-from tests.tui.fake_session import FakeSession, gpu_view, tuned_view, view
+from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_app import on_screen, shows, text_of
 from tests.tui.test_paint import text
 from tests.waiting import until
@@ -49,15 +53,117 @@ def test_every_action_is_in_the_help() -> None:
             assert " ".join(action.help.split()) in shown, action.id
 
 
-def test_the_bar_shows_what_makes_sense() -> None:
-    def labels(shown: object, screen: str = "main") -> set[str]:
-        return {label for _, label in keys.bar(screen, shown)}  # type: ignore[arg-type]
+def test_the_bar_shows_the_few_keys_that_make_sense() -> None:
+    def labels(shown: View, screen: str = "main") -> list[str]:
+        left, right = keys.bar(screen, shown)
+        assert [action.id for action in right][:1] == ["help"] and len(left) <= 8
+        return [action.label for action in left]
 
-    assert {"try", "tune", "revert", "stop", "knobs"} <= labels(gpu_view())
-    assert not {"try", "tune", "revert", "stop", "knobs", "links"} & labels(view())
-    recording = labels(gpu_view(recording=True))
-    assert not {"try", "tune", "revert", "stop", "scenario", "record"} & recording and "details" in recording
-    assert "stop" in labels(tuned_view(under_way=True)) and "begin" not in labels(view(), "tuning")
+    assert labels(view()) == ["scenarios", "device"]
+    assert labels(cpu_view()) == ["tune", "details", "knobs", "history", "stop", "scenarios"]
+    assert labels(gpu_view())[:2] == ["prove", "tune"]
+    assert labels(trial_view()) == ["cancel", "details", "history"]
+    assert labels(gpu_view(recording=True)) == ["details", "history", "knobs", "export"]
+    assert labels(tuned_view(under_way=True))[0] == "stop"
+    assert "begin" not in labels(view(), "tuning")
+
+
+def test_a_click_in_the_bar_presses_the_key() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        async def click(words: str) -> None:
+            rows = text_of(app).splitlines()
+            await pilot.click(offset=(rows[-1].index(words) + 1, len(rows) - 1))
+
+        await shows(app, "d details")
+        await click("d details")
+        await shows(app, "Findings in detail")
+        await click("Esc back")
+        await until(lambda: isinstance(app.screen, MainScreen))
+        await click("Enter prove")
+        await until(lambda: api.calls and api.calls[0][0] == "try_change")
+        await pilot.click(offset=(app.size.width // 2, app.size.height - 1))  # between the keys
+        await click("q quit")
+        await until(lambda: app.closed)
+
+    on_screen(gpu_view(), body)
+
+
+def test_a_click_selects_a_cause_or_opens_the_history_of_a_metric() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        def place(words: str) -> tuple[int, int]:
+            return next((line.index(words) + 2, y) for y, line in enumerate(text_of(app).splitlines()) if words in line)
+
+        await shows(app, "> use 4 DataLoader workers")
+        await pilot.click(offset=place("use 2 DataLoader workers"))
+        await shows(app, "> use 2 DataLoader workers")
+        await pilot.click(offset=place("HBM used"))
+        await shows(app, "gpu.hbm_used_bytes")
+        assert isinstance(app.screen, BackScreen) and app.screen.NAME == "device"
+        assert app.screen.query_one(ListZone).selected == "gpu.hbm_used_bytes"
+        await pilot.press("q")
+        await until(lambda: isinstance(app.screen, MainScreen))
+        await pilot.click(offset=place("throughput, tokens/s"))
+        await until(lambda: isinstance(app.screen, BackScreen) and app.screen.NAME == "history")
+
+    on_screen(gpu_view(), body)
+
+
+def test_q_leaves_a_screen_and_quits_from_the_main_screen() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await pilot.press("d", "question_mark")
+        await shows(app, "Reading the screen")
+        await pilot.press("q")
+        await shows(app, "Findings in detail")
+        await pilot.press("q")
+        await until(lambda: isinstance(app.screen, MainScreen))
+        assert ("close",) not in api.calls
+        await pilot.press("q", "q")
+        await until(lambda: app.closed)
+
+    assert on_screen(gpu_view(), body).calls.count(("close",)) == 1
+
+
+def test_y_copies_the_code_of_the_selected_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr(ConsoleApp, "copy_to_clipboard", lambda self, text: copied.append(text))
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await pilot.press("y")
+        await shows(app, "copied the code for num_workers 4")
+        await pilot.press("down", "d", "y")  # this one has no code, and the page of details is open
+        await until(lambda: len(copied) == 2)
+
+    on_screen(gpu_view(), body)
+    assert copied == ["loader = DataLoader(data, num_workers=4)", "num_workers 2"]
+
+
+@pytest.fixture
+def table() -> Iterator[None]:
+    before = keys.ACTIONS
+    yield
+    keys.ACTIONS = before
+
+
+def test_keys_of_the_configuration(table: None) -> None:
+    keys.use({"history": "H", "tuning": "ctrl+t", "help": "f1", "quit": "f10"})
+    by_id = {action.id: action for action in keys.ACTIONS}
+    assert [by_id[name].keys for name in ("history", "tuning", "help", "quit")] == ["H", "ctrl+t", "f1", "f10"]
+    assert "f10" in {binding.key for binding in keys.app_bindings()}  # type: ignore[union-attr]
+    assert by_id["help"].written == "f1"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"histroy": "H"}, "there is no action 'histroy', did you mean 'history'?"),
+        ({"history": "hyper"}, "history: there is no key 'hyper'"),
+        ({"history": "k"}, "history: the key 'k' is taken by knobs"),
+        ({"filter": "q"}, "filter: the key 'q' is taken by quit"),
+    ],
+)
+def test_a_wrong_key_is_one_clear_line(table: None, changed: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words.partition(",")[0])):
+        keys.use(changed)
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -86,6 +192,18 @@ def test_the_palette_works_on_every_screen(screen: str) -> None:
     on_screen(profiled_view(), body)
 
 
+def test_the_palette_has_every_action_that_is_not_a_move_on_every_screen() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        wanted = {action.title for action in [*keys.everywhere(), *keys.on("main")] if action.id != "palette"}
+        for screen in SCREENS:
+            app.actions.open(screen)
+            await pilot.pause()
+            found = [command.title for command in app.get_system_commands(app.screen)]
+            assert wanted <= set(found), wanted - set(found)
+
+    on_screen(profiled_view(), body)
+
+
 @pytest.mark.parametrize("screen", SCREENS)
 def test_every_action_works_on_every_screen(screen: str) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
@@ -101,7 +219,7 @@ def test_every_action_works_on_every_screen(screen: str) -> None:
                 await until(lambda name=action.id: isinstance(app.screen, BackScreen) and name == app.screen.NAME)
                 if action.id == "help" and screen != "help":
                     app.pop_screen()
-            elif action.id != "redraw":
+            elif action.id not in ("redraw", "copy"):
                 await until(lambda: api.calls)
         await app.run_action("do('try_selected')")
         await until(lambda: any(call[0] == "try_change" for call in api.calls))

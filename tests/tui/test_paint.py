@@ -96,7 +96,7 @@ def everything(shown: View, width: int) -> list[Row]:
         rows += drawn(knob_lines(state, width, height), width, height, "pin_memory")
         rows += drawn(model_lines(shown, width, height), width, height)
     rows += paint_tuning(shown, width)
-    rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(keys.bar("main", shown), width)]
+    rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(*keys.bar("main", shown), width)[0]]
     return rows
 
 

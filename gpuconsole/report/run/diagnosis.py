@@ -25,13 +25,29 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     """
     if height <= 0:
         return []
+    body, _ = _body(view, selected, width, height, boxed)
+    return panel(_name(view), _status(view), body, width, height, boxed)
+
+
+def suggestion_at(view: View, selected: str, width: int, height: int, boxed: bool, y: int) -> str:
+    """The id of the suggestion in row `y` of the panel; in the rows of a finding above its suggestions, its first suggestion; else empty."""
+    if height <= 0:
+        return ""
+    body, owners = _body(view, selected, width, height, boxed)
+    found = owners[y - 1] if 0 < y <= len(body) else ""
+    return found if found in facts.suggestions(view) else ""
+
+
+def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tuple[list[Row], list[str]]:
+    """The rows inside the panel, and the suggestion that each row belongs to, or an empty text."""
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
     run, left = view.run, room - len(top) - len(foot)
-    rows, headlines, at = _findings(view, selected, inner, roomy=True)
+    rows, headlines, at, owners = _findings(view, selected, inner, roomy=True)
     if len(rows) > left:
-        rows, headlines, at = _findings(view, selected, inner, roomy=False)
+        rows, headlines, at, owners = _findings(view, selected, inner, roomy=False)
+    by_row = {id(row): owner for row, owner in zip(rows, owners, strict=False)}
     if rows and len(rows) < left - 1:
         rows = [*rows, blank(inner)]
     rows += _others(view, inner, left - len(rows))
@@ -40,7 +56,7 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
     middle = _window(rows, headlines, at, left, inner)
     gap = left - len(middle)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
-    return panel(_name(view), _status(view), body, width, height, boxed)
+    return body, [by_row.get(id(row), "") for row in body]
 
 
 def needed_rows(view: View) -> int:
@@ -90,8 +106,8 @@ def _foot(view: View, width: int, most: int) -> list[Row]:
     return [line(width, (note, "dim")) for note in view.notes[-most:]]
 
 
-def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], list[int], int]:
-    """All rows of all findings that fire, the indices of their headlines, and the index of the selected suggestion.
+def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], list[int], int, list[str]]:
+    """All rows of all findings that fire, the indices of their headlines, the index of the selected suggestion, and each row's suggestion.
 
     Where there is little room (not `roomy`), only the summary of the selected finding is shown in full.
     """
@@ -99,23 +115,27 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
     firing = facts.firing(run)
     rows: list[Row] = []
     headlines: list[int] = []
+    owners: list[str] = []
     at = 0
     for number, finding in enumerate(firing, 1):
         headlines.append(len(rows))
         rows += _headline(number, finding, width)
-        own = any(facts.suggestion_id(finding, one) == selected for one in finding.suggestions)
-        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy or own else 1)]
-        for suggestion in finding.suggestions:
-            chosen = facts.suggestion_id(finding, suggestion) == selected
+        own = [facts.suggestion_id(finding, suggestion) for suggestion in finding.suggestions]
+        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy or selected in own else 1)]
+        owners += (own[:1] or [""]) * (len(rows) - len(owners))
+        for suggestion, name in zip(finding.suggestions, own, strict=True):
+            chosen = name == selected
             at = len(rows) if chosen else at
             rows.append(_suggestion(suggestion, run, chosen, width, free=facts.running_trial(view) is None))
             rows += _effect(suggestion, run, width)
+            owners += [name] * (len(rows) - len(owners))
         if roomy and number < len(firing):
             rows.append(blank(width))
+            owners.append("")
     state = "" if firing or (run is not None and run.findings and state_words(run) == NOTHING_FOUND) else _state(view)
     starting = run is not None and run.state == "starting"  # a start may show a long command
     rows += [line(width, (text, "")) for text in wrap(state, width, 8 if starting else 4)]
-    return rows, headlines, at
+    return rows, headlines, at, owners
 
 
 def _headline(number: int, finding: Finding, width: int) -> list[Row]:

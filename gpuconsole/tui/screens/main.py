@@ -73,6 +73,8 @@ class MainScreen(Screen[None]):
         self._band = Container(self._devices, self._side, id="band")
         self._overview = OverviewZone(api, id="overview")
         self._key_bar = KeyBar(self.NAME)
+        self._causes.clicked, self._devices.clicked = self._cause_clicked, self._device_clicked
+        self._chart.clicked = lambda y: actions.open("history")
 
     @property
     def zones(self) -> tuple[LiveZone, ...]:
@@ -160,6 +162,19 @@ class MainScreen(Screen[None]):
         """The selected suggestion."""
         found = facts.suggestions(self.api.view()).get(self.selected)
         return found[1] if found else None
+
+    def _cause_clicked(self, y: int) -> None:
+        """Select the suggestion in row `y`."""
+        self.selected = self._causes.suggestion_at(y) or self.selected
+        self.show(self.api.view())
+
+    def _device_clicked(self, y: int) -> None:
+        """Open the history of the metric in row `y`."""
+        metric = self._devices.metric_at(y)
+        if metric.startswith("workload."):
+            self.actions.open("history")
+        elif metric:
+            self.actions.open_metric(metric)
 
     def action_choose_previous(self) -> None:
         self._choose(-1)

@@ -107,8 +107,8 @@ _SCREENS = (
     ("output", "On the output screen"), ("leave_job", "On a question about your own job"),
 )  # fmt: skip
 _MOVES = (
-    ("up, down, pgup, pgdn, home, end", "Move in a list or a page. The mouse wheel moves too; a click selects a line, a second click chooses it."),
-    ("escape", "Back: out of a text field, a filter, or the screen."),
+    ("arrows, pgup, ...", "Move in a list or a page, as the mouse wheel does. Esc: back, also out of a text field or a filter."),
+    ("click", "Press a key of the bar, select a line or a cause, open the history of a metric. Shift and drag: select text."),
 )  # fmt: skip
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from textual import events
+
 from gpuconsole.report.cells import Row, Segment, cell_width, line, spread
 from gpuconsole.report.guide import STEPS, guide
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.zone import Zone
 
+GAP = 3
+"""Cells between two keys."""
+Place = tuple[int, int, keys.Action]
+"""The first cell, the cell after the last, and the action."""
 GUIDED = ("main", "scenarios")
 """The screens with a hint line during the first steps of a session."""
 
@@ -23,6 +29,7 @@ class KeyBar(Zone):
         super().__init__()
         self.screen_name = screen
         self._view: View | None = None
+        self._places: list[Place] = []
 
     def show(self, view: View) -> None:
         self._view = view
@@ -43,21 +50,46 @@ class KeyBar(Zone):
             return []
         step, text = self._hint(self._view)
         hint = [line(width, (f"step {step} of {STEPS}", "key"), f"  {text}")] if step and height > 1 else []
-        return [*hint, paint_keys(keys.bar(self.screen_name, self._view), width)]
+        row, self._places = paint_keys(*keys.bar(self.screen_name, self._view), width)
+        return [*hint, row]
+
+    async def on_click(self, event: events.Click) -> None:
+        """A click presses the key that is written there."""
+        found = next((action for start, end, action in self._places if start <= event.x < end), None)
+        if found is None or event.y != self.content_size.height - 1:
+            return
+        if found.screens:
+            await self.app.run_action(found.id, self.screen)
+        else:
+            await self.app.run_action(f"app.do('{found.id}')")
 
 
-def paint_keys(shown: Sequence[tuple[str, str]], width: int) -> Row:
-    """As many (key, label) pairs as fit."""
-    parts: list[Segment] = []
-    room = width
-    for key, label in shown:
-        need = cell_width(key) + cell_width(label) + (3 if parts else 1)
-        if need > room:
+def paint_keys(left: Sequence[keys.Action], right: Sequence[keys.Action], width: int) -> tuple[Row, list[Place]]:
+    """The actions of `right` at the right edge, and as many of `left` as fit before them; and where each one is."""
+    places: list[Place] = []
+    segments: list[Segment] = []
+    x, room = 0, width - sum(_need(action) + GAP for action in right)
+    for action in left:
+        if x + _need(action) > max(room, 0):
             break
-        parts += [("  ", "")] if parts else []
-        parts += [(key, "key"), (f" {label}", "dim")]
-        room -= need
-    return line(width, *parts)
+        segments += [*_written(action), (" " * GAP, "")]
+        places.append((x, x + _need(action), action))
+        x += _need(action) + GAP
+    start = max(x, width - sum(_need(action) + GAP for action in right) + GAP)
+    segments.append((" " * (start - x), ""))
+    for action in right:
+        segments += [*_written(action), (" " * GAP, "")]
+        places.append((start, start + _need(action), action))
+        start += _need(action) + GAP
+    return line(width, *segments), places
+
+
+def _need(action: keys.Action) -> int:
+    return sum(cell_width(text) for text, _ in _written(action))
+
+
+def _written(action: keys.Action) -> list[Segment]:
+    return [(action.bar or action.written.partition(",")[0], "key"), (f" {action.label}", "dim")]
 
 
 class TitleBar(Zone):

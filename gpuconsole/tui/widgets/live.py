@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from textual import events
+
 from gpuconsole.report import facts
 from gpuconsole.report.cells import Row, fill
 from gpuconsole.report.experiments.trial import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
+from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.report.run.account import paint_steps
-from gpuconsole.report.run.diagnosis import paint_diagnosis
+from gpuconsole.report.run.diagnosis import paint_diagnosis, suggestion_at
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import paint_throughput
@@ -27,10 +32,15 @@ class LiveZone(Zone):
         self._api = api
         self.view: View | None = None
         self.plan: Plan = plan(80, 24)
+        self.clicked: Callable[[int], None] = lambda y: None
+        """Called with the row of a click."""
 
     def show(self, view: View) -> None:
         self.view = view
         self.repaint()
+
+    def on_click(self, event: events.Click) -> None:
+        self.clicked(event.y)
 
     def paint(self, width: int, height: int) -> list[Row]:
         return self.draw(self.view, width, height) if self.view is not None else []
@@ -72,6 +82,16 @@ class DevicesZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         return paint_devices(view, self._api.history, width, height, all_eight=self.plan.all_eight, boxed=self.plan.boxed)
 
+    def metric_at(self, y: int) -> str:
+        """The metric whose history is in row `y`, or an empty text. The title of a metric is in the last of its rows."""
+        shown = tiles(self.view, self.plan.all_eight) if self.view is not None else []
+        for row in self.rows[y:]:
+            text = "".join(part for part, _ in row).lstrip("│| ")
+            for tile in shown:
+                if text.startswith(tile.title) and tile.traces:
+                    return tile.traces[0].key.partition("{")[0]
+        return ""
+
 
 class CausesZone(LiveZone):
     """`selected` is the id of the suggestion that Enter tries."""
@@ -80,6 +100,10 @@ class CausesZone(LiveZone):
 
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         return paint_diagnosis(view, self.selected, width, height, self.plan.boxed)
+
+    def suggestion_at(self, y: int) -> str:
+        """The id of the suggestion in row `y`, or an empty text."""
+        return suggestion_at(self.view, self.selected, *self.content_size, self.plan.boxed, y) if self.view is not None else ""
 
 
 class TriedZone(LiveZone):

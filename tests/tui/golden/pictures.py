@@ -28,7 +28,7 @@ def picture(name: str, size: tuple[int, int]) -> str:
         def settled() -> bool:
             nonlocal found
             before, found = found, _text(app)
-            return found == before and found.rstrip().splitlines()[-1].startswith("q quit")
+            return found == before and found.rstrip().splitlines()[-1].endswith("q quit")
 
         async with app.run_test(size=size) as pilot:
             await pilot.pause()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gpuconsole.cli import output
+from gpuconsole.cli.console import use_own_keys
 from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options.console import add_eco_option, eco, theme
 from gpuconsole.cli.options.usage import UsageError, refuse_given
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return OK
     if why := why_no_terminal():
         raise UsageError(f"{why}; add --headless")
+    use_own_keys()
     from gpuconsole.tui.app import run_app
 
     return run_app(replay, eco=eco(args), theme=theme())
