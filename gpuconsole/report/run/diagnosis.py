@@ -51,8 +51,6 @@ def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tu
     if rows and len(rows) < left - 1:
         rows = [*rows, blank(inner)]
     rows += _others(view, inner, left - len(rows))
-    if run is not None and not run.findings and run.state != "failed":
-        rows += _settings(run, inner, left - len(rows))
     middle = _window(rows, headlines, at, left, inner)
     gap = left - len(middle)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
@@ -186,9 +184,11 @@ def _others(view: View, width: int, room: int) -> list[Row]:
     run = view.run
     if run is None or room <= 0 or run.state == "failed":
         return []
+    if not run.findings or (run.state == "running" and run.steady_from_s is None):
+        return _settings(run, width, room)
     rows: list[Row] = []
-    for finding in sorted(run.findings, key=lambda finding: finding.summary == NOT_ON_GPU):
-        if finding.state == "clear":
+    for finding in run.findings:
+        if finding.state == "clear" and finding.summary != NOT_ON_GPU:
             rows += _other("✓ ", finding.title, finding.summary, width)
     for finding in run.findings:
         if finding.state == "cant_tell":

@@ -11,10 +11,9 @@ from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, inner_width, line, line_of, panel
 from gpuconsole.report.charts import round_ticks
 from gpuconsole.report.run import serving
-from gpuconsole.report.run.attainable import share_text
 from gpuconsole.report.run.figures import utilization
 from gpuconsole.report.run.serving import live_costs
-from gpuconsole.report.screen.window import History, Window, window
+from gpuconsole.report.screen.window import History, Window, hold_s, window
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
@@ -46,7 +45,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     inner, room = inner_width(width, True), height - 2
     columns = max(1, inner - GUTTER)
     time = window(_begin_s(view), view.now, columns)
-    values = time.values(series_key(metric, view.device), history)
+    values = time.values(series_key(metric, view.device), history, hold_s(view))
     title, figures = f"throughput, {unit}", _figures(view, width)
     if not any(value is not None for value in values):
         why = "no steps yet" if view.run is not None and view.run.state == "starting" else facts.reason(view, metric)
@@ -82,7 +81,8 @@ def marks(view: View) -> list[Mark]:
             gain = f" {units.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
             found.append(Mark(begin, last, f"{words} kept{gain}", "good"))
         else:
-            found.append(Mark(begin, last, f"{words} {'failed' if trial.state == 'failed' else 'reverted'}", "dim"))
+            outcome = trial.state if trial.state in ("failed", "cancelled") else "reverted"
+            found.append(Mark(begin, last, f"{words} {outcome}", "dim"))
     proven = {(trial.baseline_run, describe_changes(trial.changes)) for trial in view.trials if trial.kept}
     for before, run, opened_s in zip(view.runs, view.runs[1:], view.run_times[1:], strict=False):
         if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= _begin_s(view):
@@ -104,8 +104,7 @@ def _figures(view: View, width: int) -> list[Segment]:
         return []
     if run.serves:
         return serving.figures(view, run, width)
-    words = [found] if (found := share_text(run)) else []
-    words += [found] if (found := utilization(run, "MFU", with_peak=width >= 110)) else []
+    words = [found] if (found := utilization(run, "MFU", with_peak=width >= 110)) else []
     words += live_costs(view, run) if width >= 100 else []
     return [("   ".join(words), "")] if words else []
 

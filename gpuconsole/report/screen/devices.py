@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, inner_width, line, panel, row_width
 from gpuconsole.report.machine.tiles import Tile, Trace, tiles
-from gpuconsole.report.screen.window import History, Window, window
+from gpuconsole.report.screen.window import HOLD_S, History, Window, hold_s, window
 from gpuconsole.report.spark import spark
 from gpuconsole.session.api import View
 
@@ -27,7 +27,12 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
     label = max(cell_width(tile.title) for tile in shown) + 1
     columns = max(1, inner - label - FIGURE - 2)
     time = window(0.0, view.now, columns, SECONDS_PER_COLUMN)
-    values = {trace.key: time.values(trace.key, history) for tile in shown for trace in tile.traces}
+    hold = hold_s(view)
+    values = {
+        trace.key: time.values(trace.key, history, hold if trace.key.startswith("workload.") else HOLD_S)
+        for tile in shown
+        for trace in tile.traces
+    }
     heights = _heights([_moves(tile, values) for tile in shown], room)
     rows: list[Row] = []
     for tile, (gap, own) in zip(shown, heights, strict=True):

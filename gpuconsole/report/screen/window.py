@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpuconsole.report import facts
+from gpuconsole.session.api import View
+
 History = Callable[[str, int, float], list[float | None]]
 """A function that returns the recent means of a series (key) in so many columns over so many seconds; None: no sample in that time."""
 SECONDS = (
@@ -40,7 +43,9 @@ SECONDS = (
 )
 """Widths of a column. Neighbours differ by at most a third: at most a quarter of a chart is still empty when its columns become wider."""
 HOLD_S = 1.5
-"""A sample is shown for so long where no newer sample is known: the usual source reports once a second."""
+"""The usual source reports once a second."""
+HOLD_STEPS = 3.0
+"""Throughput is known once a step."""
 
 
 class Window(NamedTuple):
@@ -59,13 +64,13 @@ class Window(NamedTuple):
         """The column of a time; it may be outside of the window."""
         return int(t / self.per_column_s) - self.first
 
-    def values(self, key: str, history: History) -> list[float | None]:
-        """The series in all columns; None in columns of the future."""
+    def values(self, key: str, history: History, hold_s: float) -> list[float | None]:
+        """The series in all columns; None in columns of the future. A sample is shown for up to `hold_s` where no newer sample is known."""
         found = history(key, self.filled, self.filled * self.per_column_s) if self.filled > 0 else []
         held, age = None, 0
         for n, value in enumerate(found):
             held, age = (value, 0) if value is not None else (held, age + 1)
-            if value is None and age * self.per_column_s <= HOLD_S:
+            if value is None and age * self.per_column_s <= hold_s:
                 found[n] = held
         return found + [None] * (self.columns - self.filled)
 
@@ -77,6 +82,12 @@ def window(begin_s: float, now_s: float, columns: int, widest_s: float = float("
     last = int(now_s / per_column_s)
     first = max(int(begin_s / per_column_s), last - columns + 1)
     return Window(per_column_s, first, last - first + 1, columns)
+
+
+def hold_s(view: View) -> float:
+    """The time for which a throughput is shown: the next is known after some steps."""
+    usual_s, _ = facts.percentiles(view)
+    return HOLD_S if usual_s is None or (view.run is not None and view.run.serves) else max(HOLD_S, HOLD_STEPS * usual_s)
 
 
 def _column_s(elapsed_s: float, columns: int, widest_s: float) -> float:
