@@ -43,7 +43,7 @@ def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tu
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
-    run, left = view.run, room - len(top) - len(foot)
+    left = room - len(top) - len(foot)
     rows, headlines, at, owners = _findings(view, selected, inner, roomy=True)
     if len(rows) > left:
         rows, headlines, at, owners = _findings(view, selected, inner, roomy=False)

@@ -1,0 +1,138 @@
+"""The answer line of each state of a session, and the marks and the time axis of the chart."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuconsole.model.figure import Attainable, RatePair
+from gpuconsole.model.job.facts import AGENT
+from gpuconsole.report import facts
+from gpuconsole.report.screen.answer import paint_answer
+from gpuconsole.report.screen.chart import marks, paint_throughput
+from gpuconsole.report.screen.window import window
+from gpuconsole.session.api import View
+from gpuconsole.tui import keys
+from gpuconsole.tui.widgets.header import paint_header
+from tests.tui.fake_session import gpu_view
+from tests.tui.fake_session import view as idle_view
+from tests.tui.golden.situations import SITUATIONS, FoldedSession
+from tests.tui.test_paint import text
+
+
+def rows(view: View, width: int = 120, at: int = 0) -> list[str]:
+    """The two rows, with the suggestion number `at` selected."""
+    selected = list(facts.suggestions(view))[at : at + 1] or [""]
+    return [row.rstrip() for row in text(paint_answer(view, selected[0], keys.for_answer(view), width, 2)).splitlines()]
+
+
+def situation(name: str) -> View:
+    return FoldedSession(SITUATIONS[name]()).view()
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "more"),
+    [
+        ("finding", "Too few DataLoader workers: 61 % of each step   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
+        ("healthy", "No rule found time to recover", "11 rules are clear, 1 can't tell   missing comm_ratio"),
+        ("trial", "Too few DataLoader workers: 61 % of each step", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
+        ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: steady state not reached yet"),
+        ("tuning", "fp32 products on a device with tensor cores: 22 % of each step", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
+        ("starting", "Starting: building the model 124 M parameters", "The first figures follow the first steps."),
+        ("failed", "Failed: out of memory at batch_size 32", "the worker ended with exit code 1"),
+        ("server-down", "The server has not answered for 12 s: connection refused", "No conclusion while the server does not answer."),
+        ("degraded", "The figures are degraded: ", "No conclusion"),
+    ],
+)  # fmt: skip
+def test_each_state_has_its_own_answer(name: str, head: str, more: str) -> None:
+    first, second = rows(situation(name))
+    assert first.startswith(f"▌{head}"), first
+    assert second.startswith(f"▌{more}"), second
+
+
+def test_the_keys_of_the_answer_are_those_that_work_now() -> None:
+    for name, expected in (
+        ("finding", "Enter prove   d why   ↓ next cause"),
+        ("trial", "Esc cancel   d why"),
+        ("failed", "s scenarios   k knobs"),
+        ("healthy", "d why"),
+    ):
+        assert rows(situation(name))[0].endswith(expected)
+    assert rows(idle_view())[0].startswith("▌Nothing is running") and "s scenarios" in rows(idle_view())[0]
+
+
+def test_the_first_key_comes_before_the_second_cause_on_a_narrow_terminal() -> None:
+    assert rows(situation("trial"), 80)[0].endswith("Esc cancel") or "reports errors" not in rows(situation("trial"), 80)[0]
+    assert "Esc cancel" in rows(situation("trial"), 80)[0]
+
+
+def test_the_answer_follows_the_selection_to_the_next_cause() -> None:
+    view = situation("finding")
+    assert rows(view, at=2)[0].startswith("▌fp32 products on a device with tensor cores: 22 % of each step")
+    assert rows(view, at=2)[1].startswith("▌compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x")
+
+
+def test_a_suggestion_that_was_tried_shows_its_outcome_and_no_prediction() -> None:
+    view = situation("tuning")
+    done = msgspec.structs.replace(view.trials[0], state="done", verdict="no_gain")
+    view = msgspec.structs.replace(view, trials=(done,), tuning=None)
+    assert "tried: 2.20x [1.90, 2.60] no gain, reverted" in rows(view)[1] and "predicted" not in rows(view)[1]
+
+
+def test_a_job_without_its_agent_has_no_other_answer() -> None:
+    view = gpu_view()
+    run = msgspec.structs.replace(
+        view.runs[-1], workload="job", findings=[], unavailable={AGENT: "the agent has switched itself off at step 3"}
+    )
+    first, second = rows(msgspec.structs.replace(view, runs=(run,), trials=()))
+    assert first.startswith("▌The agent is off: no step is measured") and "switched itself off at step 3" in second
+
+
+def test_the_share_of_the_attainable_rate_stands_next_to_the_throughput() -> None:
+    view = gpu_view()
+    run = msgspec.structs.replace(view.runs[-1], attainable=Attainable((RatePair("tokens", "tokens", "tokens/s", 41.0, 100.0),)))
+    shown = msgspec.structs.replace(view, runs=(view.runs[0], run))
+    assert "18 240 tokens/s  41 % of attainable" in text(paint_header(shown, 120, 1))
+
+
+# --- the chart ----------------------------------------------------------------------------------------------
+
+
+def test_trials_and_kept_changes_are_marks_at_their_times() -> None:
+    found = marks(situation("trial-finished"))
+    assert [(mark.begin_s, mark.end_s, mark.label) for mark in found] == [
+        (51.0, 60.0, "precision bf16 reverted"),
+        (71.0, 80.0, "num_workers 4 kept 2.24x"),
+    ]
+    assert [mark.label for mark in marks(situation("tuning"))] == ["num_workers 4 cancelled", "trial precision bf16"]
+
+
+def test_the_throughput_after_a_kept_change_is_green_and_a_trial_has_the_colour_of_the_focus() -> None:
+    for name, style in (("kept", "gained"), ("trial", "trial")):
+        session = FoldedSession(SITUATIONS[name]())
+        painted = paint_throughput(session.view(), session.history, 120, 14)
+        assert style in {one for row in painted for _, one in row}
+    session = FoldedSession(SITUATIONS["finding"]())
+    assert not {"gained", "trial"} & {one for row in paint_throughput(session.view(), session.history, 120, 14) for _, one in row}
+
+
+@pytest.mark.parametrize("columns", [10, 60, 190])
+def test_at_most_a_third_of_the_time_axis_is_in_the_future(columns: int) -> None:
+    for seconds in range(20, 20_000, 37):
+        axis = window(5.0, 5.0 + seconds, columns)
+        assert columns * 2 / 3 <= axis.filled + 1 and axis.filled <= columns, (seconds, axis)
+        assert 0 <= axis.column(5.0) < axis.column(5.0 + seconds) < columns
+
+
+def test_past_columns_do_not_move_while_the_width_of_a_column_stays() -> None:
+    before, after = window(0.0, 61.0, 100), window(0.0, 62.0, 100)
+    assert before.per_column_s == after.per_column_s and before.first == after.first
+    recent = window(0.0, 1000.0, 50, 2.0)
+    assert recent.per_column_s == 2.0 and recent.filled == 50 and recent.column(1000.0) == 49
+
+
+def test_a_gap_is_shown_only_where_no_sample_came_for_some_time() -> None:
+    axis = window(0.0, 20.0, 41)
+    values: list[float | None] = [1.0, None, None, None, None, None, None, 2.0] + [None] * 100
+    held = axis.values("key", lambda key, columns, seconds: values[:columns], 1.5)
+    assert axis.per_column_s == 0.5 and held[:8] == [1.0, 1.0, 1.0, 1.0, None, None, None, 2.0]
