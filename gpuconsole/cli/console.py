@@ -8,13 +8,14 @@ import gc
 import importlib
 import signal
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuconsole.cli.exits import FAILED, OK
-from gpuconsole.cli.options.console import eco, interval, record_path, theme
+from gpuconsole.cli.options.console import CONSOLE_OPTIONS, eco, interval, record_path, theme
 from gpuconsole.cli.options.engine import live_engine, serve_address
-from gpuconsole.cli.options.usage import UsageError
+from gpuconsole.cli.options.usage import UsageError, refuse_given
 from gpuconsole.cli.output import note, problem, screen_colors
 from gpuconsole.machine.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -29,10 +30,24 @@ WITHOUT = "gpuconsole run SCENARIO --headless"
 
 
 def run_console(args: argparse.Namespace) -> int:
-    """The console, with the machine overview."""
+    """The console, with the machine overview; with --demo a recorded session."""
+    demo = getattr(args, "demo", False)
+    if demo:
+        refuse_given(args, "has no effect on --demo, which measures nothing", *(name for name in CONSOLE_OPTIONS if name != "eco"))
     if why := why_no_terminal():
         raise UsageError(f"{why}; try `gpuconsole --help` or `{WITHOUT}`")
-    return open_console(args, recording=record_path(args))
+    return show_demo(args) if demo else open_console(args, recording=record_path(args))
+
+
+def show_demo(args: argparse.Namespace) -> int:
+    """Replay the recorded session of the package, marked as a recording."""
+    use_own_keys()
+    show_first_picture()
+    from gpuconsole.engine.replay import DEMO, Replay
+    from gpuconsole.tui.app import run_app
+
+    with resources.as_file(DEMO) as path, screen_colors():
+        return run_app(Replay(path), eco=eco(args), theme=theme(), demo=True)
 
 
 def open_console(

@@ -61,6 +61,7 @@ def build_parser(chosen: Collection[str] = COMMANDS, parser_class: type[argparse
         prog="gpuconsole", usage="gpuconsole [COMMAND] [options]", epilog=EXAMPLES, formatter_class=HelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
+    parser.add_argument("--demo", action="store_true", default=argparse.SUPPRESS, help="replay a recorded session: find, prove, keep")
     add_output_options(parser)
     add_console_options(parser.add_argument_group("watching devices"), screen=True)
     added = parser.add_subparsers(prog="gpuconsole", metavar="COMMAND", dest="command", help=argparse.SUPPRESS)
@@ -140,7 +141,7 @@ def _refuse_foreign_options(parser: argparse.ArgumentParser, args: argparse.Name
         return
     commands = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
     own = {one.dest for one in commands.choices[args.command]._actions}
-    refuse_given(args, f"has no effect on {args.command}", *(name for name in CONSOLE_OPTIONS if name not in own))
+    refuse_given(args, f"has no effect on {args.command}", *(name for name in (*CONSOLE_OPTIONS, "demo") if name not in own))
 
 
 def split_job(words: list[str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import read_recording
 
+DEMO = resources.files("gpuconsole") / "data" / "demo.jsonl.gz"
+"""A real session of `data-starved` on a CPU: a finding, its trial, and the change that was kept."""
 A_RECORDING = "this is a recording: nothing runs that could be changed"
 
 

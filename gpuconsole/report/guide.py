@@ -37,3 +37,15 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if run.findings:
         return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     return 2, "Wait for the finding. The console measures where the time goes."
+
+
+def narrate(view: View) -> tuple[int, str]:
+    """The same steps for the recorded session of `--demo`: what happens at this moment. Nothing takes keys, so the text asks for none."""
+    trial = facts.running_trial(view)
+    if trial is not None:
+        return 4, "The trial: steps with and without the change alternate, so that other influences cancel out."
+    if finished := [one for one in view.trials if one.state != "running"]:
+        return 4, f"Proven and {'kept' if finished[-1].kept else 'reverted'}. To try it on this machine: q, then gpuconsole, s, Enter."
+    if facts.suggestions(view):
+        return 3, "The cause is found. In a live session Enter starts the trial; the recording goes on by itself."
+    return (2, "The console measures where the time of each step goes.") if view.run is not None else (1, "A training run starts.")

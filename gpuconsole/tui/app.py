@@ -34,6 +34,7 @@ from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
 from gpuconsole.tui.theme import DARK, LIGHT
+from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.zone import Zone
 
 REFRESH_HZ = 2.0
@@ -302,8 +303,10 @@ def _give_up(code: int) -> None:
     os._exit(code)
 
 
-def run_app(api: SessionApi, *, eco: bool = False, theme: str = DARK) -> int:
-    """Show the console until the user quits. 0: all well, 1: the last run failed or is invalid, 128 + n: ended by signal n."""
+def run_app(api: SessionApi, *, eco: bool = False, theme: str = DARK, demo: bool = False) -> int:
+    """Show the console until the user quits. 0: all well, 1: the last run failed or is invalid, 128 + n: ended by signal n. `demo`: a hint line
+    narrates the session."""
+    KeyBar.demo = demo
     return asyncio.run(show(ConsoleApp(api, eco=eco, theme=theme)))
 
 

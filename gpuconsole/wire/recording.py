@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
 from collections.abc import Iterator
@@ -47,11 +48,11 @@ def without_command_lines(event: AnyEvent) -> AnyEvent:
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:
-    """The events of a recording in order. Raises RecordingError, OSError.
+    """The events of a recording in order. A file whose name ends in `.gz` is compressed. Raises RecordingError, OSError.
 
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
-    with open(path, "rb") as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         lines = iter(file)
         number = 0
         for line in lines:

@@ -105,3 +105,18 @@ def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tm
         terminal.wait_for("RECORDING", "█ forward", "▓ backward", "train-gpt")
         terminal.press("q")
         assert terminal.wait_exit() == 0
+
+
+def test_the_demo_is_marked_as_a_recording_on_every_screen(tmp_path: Path) -> None:
+    """The first seconds of the recorded session, its sub-screens, and two quick q: the first leaves the help, the second the console."""
+    with Terminal("--demo", cwd=tmp_path) as terminal:
+        terminal.wait_for("RECORDING", "data-starved", "step 2 of 4", timeout_s=20)
+        for key, words in (("i", "Devices and metrics"), ("h", "History"), ("?", "Reading the screen")):
+            terminal.press(key)
+            terminal.wait_for("RECORDING", words)
+        terminal.press("x", "enter")  # nothing runs that could be changed
+        terminal.press("q")
+        terminal.wait_for("RECORDING", "History")
+        terminal.press("q", "q")
+        assert terminal.wait_exit() == 0
+    assert RESTORED in terminal.raw and not list(tmp_path.iterdir())

@@ -58,6 +58,7 @@ class BackScreen(Screen[None]):
     def show(self, view: View) -> None:
         """Show a new state; called only while this screen is in sight."""
         self._view = view
+        self._heading.show(view)
         self._key_bar.show(view)
 
     def again(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from textual import events
 
 from gpuconsole.report.cells import Row, Segment, cell_width, line, spread
-from gpuconsole.report.guide import STEPS, guide
+from gpuconsole.report.guide import STEPS, guide, narrate
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.zone import Zone
@@ -16,6 +16,7 @@ GAP = 3
 """Cells between two keys."""
 Place = tuple[int, int, keys.Action]
 """The first cell, the cell after the last, and the action."""
+RECORDING: Segment = (" RECORDING ", "mark")
 GUIDED = ("main", "scenarios")
 """The screens with a hint line during the first steps of a session."""
 
@@ -24,6 +25,8 @@ class KeyBar(Zone):
     """The keys of a screen that make sense now. `screen` is its name in `keys.ACTIONS`. During the first steps a hint stands above the keys."""
 
     DEFAULT_CSS = "KeyBar { height: 1; dock: bottom; }"
+    demo = False
+    """Whether the hint line narrates the recorded session of `--demo`."""
 
     def __init__(self, screen: str) -> None:
         super().__init__()
@@ -43,6 +46,8 @@ class KeyBar(Zone):
     def _hint(self, view: View) -> tuple[int, str]:
         if self.screen_name not in GUIDED:
             return 0, ""
+        if KeyBar.demo:
+            return narrate(view)
         return guide(view, keys.written(), choosing=self.screen_name == "scenarios")
 
     def paint(self, width: int, height: int) -> list[Row]:
@@ -102,13 +107,27 @@ class TitleBar(Zone):
         self._title = title
         self._message = ""
         self._style = "dim"
+        self._recorded = False
+
+    def show(self, view: View) -> None:
+        """On a recording, the heading says so."""
+        if view.recording != self._recorded:
+            self._recorded = view.recording
+            self.repaint()
 
     def say(self, message: str, style: str = "dim") -> None:
         self._message, self._style = message, style
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        return [spread(width, [(self._title, "heading"), ("   ", ""), (self._message, self._style)], []), line(width)]
+        return [
+            spread(
+                width,
+                [(self._title, "heading"), ("   ", ""), (self._message, self._style)],
+                [(" ", ""), RECORDING] if self._recorded else [],
+            ),
+            line(width),
+        ]
 
 
 class DrawnZone(Zone):
