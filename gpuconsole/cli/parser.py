@@ -113,7 +113,7 @@ class _OneLine(argparse.ArgumentParser):
         command = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
         if command is not None:
             known = [name.replace("_", "-") for name in COMMANDS]
-            message = f"there is no command {command[1]!r}{nearest(command[1], known)}"
+            message = f"there is no command {command[1]!r}{nearest(command[1], known)}; there are: {', '.join(sorted(known))}"
         self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

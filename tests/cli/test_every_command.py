@@ -47,7 +47,7 @@ CASES = {
     "diagnose": Case("s.json", ("gone.json", "cannot be read"), ("s.json --headless", "no option '--headless'")),
     "doctor": Case("", ("--color green", "'auto', 'always', 'never'"), ("--device cpu", "no option '--device'")),
     "exporter": Case(None, ("--listen 9835", "must be HOST:PORT"), ("--price 3", "no option '--price'")),
-    "models": Case("train-gpt", ("train-vision", "only scenarios of training.gpt"), ("train-gpt --device cpu", "no option '--device'")),
+    "models": Case("train-gpt", ("train-gpt --device-name H9000", "known: "), ("train-gpt --device cpu", "no option '--device'")),
     "quality": Case(None, ("--depths 2", "allowed are 0 to 1"), ("--slo ttft=1", "no option '--slo'")),
     "replay": Case("r.jsonl", ("r.jsonl --speed fast", "not a number"), ("r.jsonl --headless --speed 2", "--speed goes with the screen")),
     "report": Case(None, ("gone.json", "cannot be read"), ("s.json --json", "no option '--json'")),

@@ -11,10 +11,10 @@ from gpuconsole.cli.options.scenario import assignments, scenario
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.diagnosis.models.figures.training import training_figures
 from gpuconsole.diagnosis.models.shape import VOCABULARY, lengths
-from gpuconsole.machine.peaks import peaks_of
+from gpuconsole.machine.peaks import known_devices, peaks_of
 from gpuconsole.machine.published import published_of
 from gpuconsole.model.figure import Figure
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.machine.device import Peaks
 from gpuconsole.model.run import Summary
 from gpuconsole.report import units
@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{chosen.name} runs {chosen.workload.name}: only scenarios of {WORKLOAD} can be predicted")
     peaks = peaks_of(args.device_name) if args.device_name else Peaks()
     if args.device_name and not peaks.source:
-        raise UsageError(f"--device-name {args.device_name}: there are no datasheet peaks for a device with this name")
+        known = known_devices()
+        near = nearest(args.device_name, known)
+        raise UsageError(f"--device-name {args.device_name}: no datasheet peaks for this name{near}; known: {', '.join(known)}")
     scale = "gpu" if args.device_name else "cpu"
     knobs = {**chosen.knobs_for(scale, peaks.memory_bytes or 0), **assignments(args.assignments, chosen)}
     found = predicted(knobs, peaks, args.device_name)
