@@ -20,6 +20,7 @@ from ..watch import recorder, watch
 WAIT_STEPS = 50
 """Steps within which the inputs of a pass must come."""
 BUDGET_S = 1.8
+LEAST_ROUNDS = 2
 STATE_STEPS = 2
 """Steps between the two looks at the attributes of the modules."""
 HELD = ("_parameters", "_buffers", "_modules", "training")
@@ -41,7 +42,7 @@ def cached_batch(loop: Any) -> Generator[None, None, Signals]:
 
 
 def batch_elasticity(loop: Any) -> Generator[None, None, Signals]:
-    """P2: one forward and backward pass at 1x, 2x and 4x the batch, in turn, until the budget is used."""
+    """P2: one forward and backward pass at 1x, 2x and, where passes are short, 4x the batch, in turn, until the budget is used."""
     import torch
 
     if loop.knobs.get("torch_compile", "off") != "off":
@@ -52,10 +53,10 @@ def batch_elasticity(loop: Any) -> Generator[None, None, Signals]:
     if not size or sizes != {size}:
         raise ProbeError("the inputs of the model have different first dimensions, so the batch is not known")
     times: dict[int, list[float]] = {1: [], 2: [], 4: []}
-    batches = {factor: kept.repeated(factor) for factor in times}
     with untouched(kept.module):
         end = now() + BUDGET_S
-        for factor in list(batches):
+        batches = {factor: kept.repeated(factor) for factor in factors_in_time(kept.run(kept.arguments))}
+        for factor in [factor for factor in batches if factor > 1]:
             try:
                 kept.run(batches[factor])  # the first pass of a size allocates
             except torch.OutOfMemoryError:
@@ -64,7 +65,7 @@ def batch_elasticity(loop: Any) -> Generator[None, None, Signals]:
         if 2 not in batches:
             raise ProbeError("twice the batch does not fit into memory")
         largest = max(batches)
-        while len(times[1]) < 2 or (now() < end and len(times[1]) < 25):
+        while len(times[1]) < LEAST_ROUNDS or (now() < end and len(times[1]) < 25):
             for factor, batch in batches.items():
                 times[factor].append(kept.run(batch))
     spread = [many / (largest * one) for one, many in zip(times[1], times[largest], strict=True)]
@@ -83,8 +84,15 @@ def batch_elasticity(loop: Any) -> Generator[None, None, Signals]:
         "unit": "ratio",
         "source": "probe P2: 2 standard errors of that median",
     }
-    signals["probe.batch_factor"] = {"value": largest, "unit": "x", "source": "probe P2: largest factor that fits"}
+    fits = "largest factor that fits into memory, and whose passes fit into the time of the probe"
+    signals["probe.batch_factor"] = {"value": largest, "unit": "x", "source": f"probe P2: {fits}"}
     return signals
+
+
+def factors_in_time(pass_s: float) -> tuple[int, ...]:
+    """The factors of P2 for a pass of `pass_s` seconds. The program waits meanwhile, so 4x is left out where its passes would take longer than
+    the budget: a first pass at 2x and 4x, and LEAST_ROUNDS rounds of all."""
+    return (1, 2, 4) if pass_s * (2 + 4 + LEAST_ROUNDS * (1 + 2 + 4)) <= BUDGET_S else (1, 2)
 
 
 # --- the kept pass ------------------------------------------------------------------------------------------

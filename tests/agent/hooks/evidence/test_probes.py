@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.agent.hooks.evidence import passes
 from gpuconsole.wire.events import ProbeDone, RunProbe
 from tests.agent.listener import Listener
 
@@ -46,6 +47,11 @@ def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: tuple
     assert found["probe.batch_factor"].value == 4
     assert 0.2 < found["probe.batch_cost_ratio"].value < 1.5
     assert answers["swap_optim"].signals["probe.optim_fused_step_s"].value > 0
+
+
+@pytest.mark.parametrize(("pass_s", "factors"), [(0.01, (1, 2, 4)), (0.08, (1, 2, 4)), (0.3, (1, 2))])
+def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_batch(pass_s: float, factors: tuple[int, ...]) -> None:
+    assert passes.factors_in_time(pass_s) == factors
 
 
 def test_stack_samples_name_the_line(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
