@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuconsole.model.figure import Attainable, RatePair, TimePart
+from gpuconsole.model.figure import Attainable, TimePart
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import visible
 from gpuconsole.report import units
-from gpuconsole.report.parts import Column, Report, Table, labelled, text
-from gpuconsole.report.run.attainable import share_text, why_no_share
+from gpuconsole.report.parts import labelled
+from gpuconsole.report.run.attainable import attainable_report, share_text, why_no_share
 from gpuconsole.report.share.document import Block, Folded, Loss, Waterfall, Words
 
 
@@ -19,7 +19,10 @@ def attainable_blocks(label: str, run: Run) -> list[Block | Folded]:
     title = ": ".join(filter(None, (label, share_text(run))))
     return [
         waterfall(title, found),
-        Folded("Reached and attainable rates, and how they are calculated", [Words([_rates(found), *_limits(found)])]),
+        Folded(
+            "Reached and attainable rates, and how they are calculated",
+            [Words([*attainable_report(run), labelled("formula", visible(found.formula))])],
+        ),
     ]
 
 
@@ -38,21 +41,3 @@ def waterfall(title: str, found: Attainable) -> Waterfall:
 def _cost(part: TimePart, unit: str) -> str:
     """`-15.4 samples/s`: what the part costs of the rate."""
     return f"-{units.quantity(part.lost_per_s, unit)}" if part.lost_per_s > 0 else ""
-
-
-def _rates(found: Attainable) -> Table:
-    columns = (Column("rate"), Column("reached", ">"), Column("attainable", ">"), Column("share", ">"))
-    return Table(columns, [[(words, "") for words in _rate(one)] for one in found.rates])
-
-
-def _rate(one: RatePair) -> list[str]:
-    values = [units.quantity(value, one.unit) for value in (one.reached_per_s, one.attainable_per_s)]
-    return [one.title, *values, units.precise_percent(one.share_ratio)]
-
-
-def _limits(found: Attainable) -> Report:
-    """What limits the attainable rate, with the peaks and the formula, and what the calculation leaves out."""
-    rows: Report = [labelled("limited by", found.bound)] if found.bound is not None else []
-    rows += [labelled(label, visible(words)) for label, words in (("peaks", found.source), ("formula", found.formula)) if words]
-    notes = [*found.notes, *(f"{part.title}: {part.note}" for part in found.parts if part.note)]
-    return [*rows, *(text(visible(note), "dim") for note in notes)]
