@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.headless import RunError, options, session
 from benchmarks.intervals import interval
 from benchmarks.machine import keep
+from gpuconsole.machine.other_load import OtherCores
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.workloads.arithmetic import cores
 
@@ -27,7 +28,8 @@ Row = dict[str, float | str]
 
 
 DISTURBED_RATIO = 0.05
-"""A run is disturbed where its training thread waited longer for a core, as a share of the time; a calibration where others used more of a core."""
+"""A run is disturbed where its training thread waited for a core for a larger share of the time, or where other processes used more of a core during
+the run or during the calibration of its round."""
 
 
 def settings(as_shipped: bool) -> dict[str, tuple[Knobs, ...]]:
@@ -45,6 +47,7 @@ def calibrate(cache: str, budget_s: float) -> float:
 
 def measure(name: str, knobs: Knobs, duration_s: float, cache: str) -> Row | None:
     """What one run reached, in the unit of its main rate. None: the run failed, or the attainable rate is not known; a line says why."""
+    others = OtherCores()
     try:
         run = session(name, duration_s, *options("--set", knobs), "--device", "cpu", env={"XDG_CACHE_HOME": cache}).runs[-1]
     except RunError as error:
@@ -54,6 +57,7 @@ def measure(name: str, knobs: Knobs, duration_s: float, cache: str) -> Row | Non
     if found is None or found.main is None or found.main.reached_per_s is None or found.main.attainable_per_s is None:
         print(f"{name}: {found.reason if found is not None else 'no attainable rate'}")
         return None
+    busy = others.mean()
     parts = {part.name: part.time_s for part in found.parts}
     waited = parts.get("runq", 0.0) / sum(parts.values())
     share = found.main.reached_per_s / found.main.attainable_per_s
@@ -65,6 +69,7 @@ def measure(name: str, knobs: Knobs, duration_s: float, cache: str) -> Row | Non
         "attainable_per_s": found.main.attainable_per_s,
         "share_ratio": share,
         "waited_ratio": waited,
+        "others_cores": busy,
         "undisturbed_ratio": share / (1 - waited),
         "bound": found.bound or "",
         "source": found.source,
@@ -126,7 +131,7 @@ def main() -> int:
                 for knobs in choices:
                     row = measure(name, knobs, args.duration, cache)
                     if row is not None:
-                        rows.append({"others_cores": others, **row})
+                        rows.append({**row, "others_cores": max(others, float(row["others_cores"]))})
                         show(rows[-1], args.rows)
     print(f"all {len(rows)} runs\n\n{table(rows)}\n")
     quiet = [row for row in rows if not disturbed(row)]
