@@ -156,6 +156,11 @@ def not_profiled(t: float, request: int, error: str) -> Message:
     return {"event": "profiled", "t": t, "request": request, "error": error}
 
 
+def profiled(t: float, request: int, trace: str, keep: str, gpu: bool, cost_s: float) -> Message:
+    """The answer to Profile in a user's job: the trace is at the path `trace`, and the console analyses it. `gpu`: the work ran on a GPU."""
+    return {"event": "profiled", "t": t, "request": request, "trace": trace, "keep": keep, "gpu": gpu, "cost_s": cost_s}
+
+
 def encode(message: Message) -> bytes:
     """`message` as one JSON line, without the newline. A faster encoder may take its place: see `Channel`."""
     return json.dumps(message, separators=(",", ":")).encode()

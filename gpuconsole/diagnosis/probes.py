@@ -46,7 +46,7 @@ PROBES = (
     Probe(
         "batch_elasticity",
         ("probe.batch_cost_ratio", "probe.batch_factor"),
-        in_job=f"{PASSES}, at 1, 2 and 4 times its size: what a larger batch costs",
+        in_job=f"{PASSES}, at up to 4 times its size: what a larger batch costs",
     ),
     Probe("launch", ("probe.issue_s",)),
     Probe(

@@ -168,7 +168,7 @@ class Engine(StateReader, SessionApi):
 
     async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None) -> None:
         """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""
-        self.job = await start_on_terminal(self.start_job, command, columns, rows, output, self.diagnosis.allow_probes)
+        self.job = await start_on_terminal(self.start_job, command, columns, rows, output, self.diagnosis)
 
     async def stop(self) -> None:
         await self.end_run("stopped")
@@ -210,6 +210,9 @@ class Engine(StateReader, SessionApi):
         self.diagnosis.tunable = knobs
 
     async def profile(self, steps: int = STEPS) -> ProfileReport:
+        record = self.state.record
+        if record is not None and record.run.is_job and not self.diagnosis.may_probe_jobs:
+            raise SessionError("the profiler in a job of your own needs your permission: P, or --probe")
         return await self.control.profile(steps, self.profile_dir)
 
     # --- files and signals ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.terminal.pty import JobTerminal
 from gpuconsole.processes.worker import WorkerHandle
@@ -23,12 +24,12 @@ HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 class ScreenJob(JobApi):
     """A job whose process and terminal have been started."""
 
-    def __init__(self, worker: WorkerHandle, terminal: JobTerminal, on_allow_probes: Callable[[], None]) -> None:
-        """`worker`: the handle of the job. `on_allow_probes`: called when the user allows probes."""
+    def __init__(self, worker: WorkerHandle, terminal: JobTerminal, diagnosis: DiagnosisLoop) -> None:
+        """`worker`: the handle of the job. `diagnosis`: runs the probes that the user allows."""
         assert worker.job is not None
         self.child = worker.job
         self._worker = worker
-        self._on_allow_probes = on_allow_probes
+        self._diagnosis = diagnosis
         self._name, self._terminal = self.child.command.name, terminal
         self._interrupts = 0
         self._left = False
@@ -74,8 +75,12 @@ class ScreenJob(JobApi):
     def allow_numerics(self) -> None:
         self._worker.allows_numerics = True
 
+    @property
+    def allows_probes(self) -> bool:
+        return self._diagnosis.may_probe_jobs
+
     def allow_probes(self) -> None:
-        self._on_allow_probes()
+        self._diagnosis.allow_probes()
 
     def type(self, text: str) -> None:
         self._terminal.type(text)
@@ -101,11 +106,11 @@ async def start_on_terminal(
     columns: int,
     rows: int,
     output: Path | None,
-    on_allow_probes: Callable[[], None],
+    diagnosis: DiagnosisLoop,
 ) -> ScreenJob:
     """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
 
-    `on_allow_probes` is called when the user allows probes in the job. Raises SessionError.
+    `diagnosis` runs the probes that the user allows in the job. Raises SessionError.
     """
     try:
         terminal = JobTerminal(columns, rows, output, log_path())
@@ -119,7 +124,7 @@ async def start_on_terminal(
         await terminal.close(ended=True)
         raise
     terminal.job_started()
-    return ScreenJob(worker, terminal, on_allow_probes)
+    return ScreenJob(worker, terminal, diagnosis)
 
 
 def log_path() -> Path:

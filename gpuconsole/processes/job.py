@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from gpuconsole.model.run import RunState
+from gpuconsole.processes.analysis import analysed
 from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.session.job.segments import SegmentFold
 from gpuconsole.wire.events import (
@@ -356,6 +357,8 @@ class JobChild(Child):
                 self._stepped = True
                 with contextlib.suppress(ValueError):
                     self._on_event(msgspec.structs.replace(fold.add(event), rank=rank))
+            case Profiled() if event.trace:
+                self._tasks.append(asyncio.create_task(self._analyse(event, fold, rank)))
             case KnobsSet() | ProbeDone() | Profiled():
                 self._answers.setdefault(event.request, {})[rank] = event
                 self._settle_answers()
@@ -374,6 +377,9 @@ class JobChild(Child):
                 return  # the leader's stands for the run
             case _:
                 self._on_event(event)
+
+    async def _analyse(self, event: Profiled, fold: SegmentFold, rank: int) -> None:
+        self._on_rank_event(await analysed(event), fold, rank)
 
     def _settle_answers(self) -> None:
         """Pass on the answers that every rank has given: the first refusal, else the first answer."""

@@ -144,6 +144,11 @@ class JobApi(Protocol):
         """Allow changes that alter the numbers of the job."""
         ...
 
+    @property
+    def allows_probes(self) -> bool:
+        """Whether the user has allowed probes and the profiler in the job."""
+        ...
+
     def allow_probes(self) -> None:
         """Allow probes in the job."""
         ...

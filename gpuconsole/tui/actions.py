@@ -11,7 +11,6 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.job.facts import CHANGES_NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.text import visible
-from gpuconsole.report import facts
 from gpuconsole.report.experiments.trial import verdict_line
 from gpuconsole.session.api import SessionApi, SessionError
 from gpuconsole.tui import keys
@@ -100,15 +99,25 @@ class Actions:
 
     def probes(self) -> None:
         """Ask whether probes may run in the user's own job."""
-        job = self._api.job
-        if job is None or job.ended:
-            self.report("no job of your own runs here")
-        elif not facts.probes_waiting(view := self._api.view()):
-            self.report("no rule waits for a probe")
+        if self._job_runs:
+            self._with_probes(lambda: self.report("probes may run in your job"))
         else:
-            from gpuconsole.tui.screens.questions import probes_question
+            self.report("no job of your own runs here")
 
-            self.ask(probes_question(view, job.allow_probes))
+    def _with_probes(self, go_on: Callable[[], None]) -> None:
+        """Go on with what needs probes; ask first where they would run in the user's own job, and the user has not allowed them."""
+        job = self._api.job
+        if job is None or job.ended or job.allows_probes:
+            go_on()
+            return
+
+        def agreed() -> None:
+            job.allow_probes()
+            go_on()
+
+        from gpuconsole.tui.screens.questions import probes_question
+
+        self.ask(probes_question(agreed))
 
     def ask(self, question: Question) -> None:
         """Put a question on top of the present screen, which comes back with the answer."""
@@ -215,8 +224,10 @@ class Actions:
         self.request(self._api.tune(), lambda certificate: f"tuning ended: {certificate.stopped}")
 
     def take_profile(self) -> None:
-        self.request(
-            self._api.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
+        self._with_probes(
+            lambda: self.request(
+                self._api.profile(), lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else "")
+            )
         )
 
     def revert(self) -> None:

@@ -302,12 +302,18 @@ class Paused(Event, frozen=True):
 
 
 class Profiled(Event, frozen=True):
-    """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the profiler slowed the workload."""
+    """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the profiler slowed the workload.
+
+    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept, and whether the work ran on a GPU.
+    """
 
     request: int
     report: ProfileReport | None = None
     error: str | None = None
     cost_s: float = 0.0
+    trace: str = ""
+    keep: str = ""
+    gpu: bool = False
 
 
 class Failed(Event, frozen=True):

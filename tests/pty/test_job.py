@@ -117,6 +117,8 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
     with job(tmp_path) as terminal:
         terminal.press("o")
         pid = pid_of(terminal)
+        terminal.press("q")  # back to the main screen
+        terminal.wait_gone("columns 120")
         terminal.press("q")
         terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
         terminal.press("escape")
@@ -138,6 +140,8 @@ def test_q_can_end_the_job(tmp_path: Path) -> None:
     with job(tmp_path) as terminal:
         terminal.press("o")
         pid = pid_of(terminal)
+        terminal.press("q")  # back to the main screen
+        terminal.wait_gone("columns 120")
         terminal.press("q")
         terminal.wait_for("End the job")
         terminal.press("down", "enter")
@@ -184,12 +188,17 @@ def test_sigterm_to_the_console_reaches_the_job(tmp_path: Path) -> None:
 
 def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
     (tmp_path / "optimizing.py").write_text(OPTIMIZING)
-    with Terminal("run", "--device", "cpu", "--record", "r.jsonl", "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
+    options = ("--device", "cpu", "--record", "r.jsonl", "--output", "all.txt")
+    with Terminal("run", *options, "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
         terminal.wait_for("agent on", "P allow probes", timeout_s=90)
         terminal.press("P")
         terminal.wait_for("Allow probes in your job?", "swap_optim", "copies of the parameters", "the same bits as without probes")
         terminal.press("down", "enter")
         terminal.wait_for("─ tried", "P allow probes")
+        terminal.press("f")
+        terminal.wait_for("Allow probes in your job?", "torch.profiler on a few of the job's own steps")
+        terminal.press("escape", "escape")
+        terminal.wait_for("─ tried")
         terminal.press("\x10", *"allow probes", "enter")  # by the command palette
         terminal.wait_for("Allow probes in your job?")
         terminal.press("enter")
@@ -197,6 +206,10 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.wait_gone("P allow probes")
         recording = tmp_path / "r.jsonl"
         wait_until(lambda: terminal.settle() and "probe P5: optimizer steps on copies" in recording.read_text(), 30, "the probe has run")
+        terminal.press("f")
+        terminal.wait_for("3 steps of", "operators by their own time", "optimizer", "gpuconsole-trace-optimizing.py-")
+        terminal.press("escape")
+        terminal.wait_for("─ tried")
         terminal.press("k", "/", *"precision", "enter")
         terminal.wait_for("filter: precision", "changes numerics", "losses and weights differ")
         terminal.press("enter")
@@ -211,6 +224,7 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.wait_gone("agent on")
         terminal.press("q")
         assert terminal.wait_exit() == 0
+    assert (tmp_path / "all.txt").read_bytes() == b"", "the profiler prints nothing into the output of the job"
     session = json.loads(next(tmp_path.glob("gpuconsole-2*.json")).read_text())
     assert (session["trials"][0]["effect"], session["runs"][0]["effects"]["optim"]) == ("changes numerics", "same samples")
 

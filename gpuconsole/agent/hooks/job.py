@@ -17,19 +17,23 @@ from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
 from ..inbox import Inbox
 from ..loop import Probe, Signals
+from ..probes import ProbeError
 from ..protocol import (
     COUNTS,
+    PROBE,
     SETTLING,
     Command,
     Knobs,
     Message,
     Pause,
+    Profile,
     RunProbe,
     SetKnobs,
     agent_off,
     job_known,
     job_process,
     knobs_set,
+    not_profiled,
     probe_done,
     rank_joined,
     segments,
@@ -46,6 +50,7 @@ from .evidence.catalogue import PROBES, why_refused
 from .evidence.copies import CopyCount
 from .evidence.loading import loading
 from .evidence.stream import StreamClock
+from .evidence.window import Window
 from .evidence.writers import writers
 from .guard import entry, switch
 from .optimizer import steppers
@@ -257,22 +262,32 @@ class JobService(Service):
     _changing: SetKnobs | None = None
     _waiting: list[SetKnobs]
 
-    def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any) -> None:
+    def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any, folder: str) -> None:
         super().__init__(loop, inbox, channel, announce=announce)
+        self._folder = folder
         self.reporter = Reporter(loop, channel, every_s=SEND_EVERY_S)
         self.loop = loop
         self._waiting = []
         self._probing: tuple[RunProbe, Generator[None, None, Signals], float] | None = None
+        self._window: Window | None = None
 
     def end(self) -> None:
         """The process ends: send what is known. Nothing waits for the device."""
+        if self._window is not None:
+            self._window.stop()
         self.loop.account.give_up()
         self.reporter.send()
 
     @property
     def waits(self) -> bool:
         """Whether a command waits for a step, or for the end of a change or a probe."""
-        return self._changing is not None or self._probing is not None or bool(self._waiting) or bool(self.loop.settles_until)
+        return (
+            self._window is not None
+            or self._changing is not None
+            or self._probing is not None
+            or bool(self._waiting)
+            or bool(self.loop.settles_until)
+        )
 
     def between_steps(self) -> bool:
         if self.loop.settles_until and recorder.index >= self.loop.settles_until:
@@ -281,6 +296,10 @@ class JobService(Service):
             self._go_on_changing(self._changing)
         if self._probing is not None:
             self._go_on_probing(*self._probing)
+        if self._window is not None and self._window.step():
+            self._answer(self._window.answer())
+            self._window = None
+            self.loop.settle()
         due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
         if due is not None and self._changing is None:
             self._waiting.remove(due)
@@ -339,6 +358,19 @@ class JobService(Service):
         if spent_s + now() - start >= SETTLE_AFTER_S:
             self.loop.settle()
         self._answer(probe_done(now(), command.request, command.probe, signals, error, spent_s + now() - start))
+
+    def _profile(self, command: Profile) -> None:
+        """Begin a profiler window on the next steps of the program. They do not count."""
+        try:
+            if self._window is not None or self._changing is not None or self._probing is not None:
+                raise ProbeError("a change, a probe or another window is under way")
+            if self.loop.knobs.get("nproc", 1) != 1:
+                raise ProbeError("several processes train together, and a profiler in one of them would make the others wait")
+            self._window = Window(command, self._folder, self.loop.device)
+        except Exception as problem:  # the program goes on without a window; the problem is the answer
+            self._answer(not_profiled(now(), command.request, explain(problem, self.loop.knobs)))
+            return
+        recorder.kind = PROBE
 
     def _wait_for_resume(self, command: Command) -> None:
         """A user's job is never paused."""
@@ -490,7 +522,7 @@ class Agent:
         assert self._connection is not None
         self.rank, self._world_size = described.place()
         self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0, self._world_size))
-        self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce)
+        self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
         self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
 
     def _announce(self) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpuconsole.diagnosis.probes import IN_JOB
 from gpuconsole.model.experiments.trial import MOST_LOSS_COST
 from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
-from gpuconsole.report import facts
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.page import Lines
 from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
@@ -116,13 +115,14 @@ def answer_lines(above: list[Row], answers: dict[str, str], width: int) -> Lines
     return Lines([*[None] * len(above), *names], row)
 
 
-def probes_question(view: View, allow: Callable[[], None]) -> Question:
-    """Asks for permission to run the probes that rules wait for. `allow` is called after a yes."""
+def probes_question(allow: Callable[[], None]) -> Question:
+    """Asks for permission to run probes and the profiler in the user's own job. `allow` is called after a yes."""
     about: Report = [
         text("Some rules have no conclusion from watching alone. A probe is a short experiment between two steps of the job:"),
         BLANK,
     ]
-    about += [labelled(probe, IN_JOB[probe] + ".", column=22, indent=2) for probe in facts.probes_waiting(view)]
+    about += [labelled(probe, IN_JOB[probe] + ".", column=22, indent=2) for probe in IN_JOB]
+    about.append(labelled("profiler", "when you press f: torch.profiler on a few of the job's own steps.", column=22, indent=2))
     about += [
         BLANK,
         text(
