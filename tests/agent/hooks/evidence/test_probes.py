@@ -9,20 +9,27 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.agent.hooks.evidence import passes
-from gpuconsole.wire.events import ProbeDone, RunProbe
+from gpuconsole.wire.events import Command, ProbeDone, Profile, Profiled, RunProbe
+from gpuconsole.workloads.profiling.summary import summarize
+from gpuconsole.workloads.profiling.trace import read_trace
 from tests.agent.listener import Listener
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
 FIRST, SECOND = 500, 400
 PROBES = ("cached_batch", "batch_elasticity", "swap_optim", "side_work_off", "script_lines")
 COUNTS = 6
+PROFILED = 7
+Outputs = tuple[str, str, dict[int, ProbeDone], Profiled]
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[int, ProbeDone]]:
-    """The output of the program alone and with probes, and the answers by request."""
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    """The output of the program alone and with probes and the profiler, the answers by request, and that about the profile."""
     command = (sys.executable, str(PROGRAM), str(FIRST), str(SECOND))
-    asks = [(10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)] + [(FIRST + 5, RunProbe(COUNTS, "cached_batch"))]
+    asks: list[tuple[int, Command]] = [(10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)] + [
+        (FIRST + 5, RunProbe(COUNTS, "cached_batch"))
+    ]
+    asks.append((FIRST + 100, Profile(PROFILED, 3, "")))
     listener = Listener(tmp_path_factory.mktemp("probed"), asks)
     probed = listener.run(*command)
     assert probed.returncode == 0, probed.stderr
@@ -30,16 +37,19 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[in
     assert one.off is None
     assert [step.index for step in one.steps] == list(range(FIRST + SECOND))
     alone = subprocess.run(command, capture_output=True, text=True, check=True)
-    return alone.stdout, probed.stdout, {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
+    assert probed.stderr == alone.stderr
+    (profiled,) = [event for event in one.events if isinstance(event, Profiled)]
+    answers = {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
+    return alone.stdout, probed.stdout, answers, profiled
 
 
-def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
-    alone, probed, answers = outputs
+def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs: Outputs) -> None:
+    alone, probed, answers, _ = outputs
     assert len(answers) == len(PROBES) + 1
     assert probed == alone
 
 
-def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+def test_passes_on_the_last_batch_and_updates_on_copies_are_timed(outputs: Outputs) -> None:
     answers = {event.probe: event for request, event in outputs[2].items() if request != COUNTS}
     assert answers["cached_batch"].error is None
     assert 0 < answers["cached_batch"].signals["probe.cached_pass_s"].value < 1
@@ -54,16 +64,22 @@ def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_
     assert passes.factors_in_time(pass_s) == factors
 
 
-def test_stack_samples_name_the_line(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+def test_stack_samples_name_the_line(outputs: Outputs) -> None:
     signals = outputs[2][1 + PROBES.index("script_lines")].signals
     line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
     assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train")
     assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2
 
 
-def test_side_work_is_never_left_out(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+def test_side_work_is_never_left_out(outputs: Outputs) -> None:
     assert "never left out" in (outputs[2][1 + PROBES.index("side_work_off")].error or "")
 
 
-def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: tuple[str, str, dict[int, ProbeDone]]) -> None:
+def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: Outputs) -> None:
     assert "keeps Python state that a pass changes (calls)" in (outputs[2][COUNTS].error or "")
+
+
+def test_the_profiler_writes_the_trace_of_three_steps(outputs: Outputs) -> None:
+    profiled = outputs[3]
+    assert (profiled.request, profiled.error, profiled.gpu) == (PROFILED, None, False)
+    assert summarize(read_trace(Path(profiled.trace))).steps == 3
