@@ -11,7 +11,7 @@ from typing import Any
 from . import tracing
 from .evidence.writers import on_os, writers
 from .guard import NO_LEVEL, entry, switch, wrappers_without_level
-from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, SAVE, WHOLE, get_ident
+from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, recorder, watch
 
@@ -95,6 +95,9 @@ class Compiled:
     def __init__(self) -> None:
         self.end_step: Callable[[], None] | None = None
         """Ends a step of the program, and begins the account if need be."""
+        self.stepped = False
+        """Whether an optimizer has stepped within the function, where torch.compile left it out."""
+        self._first = 0
 
     @wrappers_without_level
     def made(self, function: Any) -> Any:
@@ -119,6 +122,8 @@ class Compiled:
         if not recorder.thread:
             return (recorder.index, weights_version(), False) if not recorder.index else None
         recorder.enter(COMPILED)
+        recorder.passes += 1
+        self._first, self.stepped = len(recorder.codes), False
         if not recorder.samples:
             count_samples(args, kwargs)
         return recorder.index, weights_version(), True
@@ -130,7 +135,9 @@ class Compiled:
             if not recorder.thread:
                 return
             recorder.leave()
-        if recorder.index == index and self.end_step is not None and weights_version() != version:
+        if recorder.index == index and self.end_step is not None and (self.stepped or weights_version() != version):
+            if entered:  # a whole step: its parts are not told apart, also where torch.compile left some of them out
+                recorder.codes[self._first :] = [COMPILED] * (len(recorder.codes) - self._first)
             self.end_step()
 
 
@@ -138,8 +145,9 @@ def weights_version() -> int:
     """Changes whenever an optimizer that is known has stepped, in whatever way."""
     version = 0
     for optimizer in watch.alive(watch.optimizers):
-        for group in optimizer.param_groups[:1]:
-            version += sum(parameter._version for parameter in group["params"][:1])
+        for group in optimizer.param_groups[-1:]:
+            parameters = group["params"]
+            version += sum(parameter._version for parameter in parameters[:: 1 + len(parameters) // 4])
     return version
 
 
@@ -198,6 +206,7 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "torch.utils.tensorboard.writer": around(("SummaryWriter", "add_scalar add_scalars add_histogram add_image flush", LOG)),
     "tqdm.std": around(("tqdm", "refresh", LOG)),
     "logging": around(("Logger", "handle", LOG)),
+    "accelerate.optimizer": around(("AcceleratedOptimizer", "step", OPTIMIZER), ("AcceleratedOptimizer", "zero_grad", ZERO)),
     "transformers.trainer": around(("Trainer", "compute_loss", WHOLE)),
     **{f"{name}.strategies.strategy": around(("Strategy", "training_step", WHOLE)) for name in LIGHTNING},
     **{f"{name}.core.module": around(("LightningModule", "log log_dict", LOG)) for name in LIGHTNING},

@@ -10,16 +10,18 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from ..clock import now
-from . import passes
+from . import passes, tracing
 from .calls import spanned
+from .evidence.iterations import iterations
 from .evidence.loading import loading
 from .guard import entry, switch, wrappers_without_level
-from .recorder import DATA, LOADER, LOADERS, get_ident
+from .recorder import DATA, LOADER, LOADERS, OWN, get_ident
 from .watch import is_program, recorder, watch
 
 TRACE_AT = 2
 """The step after which the source of batches is looked for."""
-TRACE_STEPS = 2
+TRACE_STEPS, TRACE_STEPS_OF_SEVERAL = 2, 4
+"""Several optimizers may step on one batch, and each of them ends a step at first."""
 MOST_ITEMS, DEPTH = 64, 3
 """Size and depth of the containers in which tensors are looked for."""
 PLACE = 5550123
@@ -113,6 +115,8 @@ def begin_batch(iterator: Any) -> float | None:
     """Begin the segment of a batch. Returns its time, or None where there is no segment to end."""
     if recorder.stack[-1] >= LOADER or recorder.thread != get_ident():
         return None
+    if iterations.on:
+        iterations.batch_begins(sys._getframe(1))
     noted = iterator.__dict__
     recorder.enter(noted.get("_gpuconsole_number", LOADER))
     watch.last_loader = noted.get("_gpuconsole_loader")
@@ -154,7 +158,7 @@ class SourceSearch:
         self.found: list[CodeType] = []
         self._returned: list[tuple[CodeType, list[Any]]] = []
         """Kept alive, so that no other tensor gets the same address."""
-        self._until = recorder.index + TRACE_STEPS
+        self._until = recorder.index + (TRACE_STEPS_OF_SEVERAL if iterations.on else TRACE_STEPS)
         passes.state.tracing_batches = self.passed
         switch.undo.append(self.stop)
         sys.setprofile(self.event)
@@ -240,7 +244,8 @@ def _replace_code(function: FunctionType, segment: int) -> None:
     code = function.__code__
     former = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     former.__kwdefaults__ = function.__kwdefaults__
-    inner = _spanned_generator(former) if code.co_flags & CO_GENERATOR else spanned(segment, former)
+    generates = code.co_flags & CO_GENERATOR
+    inner = _spanned_generator(former) if generates else _spanned_source(former) if segment == DATA else spanned(segment, former)
     names = code.co_freevars
     lines = ["def make():", *(f"    {name} = None" for name in names), "    def call(*args, **kwargs):"]
     lines += [f"        if 0: {name}" for name in names] + [
@@ -257,6 +262,21 @@ def _replace_code(function: FunctionType, segment: int) -> None:
     )
     function.__wrapped__ = former  # type: ignore[attr-defined]
     switch.undo.append(lambda: setattr(function, "__code__", code))
+
+
+@wrappers_without_level
+def _spanned_source(former: Any) -> Any:
+    """The function `former`, with each call as a segment."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tracing.is_compiling() or not begin_source():
+            return former(*args, **kwargs)
+        try:
+            return former(*args, **kwargs)
+        finally:
+            end_source()
+
+    return wrapper
 
 
 @wrappers_without_level
@@ -282,9 +302,14 @@ def _spanned_generator(former: Any) -> Any:
 
 
 @entry("data.begin_source")
-def begin_source() -> None:
-    if recorder.thread == get_ident():
-        recorder.enter(DATA)
+def begin_source() -> bool:
+    """Begin the segment of a function that makes a batch. Returns whether there is one to end."""
+    if recorder.thread != get_ident() or DATA in recorder.stack or recorder.stack[-1] == OWN:
+        return False
+    if iterations.on:
+        iterations.batch_begins(sys._getframe(1))
+    recorder.enter(DATA)
+    return True
 
 
 @entry("data.end_source")

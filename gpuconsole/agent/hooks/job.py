@@ -494,7 +494,7 @@ class Agent:
     def ended(self) -> None:
         """The process ends: send what is left."""
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
-            steppers.decide()
+            steppers.close()
             self._service.end()
             self._connection.drain(LAST_MESSAGES_S)
 

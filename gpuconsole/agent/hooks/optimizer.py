@@ -1,71 +1,135 @@
-"""Optimizer steps, and where a step of the program ends: at the end of the rarest optimizer's step, if there was a backward pass before it."""
+"""Optimizer steps, and where a step of the program ends: at the last optimizer step of an iteration of its loop."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import calls, passes, tracing
 from .calls import spanned
-from .guard import entry, wrappers_without_level
-from .recorder import BACKWARD, OPTIMIZER, OWN, ZERO, get_ident
+from .evidence.iterations import Stack, iterations, stack_of
+from .guard import entry, switch, wrappers_without_level
+from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
 
 LOOK_AT = (0, 2)
 """Steps at whose end all objects are looked at for root modules."""
 HELD = 12
-"""Optimizer steps after which it is decided which optimizer ends a step. Until then each of them ends a step for the time being, and none is
-sent. A critic that steps five times for each step of the generator is known after 12."""
-
+"""Optimizer steps of a program with several optimizers that are looked at together: until then each of them ends a step, and none is sent."""
 ALONE = 3
 """The same, where the program has made only one optimizer: slow steps are then sent soon."""
+MARK = "_gpuconsole_watched"
+
+
+class Stepped(NamedTuple):
+    """A step of an optimizer: which one (0: none in particular), and where it was called. `joins`: whether it belongs to the iteration of the
+    optimizer step before it. `worked`, `batch`: whether a pass ran since then, and where a batch was made. `sees_batches`: whether that is known."""
+
+    key: int
+    stack: Stack | None
+    worked: bool
+    batch: Stack | None
+    sees_batches: bool = False
+    joins: bool = False
 
 
 class Steppers:
-    """Which optimizers step, and which one ends a step. `anchor`: the optimizer whose step ends a step, once `decided`."""
+    """Which optimizers step, and where a step of the program ends: at the last optimizer step of an iteration."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.stepped: dict[int, int] = {}
-        """How often each optimizer has stepped, in the order of their first steps."""
-        self.anchor = 0
+        """How often each optimizer has stepped."""
         self.decided = False
-        self.held: list[int] = []
-        """The optimizer at the end of each step that is not decided yet."""
+        self.held: list[Stepped] = []
+        """The optimizer steps that have not been looked at yet."""
         self.blind = 0
         """Steps in a row with a backward pass and no forward pass of a known class."""
+        self.inside = False
+        """Whether an optimizer steps now."""
+        self.events = 0
+        self._last: Stepped | None = None
+        self._fresh: set[int] = set()
+        """The optimizers that have stepped in the present iteration."""
+        self._followed: dict[int, bool] = {}
+        """For each optimizer, whether the one after it belonged to the same iteration, the last time."""
+        self._open: Mark | None = None
+        """The end of the last optimizer step, if the step of the program was not ended there because another optimizer should follow."""
+        iterations.reset()
 
-    def count(self, key: int) -> None:
-        """An optimizer has stepped. One that is new, or another one that takes over, may become the anchor later."""
-        new = key not in self.stepped
+    def has_stepped(self, key: int) -> bool:
+        """An optimizer has stepped. Returns whether the step of the program ends here."""
+        self.events += 1
         self.stepped[key] = self.stepped.get(key, 0) + 1
-        if self.decided and key != self.anchor and (new or self.stepped[key] % HELD == 0):
-            self.anchor = self._rarest()
+        if not iterations.on:
+            if not self.decided:
+                self.held.append(Stepped(key, None, True, None))
+            return True
+        worked = recorder.backwards + recorder.passes > (self._open.passes if self._open is not None else 0)
+        event = Stepped(key, stack_of(sys._getframe(2)), worked, iterations.batch, iterations.sees_batches)
+        iterations.batch = None
+        if not self.decided:
+            self.held.append(event)
+            return True
+        event = self._judged(event)
+        if self._open is not None:
+            if not event.joins:
+                recorder.split(self._open)
+            self._open = None
+        elif event.joins:
+            recorder.go_on()
+        if self._followed.get(key):
+            self._open = recorder.mark()
+            return False
+        return True
 
     def decide(self) -> None:
-        """Choose the anchor, and join the steps that are held."""
+        """Look at the optimizer steps that are held: join those of one iteration."""
         if self.decided:
             return
         self.decided = True
-        if self.stepped:
-            self.anchor = self._rarest()
-        if len(self.stepped) > 1:
-            recorder.merge([key in (self.anchor, 0) for key in self.held])
+        if iterations.on and self.held:
+            for _ in range(2):  # the first time shows which loops are inner ones
+                self._last = None
+                judged = [self._judged(event) for event in self.held]
+            recorder.merge([not event.joins for event in judged[1:]] + [True])
+            recorder.keeps = True
         self.held = []
 
-    def ends_step(self, key: int) -> bool:
-        """Whether a step of this optimizer ends a step of the program."""
-        return not self.decided or (key == self.anchor and bool(recorder.backwards or recorder.passes))
+    def close(self) -> None:
+        """The process ends: the last step is not continued."""
+        self.decide()
+        if self._open is not None:
+            recorder.split(self._open)
+            self._open = None
+        recorder.keeps = False
 
-    def _rarest(self) -> int:
-        """The optimizer that steps clearly less often than the most frequent one; else the one that was the last to step first."""
-        most = max(self.stepped.values())
-        used = {key: count for key, count in self.stepped.items() if count * 16 >= most}
-        least = min(used.values())
-        return [key for key, count in used.items() if count * 2 < least * 3][-1]
+    def several(self) -> None:
+        """The program has several optimizers."""
+        if not iterations.on:
+            iterations.on, recorder.keeps = True, self.decided
+            self._last = Stepped(0, None, True, None)
+
+    def _judged(self, event: Stepped) -> Stepped:
+        before, self._last = self._last, event
+        joins = False
+        if before is None:
+            self._fresh.clear()
+        elif event.key and before.key:
+            joins = not event.worked and event.key != before.key
+            if not joins and before.stack is not None and event.stack is not None:
+                turns = self.stepped.get(before.key, 1) / self.stepped.get(event.key, 1)
+                repeats = event.key not in self._fresh and (event.sees_batches or self._followed.get(before.key, False))
+                joins = iterations.same(before.stack, event.batch, event.stack, turns, repeats)
+            self._followed[before.key] = joins
+        if not joins:
+            self._fresh.clear()
+        self._fresh.add(event.key)
+        return event._replace(joins=joins)
 
 
 steppers = Steppers()
@@ -73,9 +137,7 @@ steppers = Steppers()
 
 @wrappers_without_level
 def on_optimizer(module: Any) -> None:
-    """torch's official hooks of all optimizers; `zero_grad`; and where optimizers are made."""
-    module.register_optimizer_step_pre_hook(before_step)
-    module.register_optimizer_step_post_hook(after_step)
+    """Steps of all optimizers; `zero_grad`; and where optimizers are made."""
     module.Optimizer.zero_grad = spanned(ZERO, module.Optimizer.zero_grad)
     passes.state.end_in_backward = end_in_backward
     calls.compiled.end_step = end_compiled
@@ -90,55 +152,119 @@ def on_optimizer(module: Any) -> None:
     module.Optimizer.__init__ = __init__
 
 
+@wrappers_without_level
+def watch_class(cls: Any) -> None:
+    """Make `step` of a class of optimizers a segment. torch's hooks of optimizers would leave out the time around them, and steps that fail."""
+    plain = cls.step
+    if hasattr(plain, MARK):
+        return
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracing.is_compiling() or not begin(self):
+            return plain(self, *args, **kwargs)
+        done = False
+        try:
+            result = plain(self, *args, **kwargs)
+            done = True
+            return result
+        finally:
+            end(self, done)
+
+    functools.update_wrapper(step, plain)
+    setattr(step, MARK, True)
+    cls.step = step
+
+
+@wrappers_without_level
+def on_scaler(module: Any) -> None:
+    """A gradient scaler leaves out the step of the optimizer where a gradient is not finite: the step of the program ends all the same."""
+    plain = module.GradScaler.step
+
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        events = begin_scaled()
+        done = False
+        try:
+            result = plain(self, optimizer, *args, **kwargs)
+            done = True
+            return result
+        finally:
+            if events is not None:
+                end_scaled(optimizer, events, done)
+
+    functools.update_wrapper(step, plain)
+    module.GradScaler.step = step
+
+
 @entry("optimizer.made")
 def note_made(optimizer: Any) -> None:
     watch.optimizers.append(weakref.ref(optimizer))
     watch.note_made("optimizer", optimizer)
+    watch_class(type(optimizer))
+    if not iterations.on and len(watch.alive(watch.optimizers)) > 1:
+        steppers.several()
 
 
-def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not tracing.is_compiling():
-        _before(optimizer)
-
-
-def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not tracing.is_compiling():
-        _after(optimizer)
-
-
-@entry("optimizer.before")
-def _before(optimizer: Any) -> None:
+@entry("optimizer.begin")
+def begin(optimizer: Any) -> bool:
+    """Begin the segment of an optimizer step. Returns whether there is one to end."""
     if not recorder.thread:
-        from .guard import switch
-
         if switch.failed or recorder.index:
-            return
+            return False
         recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
-    if recorder.thread == get_ident():
-        recorder.enter(OPTIMIZER)
+    if steppers.inside or recorder.thread != get_ident():
+        return False
+    steppers.inside = True
+    recorder.enter(OPTIMIZER)
+    return True
 
 
-@entry("optimizer.after")
-def _after(optimizer: Any) -> None:
-    stack = recorder.stack
-    if stack[-1] != OPTIMIZER or recorder.thread != get_ident():
+@entry("optimizer.end")
+def end(optimizer: Any, done: bool) -> None:
+    """End the segment; `done`: the optimizer has not raised an exception."""
+    steppers.inside = False
+    if not recorder.thread:
         return
-    key = id(optimizer)
-    if key == steppers.anchor and recorder.passes and len(stack) == 2 and steppers.decided and recorder.index > LOOK_AT[-1]:
-        steppers.stepped[key] += 1  # the usual step: there is nothing to find out
+    if done and steppers.decided and recorder.passes and len(recorder.stack) == 2 and not iterations.on and recorder.index > LOOK_AT[-1]:
+        steppers.events += 1  # the usual step: there is nothing to find out
         watch.micro_batches = recorder.backwards or 1
         recorder.cut(leaves=True)
         recorder.work()
         return
     recorder.leave()
-    if BACKWARD in stack:  # one optimizer for each parameter, stepped within backward
+    if done:
+        _has_stepped(optimizer)
+
+
+@entry("optimizer.begin_scaled")
+def begin_scaled() -> int | None:
+    """Begin the segment of a scaler. Returns how often optimizers have stepped; None: there is nothing to end."""
+    if recorder.thread != get_ident() or tracing.is_compiling():
+        return None
+    recorder.enter(OPTIMIZER)
+    return steppers.events
+
+
+@entry("optimizer.end_scaled")
+def end_scaled(optimizer: Any, events: int, done: bool) -> None:
+    if not recorder.thread:
+        return
+    recorder.leave()
+    if done and steppers.events == events:
+        _has_stepped(optimizer)
+
+
+def _has_stepped(optimizer: Any) -> None:
+    if BACKWARD in recorder.stack:  # one optimizer for each parameter, stepped within backward
         passes.state.inner = True
         return
-    steppers.count(key)
+    if COMPILED in recorder.stack:
+        calls.compiled.stepped = True
+        return
+    key = id(optimizer)
     if recorder.index in LOOK_AT or steppers.blind == 4:
         _look()
-    if steppers.ends_step(key):
-        end_step(key)
+    if steppers.has_stepped(key):
+        end_step()
 
 
 def end_in_backward() -> None:
@@ -146,25 +272,29 @@ def end_in_backward() -> None:
     passes.state.inner = False
     if recorder.index in LOOK_AT:
         _look()
-    end_step(0)
+    end_whole()
 
 
 def end_compiled() -> None:
     """The end of a compiled function in which optimizers have stepped."""
     if not recorder.thread:
         recorder.begin([])
-    end_step(0)
+    end_whole()
 
 
-def end_step(key: int) -> None:
-    """End the step, then let the agent work. `key`: the optimizer that ended it; 0: none in particular."""
+def end_whole() -> None:
+    """End a step that no call of an optimizer ends."""
+    if steppers.has_stepped(0):
+        end_step()
+
+
+def end_step() -> None:
+    """End the step, then let the agent work."""
     steppers.blind = 0 if recorder.passes or not recorder.backwards else steppers.blind + 1
     watch.micro_batches = recorder.backwards or 1
     recorder.cut()
-    if not steppers.decided:
-        steppers.held.append(key)
-        if len(steppers.held) >= (HELD if len(watch.alive(watch.optimizers)) > 1 else ALONE):
-            steppers.decide()
+    if not steppers.decided and len(steppers.held) >= (HELD if iterations.on else ALONE):
+        steppers.decide()
     recorder.work()
 
 
@@ -186,4 +316,4 @@ def _in_backward() -> bool:
     return False
 
 
-HOOKS = {"torch.optim.optimizer": on_optimizer}
+HOOKS = {"torch.optim.optimizer": on_optimizer, "torch.amp.grad_scaler": on_scaler}

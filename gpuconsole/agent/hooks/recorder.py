@@ -11,7 +11,7 @@ import base64
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..clock import now
 
@@ -35,6 +35,16 @@ RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "li
 """index, start, codes, ends, samples, tokens, loss, arm, kind, readings (see `read`); an empty list: the times are those of the stream."""
 
 get_ident = threading.get_ident
+
+
+class Mark(NamedTuple):
+    """A moment of a step: how many segments it has, its samples, tokens and loss, and its forward and backward passes."""
+
+    segments: int
+    samples: int
+    tokens: int
+    loss: Any
+    passes: int
 
 
 class Recorder:
@@ -93,6 +103,8 @@ class Recorder:
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
         self.own_s = 0.0
+        self.keeps = False
+        """Whether `take` leaves the last step: what comes next may belong to it."""
         self.read: Callable[[], Any] | None = None
         """What a mark of a sampled step reads: the run-queue seconds of the training thread; on CUDA an event in the stream."""
         self.on_stream = False
@@ -178,16 +190,60 @@ class Recorder:
                 parts = []
         self.done, self.index = merged, len(merged)
         if parts:
-            rest = joined(parts, 0)
-            self.start, self.codes, self.times = rest[1], rest[2] + self.codes, rest[3] + self.times
-            self.samples, self.tokens = self.samples + rest[4], self.tokens + rest[5]
-            self.sampled(False)
+            self._prepend(joined(parts, 0))
+
+    def mark(self) -> Mark:
+        """This moment, at which `split` can end the step later."""
+        return Mark(len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards)
+
+    def split(self, mark: Mark) -> None:
+        """End the step at a past moment. What came since then is the step under way."""
+        codes, times, readings = self.codes, self.times, self.readings
+        samples, tokens, loss = self.samples - mark.samples, self.tokens - mark.tokens, self.loss
+        if mark.loss is not None:
+            loss = loss - mark.loss if isinstance(loss, float) and loss != mark.loss else None
+        first = None if readings is None else readings[: mark.segments + 1]
+        self.done.append(
+            (
+                self.index,
+                self.start,
+                codes[: mark.segments],
+                times[: mark.segments],
+                mark.samples,
+                mark.tokens,
+                mark.loss,
+                self.arm,
+                self.kind,
+                first,
+            )
+        )
+        self.index += 1
+        self.start, self.codes, self.times = times[mark.segments - 1], codes[mark.segments :], times[mark.segments :]
+        self.samples, self.tokens, self.loss = samples, tokens, loss
+        if readings is not None:
+            self.readings = readings[mark.segments :]
+
+    def go_on(self) -> None:
+        """The last step has not ended: it and the step under way are one."""
+        if self.done:
+            self.index -= 1
+            self._prepend(self.done.pop())
+
+    def _prepend(self, step: RawStep) -> None:
+        _, self.start, codes, times, samples, tokens, loss, *_ = step
+        self.codes, self.times = codes + self.codes, times + self.times
+        self.samples, self.tokens = self.samples + samples, self.tokens + tokens
+        if loss is not None:
+            self.loss = loss + self.loss if isinstance(loss, float) and isinstance(self.loss, float) else self.loss or loss
+        self.sampled(False)
 
     def take(self) -> list[RawStep]:
         """The steps that have ended since the last call."""
         done, self.done = self.done, []
+        kept = [done.pop()] if self.keeps and done else []
         if self.settle is not None:
             done, self.done = self.settle(done)
+        self.done += kept
         return done
 
 

@@ -195,7 +195,7 @@ class SegmentFold:
             holds = following in (FORWARD, WHOLE, NO_GRAD, DATA) or (following is not None and following >= LOADER)
             if code == OPTIMIZER and (before not in (BACKWARD, OPTIMIZER, GAP, None) or (holds and before != BACKWARD)):
                 codes[i] = GAP
-            before = code
+            before = before if code == OWN else code
         return codes
 
     def _learn(self, codes: list[int]) -> None:

@@ -175,4 +175,6 @@ def _step_of_a_copy(optimizer: Any, parameter: Any, group: dict[str, Any], flags
     other.param_groups = [{**group, "params": [made], "fused": flags[0], "foreach": flags[1]}]
     move_counters(other, other.param_groups[0], bool(flags[0]))
     step = type(optimizer).step
-    getattr(step, "__wrapped__", step)(other)  # without the hooks of steps
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    step(other)  # without the hooks of steps

@@ -1,0 +1,238 @@
+"""Loops with several optimizers. `python optimizers.py STEPS NAME...` imports torch once, and runs each in a forked process.
+
+Each loop counts its iterations, and prints the count.
+"""
+
+import atexit
+import itertools
+import os
+import sys
+import traceback
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+STEPS = int(sys.argv[1])
+DATA = TensorDataset(torch.randn(512, 16), torch.randint(4, (512,)))
+A, B, C = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
+of_a = of_b = of_c = None
+
+
+def batches():
+    while True:
+        yield from DataLoader(DATA, 8)
+
+
+def get_batch():
+    return torch.randn(8, 16), torch.randint(4, (8,))
+
+
+def update(model, optimizer, x, y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def even_and_odd():
+    for n in range(STEPS):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        if n % 2 == 0:
+            of_a.zero_grad()
+            F.cross_entropy(A(x), y).backward()
+            of_a.step()
+        else:
+            of_b.zero_grad()
+            F.cross_entropy(B(x), y).backward()
+            of_b.step()
+        yield
+
+
+def one_call_for_both():
+    for n in range(STEPS):
+        model, optimizer = ((A, of_a), (B, of_b))[n % 2]
+        update(model, optimizer, *get_batch())
+        yield
+
+
+def every_five():
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        if n // 5 % 2 == 0:
+            update(A, of_a, x, y)
+        else:
+            update(B, of_b, x, y)
+        yield
+
+
+def two_conditions():
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        if n < STEPS // 3 or n % 3 == 0:
+            update(A, of_a, x, y)
+        if n >= STEPS // 3 and n % 3:
+            update(B, of_b, x, y)
+        yield
+
+
+def continued():
+    n = 0
+    while n < STEPS:
+        n += 1
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        if n % 2:
+            update(A, of_a, x, y)
+            yield
+            continue
+        update(B, of_b, x, y)
+        yield
+
+
+def second_takes_over():
+    for n in range(STEPS):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        model, optimizer = (A, of_a) if n < STEPS // 3 else (B, of_b)
+        update(model, optimizer, x, y)
+        yield
+
+
+def second_joins_later():
+    for n in range(STEPS):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        update(A, of_a, x, y)
+        if n >= STEPS // 2:
+            update(B, of_b, x, y)
+        yield
+
+
+def two_loops():
+    for x, y in itertools.islice(batches(), STEPS // 2):
+        update(A, of_a, x, y)
+        yield
+    for x, y in itertools.islice(batches(), STEPS - STEPS // 2):
+        update(B, of_b, x, y)
+        yield
+
+
+def epochs_in_turn():
+    for _ in range(STEPS // 40):
+        for x, y in itertools.islice(batches(), 20):
+            update(A, of_a, x, y)
+            yield
+        for x, y in itertools.islice(batches(), 20):
+            update(B, of_b, x, y)
+            yield
+
+
+def critic_first():
+    source = batches()
+    for _ in range(STEPS):
+        for _ in range(5):
+            update(A, of_a, *next(source))
+        update(B, of_b, *get_batch())
+        yield
+
+
+def critic_last():
+    for _ in range(STEPS):
+        update(B, of_b, *get_batch())
+        for _ in range(3):
+            update(A, of_a, *get_batch())
+        yield
+
+
+def every_fifth():
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        update(A, of_a, x, y)
+        if n % 5 == 0:
+            update(B, of_b, x, y)
+        yield
+
+
+def actor_and_critic():
+    for n in range(STEPS):
+        x, y = get_batch()
+        update(A, of_a, x, y)
+        if n % 2:
+            update(B, of_b, x, y)
+            update(C, of_c, x, y)
+        yield
+
+
+def one_loss():
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        F.cross_entropy(A(x) + B(x), y).backward()
+        if n % 2:
+            of_b.step()
+        of_a.step()
+        of_a.zero_grad()
+        of_b.zero_grad()
+        yield
+
+
+def ensemble():
+    for x, y in itertools.islice(batches(), STEPS):
+        for model, optimizer in ((A, of_a), (B, of_b), (C, of_c)):
+            update(model, optimizer, x, y)
+        yield
+
+
+def meta_learning():
+    for _ in range(STEPS):
+        for _ in range(2):
+            fast = nn.Linear(16, 4)
+            inner = torch.optim.SGD(fast.parameters(), 0.1)
+            for _ in range(3):
+                update(fast, inner, *get_batch())
+        update(A, of_a, *get_batch())
+        yield
+
+
+def step_fails():
+    """A step that raises an exception is none; the loop goes on."""
+    fails = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([fails], 0.1)
+    fails.grad = torch.ones(3).to_sparse()  # the foreach implementation takes no sparse gradient
+    optimizer.param_groups[0].update(foreach=True, maximize=True, weight_decay=0.1, nesterov=True, momentum=0.9)
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        if n % 7 == 3:
+            try:
+                optimizer.step()
+            except RuntimeError:
+                pass
+            else:
+                raise AssertionError("this step should fail")
+        update(A, of_a, x, y)
+        yield
+
+
+LOOPS = {
+    loop.__name__: loop
+    for loop in (
+        even_and_odd, one_call_for_both, every_five, two_conditions, continued, second_takes_over, second_joins_later, two_loops,
+        epochs_in_turn, critic_first, critic_last, every_fifth, actor_and_critic, one_loss, ensemble, meta_learning, step_fails,
+    )
+}  # fmt: skip
+
+
+def run(name):
+    global of_a, of_b, of_c
+    torch.manual_seed(0)
+    of_a, of_b = torch.optim.SGD(A.parameters(), 0.01), torch.optim.Adam(B.parameters(), 0.001)
+    if name in ("actor_and_critic", "ensemble"):
+        of_c = torch.optim.AdamW(C.parameters(), 0.001)
+    sys.argv[0] = name
+    print(name, sum(1 for _ in LOOPS[name]()), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[2:] or LOOPS:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(name)
+            except BaseException:
+                traceback.print_exc()
+            atexit._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(pid, 0)

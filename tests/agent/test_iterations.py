@@ -1,0 +1,36 @@
+"""The agent counts the steps of programs with several optimizers: a step is an iteration of the loop that calls them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.listener import Listener, Watched
+
+pytestmark = pytest.mark.xdist_group("loops with several optimizers")
+
+PROGRAM = Path(__file__).parent / "programs" / "optimizers.py"
+STEPS = 40
+LOOPS = (
+    "even_and_odd", "one_call_for_both", "every_five", "two_conditions", "continued", "second_takes_over", "second_joins_later", "two_loops",
+    "epochs_in_turn", "critic_first", "critic_last", "every_fifth", "actor_and_critic", "one_loss", "ensemble", "meta_learning", "step_fails",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[str, Watched]]:
+    """The iterations that each loop counted, and what the agent sent."""
+    listener = Listener(tmp_path_factory.mktemp("optimizers"))
+    done = listener.run(sys.executable, str(PROGRAM), str(STEPS), *LOOPS)
+    assert (done.returncode, done.stderr) == (0, "")
+    counts = dict(line.split() for line in done.stdout.splitlines())
+    return {name: int(count) for name, count in counts.items()}, listener.by_script()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_step_is_an_iteration_of_the_loop_around_the_optimizers(ran: tuple[dict[str, int], dict[str, Watched]], loop: str) -> None:
+    counts, watched = ran
+    assert watched[loop].off is None
+    assert [step.index for step in watched[loop].steps] == list(range(counts[loop]))
