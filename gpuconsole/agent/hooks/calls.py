@@ -137,7 +137,7 @@ class Compiled:
             recorder.leave()
         if recorder.index == index and self.end_step is not None and (self.stepped or weights_version() != version):
             if entered:  # a whole step: its parts are not told apart, also where torch.compile left some of them out
-                recorder.codes[self._first :] = [COMPILED] * (len(recorder.codes) - self._first)
+                recorder.join_segments(self._first)
             self.end_step()
 
 

@@ -192,6 +192,12 @@ class Recorder:
         if parts:
             self._prepend(joined(parts, 0))
 
+    def join_segments(self, first: int) -> None:
+        """Make one segment of those from `first` on, with the code of the last."""
+        self.codes[first:], self.times[first:] = self.codes[-1:], self.times[-1:]
+        if self.readings is not None:
+            self.readings[first + 1 :] = self.readings[-1:]
+
     def mark(self) -> Mark:
         """This moment, at which `split` can end the step later."""
         return Mark(len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards)
