@@ -2,10 +2,9 @@
 
     python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...]
 
-Runs 14 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
+Runs 18 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
 each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
-must be bit for bit those of a run without the agent. Exit code 1: a phase differs by more than 2 points (6 in `within_backward`: the time of
-`Optimizer.step` outside torch's hooks counts as backward there), or losses or weights differ.
+must be bit for bit those of a run without the agent. Exit code 1: a phase differs by more than 2 points, or losses or weights differ.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, alone, differences, digests, watched
 
 POINTS = 0.02
-OTHER_POINTS = {"within_backward": 0.06}
 
 
 def main() -> int:
@@ -57,7 +55,7 @@ def agrees(name: str, steps: int, rounds: int) -> bool:
         same = sorted(digests(ran.out)) == sorted(digests(alone(own, *command)))
     medians = {phase: statistics.median(one[phase] for one in found) for phase in found[0]}
     worst = max(medians, key=lambda phase: abs(medians[phase]))
-    good = abs(medians[worst]) <= OTHER_POINTS.get(name, POINTS) and same
+    good = abs(medians[worst]) <= POINTS and same
     words = "losses and weights are the same" if same else "LOSSES OR WEIGHTS DIFFER"
     print(f"{name:<16} {steps} steps   {worst} {medians[worst] * 100:+.1f} points   {words}{'' if good else '   MISSED'}", flush=True)
     return good

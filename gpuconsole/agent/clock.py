@@ -21,6 +21,7 @@ class ThreadTimes:
             self._fd: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
             self._fd = None
+        self._last_runq_s = 0.0
 
     @property
     def available(self) -> bool:
@@ -31,7 +32,11 @@ class ThreadTimes:
         """Seconds in which the thread waited for a core; 0 where the kernel does not report them (see `available`)."""
         if self._fd is None:
             return 0.0
-        return int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
+        try:
+            self._last_runq_s = int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
+        except ProcessLookupError:  # the thread has ended: a program may train in a thread that ends before the process
+            return self._last_runq_s
+        return self._last_runq_s
 
     def cpu_s(self) -> float:
         """CPU seconds of the calling thread."""

@@ -1,4 +1,4 @@
-"""The agent counts the steps of programs with several optimizers: a step is an iteration of the loop that calls them."""
+"""The agent counts the steps of programs whose steps are hard to see: a step is an iteration of the loop that calls the optimizers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 
 from tests.agent.listener import Listener, Watched
 
-pytestmark = pytest.mark.xdist_group("loops with several optimizers")
+pytestmark = pytest.mark.xdist_group("loops that are hard to count")
 
 PROGRAM = Path(__file__).parent / "programs" / "optimizers.py"
 STEPS = 40
 LOOPS = (
     "even_and_odd", "one_call_for_both", "every_five", "two_conditions", "continued", "second_takes_over", "second_joins_later", "two_loops",
     "epochs_in_turn", "critic_first", "critic_last", "every_fifth", "actor_and_critic", "one_loss", "ensemble", "meta_learning", "step_fails",
+    "left_out_by_a_scaler", "in_a_thread", "without_passes",
 )  # fmt: skip
 
 

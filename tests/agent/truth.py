@@ -19,6 +19,7 @@ SKIPPED = 8
 LOOPS = (
     "plain", "nanogpt", "accumulation", "gan", "lbfgs", "compiled_model", "compiled_step", "iterable", "ddp",
     "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward", "own_gradients",
+    "alternating", "scaled", "checkpointed",
 )  # fmt: skip
 FRAMEWORKS = {"hf_trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}
 

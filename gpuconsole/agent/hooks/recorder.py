@@ -63,6 +63,7 @@ class Recorder:
         "done",
         "due",
         "index",
+        "keeps",
         "kind",
         "loss",
         "on_stream",

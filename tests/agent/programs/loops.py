@@ -3,6 +3,7 @@
 `python loops.py NAME STEPS` runs one; `python loops.py fork STEPS NAME...` imports torch once, and runs each in a forked process.
 """
 
+import copy
 import hashlib
 import itertools
 import math
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -489,11 +491,93 @@ def own_gradients(steps):
     return model
 
 
+def alternating(steps):
+    """Two models and two optimizers, which step in turn."""
+    pairs = [(model, torch.optim.AdamW(model.parameters(), lr=1e-3)) for model in (convnet(16), convnet(24))]
+    for n, (x, y) in zip(range(steps), batches(DataLoader(Images(), 16)), strict=False):
+        model, optimizer = pairs[n // 5 % 2]
+        with phase("optimizer"):
+            optimizer.zero_grad()
+        with phase("forward"):
+            loss = F.cross_entropy(model(x), y)
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+        step()
+        LOSSES.append(loss.item())
+    return nn.ModuleList(model for model, _ in pairs)
+
+
+def scaled(steps):
+    """A gradient scaler under autocast; it leaves out the optimizer's step where a gradient is not finite."""
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20)
+    for n, (x, y) in zip(range(steps), batches(DataLoader(Images(), 16)), strict=False):
+        with phase("forward"), torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+            if n % 10 == 4:
+                loss = loss * math.inf
+        with phase("backward"):
+            scaler.scale(loss).backward()
+        with phase("optimizer"):
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+        step()
+        with phase("optimizer"):
+            scaler.update()
+            optimizer.zero_grad()
+        LOSSES.append(loss.item())
+    return model
+
+
+def checkpointed(steps):
+    """Gradient checkpointing, two loaders in step, an average of the weights; the training runs in a thread."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(432, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    mean = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint_sequential(self.inner, 2, x, use_reentrant=False)
+
+    saving = Saving()
+
+    def train():
+        first, second = batches(DataLoader(Images(), 16)), batches(DataLoader(Images(2048), 16))
+        for (x, y), (x2, y2) in itertools.islice(zip(first, second, strict=False), steps):
+            with phase("forward"):
+                loss = F.cross_entropy(saving(x), y) + F.cross_entropy(saving(x2), y2)
+            with phase("optimizer"):
+                optimizer.zero_grad()
+            with phase("backward"):
+                loss.backward()
+            with phase("optimizer"):
+                optimizer.step()
+            step()
+            with torch.no_grad():
+                for kept, parameter in zip(mean.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(parameter, 0.1)
+            LOSSES.append(loss.item())
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    return mean
+
+
 LOOPS = {
     loop.__name__: loop
     for loop in (
         plain, nanogpt, accumulation, gan, lbfgs, compiled_model, compiled_step, iterable, ddp,
         inline_batches, prefetch_thread, teacher, forward_called, within_backward, own_gradients,
+        alternating, scaled, checkpointed,
     )
 }  # fmt: skip
 

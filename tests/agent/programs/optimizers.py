@@ -1,12 +1,15 @@
-"""Loops with several optimizers. `python optimizers.py STEPS NAME...` imports torch once, and runs each in a forked process.
+"""Loops whose steps are hard to count: several optimizers, steps that are left out, threads. `python optimizers.py STEPS NAME...` imports torch once,
+and runs each in a forked process.
 
 Each loop counts its iterations, and prints the count.
 """
 
 import atexit
 import itertools
+import math
 import os
 import sys
+import threading
 import traceback
 
 import torch
@@ -205,11 +208,47 @@ def step_fails():
         yield
 
 
+def left_out_by_a_scaler():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        loss = F.cross_entropy(A(x), y) * (math.inf if n % 10 == 4 else 1)
+        scaler.scale(loss).backward()
+        scaler.step(of_a)
+        scaler.update()
+        of_a.zero_grad()
+        yield
+
+
+def in_a_thread():
+    """The training thread ends before the process."""
+
+    def train():
+        for x, y in itertools.islice(batches(), STEPS):
+            update(A, of_a, x, y)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    yield from range(STEPS)
+
+
+def without_passes():
+    """No module is called, and no backward pass of autograd runs."""
+    weights = torch.zeros(16, 4)
+    weights.grad = torch.zeros(16, 4)
+    optimizer = torch.optim.SGD([weights], 0.1)
+    for x, y in itertools.islice(batches(), STEPS):
+        weights.grad.copy_(x.T @ (torch.softmax(x @ weights, 1) - F.one_hot(y, 4)) / 8)
+        optimizer.step()
+        yield
+
+
 LOOPS = {
     loop.__name__: loop
     for loop in (
         even_and_odd, one_call_for_both, every_five, two_conditions, continued, second_takes_over, second_joins_later, two_loops,
         epochs_in_turn, critic_first, critic_last, every_fifth, actor_and_critic, one_loss, ensemble, meta_learning, step_fails,
+        left_out_by_a_scaler, in_a_thread, without_passes,
     )
 }  # fmt: skip
 
