@@ -6,8 +6,10 @@ so that a row has exactly the requested width for any text.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 
 from gpuconsole.model.text import visible
 
@@ -35,9 +37,14 @@ def clean(text: str) -> str:
 
 def cell_width(text: str) -> int:
     """The number of terminal cells of `text`."""
-    return len(text) if text.isascii() else sum(_char_width(char) for char in text)
+    return len(text) if text.isascii() or not _WIDE.search(text) else sum(_char_width(char) for char in text)
 
 
+_WIDE = re.compile("[^\u0000-\u02ff\u2010-\u2027\u2190-\u22ff\u2500-\u25fc]")
+"""A character that may not have one cell. Latin letters, arrows, boxes and blocks have one."""
+
+
+@lru_cache(4096)
 def _char_width(char: str) -> int:
     if char < "\u0300":
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -14,8 +15,16 @@ def spark(values: Sequence[float | None], height: int = 1, high: float | None = 
     """
     present = [value for value in values if value is not None]
     top = high if high is not None else max(present, default=0.0)
-    steps = [_steps(value, top, height * 8) for value in values]
-    return ["".join(LEVELS[max(0, min(8, step - 8 * level))] for step in steps) for level in range(height - 1, -1, -1)]
+    if not values:
+        return [""] * height
+    columns = [_column(_steps(value, top, height * 8), height) for value in values]
+    return ["".join(cells) for cells in zip(*columns, strict=True)]
+
+
+@lru_cache(4096)
+def _column(steps: int, height: int) -> str:
+    """A column of `height` cells, top first, filled to `steps` eighths of a cell."""
+    return "".join(LEVELS[max(0, min(8, steps - 8 * level))] for level in range(height - 1, -1, -1))
 
 
 def _steps(value: float | None, top: float, most: int) -> int:

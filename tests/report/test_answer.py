@@ -8,6 +8,7 @@ import pytest
 from gpuconsole.model.figure import Attainable, RatePair
 from gpuconsole.model.job.facts import AGENT
 from gpuconsole.report import facts
+from gpuconsole.report.cells import _char_width, cell_width
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import marks, paint_throughput
 from gpuconsole.report.screen.window import window
@@ -136,3 +137,9 @@ def test_a_gap_is_shown_only_where_no_sample_came_for_some_time() -> None:
     values: list[float | None] = [1.0, None, None, None, None, None, None, 2.0] + [None] * 100
     held = axis.values("key", lambda key, columns, seconds: values[:columns], 1.5)
     assert axis.per_column_s == 0.5 and held[:8] == [1.0, 1.0, 1.0, 1.0, None, None, None, 2.0]
+
+
+def test_the_short_way_to_the_width_of_a_text_is_right_for_each_character() -> None:
+    for code in range(0x20, 0x3000):
+        char = chr(code)
+        assert cell_width(char) == _char_width(char), hex(code)

@@ -58,10 +58,12 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     styles = _styles(found, time)
     texts = spark(values, plot, high)
     ticks = _ticks(high, plot)
+    spans = _spans(styles)
     for n, text in enumerate(texts):
         figure = units.rate(ticks[n], GUTTER - 2) if n in ticks else " " * (GUTTER - 2)
-        row = _runs(text.replace(" ", GRID) if n in ticks and n < plot - 1 else text, styles)
-        rows.append(line(inner, (f"{figure} ", "dim"), ("┤" if n in ticks else "│", "dim"), *row))
+        lined = n in ticks and n < plot - 1
+        row = _with_grid(text, styles) if lined else [(text[start:end], style) for start, end, style in spans]
+        rows.append([(f"{figure} ", "dim"), ("┤" if n in ticks else "│", "dim"), *row])
     if room >= 4:
         rows.append(line(inner, (" " * GUTTER, ""), (_axis(time), "dim")))
     return panel(title, figures, rows, width, height, True)
@@ -139,16 +141,18 @@ def _styles(found: list[Mark], time: Window) -> list[str]:
     return styles
 
 
-def _runs(text: str, styles: list[str]) -> list[Segment]:
-    """The text in parts of one style; the lines of the grid are dim."""
-    parts: list[Segment] = []
-    own = ["dim" if char == GRID else style for char, style in zip(text, styles, strict=True)]
-    start = 0
-    for n in range(1, len(text) + 1):
-        if n == len(text) or own[n] != own[start]:
-            parts.append((text[start:n], own[start]))
-            start = n
-    return parts
+def _spans(styles: list[str]) -> list[tuple[int, int, str]]:
+    """The parts of one style: first column, end, style."""
+    ends = [n for n in range(1, len(styles)) if styles[n] != styles[n - 1]]
+    starts = [0, *ends]
+    return [(start, end, styles[start]) for start, end in zip(starts, [*ends, len(styles)], strict=True)]
+
+
+def _with_grid(text: str, styles: list[str]) -> Row:
+    """A row with a line of the grid in its blank cells."""
+    lined = text.replace(" ", GRID)
+    own = ["dim" if char == GRID else style for char, style in zip(lined, styles, strict=True)]
+    return [(lined[start:end], style) for start, end, style in _spans(own)]
 
 
 def _labels(found: list[Mark], time: Window) -> Row:
