@@ -1,7 +1,8 @@
-"""Makes every picture in this folder again: `python screenshots/make.py`. `--only runs|serving|job|box|pages` makes a part.
+"""Makes every picture in this folder again: `python screenshots/make.py`. `--only demo|runs|serving|job|box|pages` makes a part.
 
-`runs`: `data-starved` on this machine, with the finding, the sub-screens, and the verdict of its trial; `--record` keeps the session for
-`gpuconsole replay` too. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
+The title of each picture has the version of the program; a test compares it with the package. `demo`: the animated picture, made from the
+recording of `gpuconsole --demo`. `runs`: the overview and the scenarios of this machine; then the same recording, with the
+finding, the trial, the verdict and the sub-screens. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
 title of the picture says so. `job`: a Hugging Face Trainer of the user's own (needs transformers). `pages`: the HTML report (`pages.py` says what it needs). PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
 and the exit code is 1.
 """
@@ -20,17 +21,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from pages import pages
 
 from benchmarks.fake_box import FakeBox, build_driver
+from gpuconsole import __version__
 from gpuconsole.engine.engine import Engine
+from gpuconsole.engine.replay import DEMO, Replay
 from gpuconsole.processes.job import JobCommand
 from gpuconsole.report import facts
+from gpuconsole.report.guide import narrate
 from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.widgets.bars import KeyBar
 
 HERE = Path(__file__).parent
+TITLE = f"gpuconsole {__version__}"
 SIZES = {"120x40": (120, 40), "80x24": (80, 24)}
 
 
@@ -42,39 +49,51 @@ async def until(condition: Callable[[], object], timeout_s: float) -> None:
         await asyncio.sleep(0.2)
 
 
-async def session(scenario: str, size: tuple[int, int], label: str, record: Path | None, whole: bool) -> list[Path]:
-    """One run at one size; returns the SVG files."""
-    engine = Engine()
-    app = ConsoleApp(engine, scenario=scenario, record=record)
+async def session(size: tuple[int, int], label: str, whole: bool) -> list[Path]:
+    """The recording of `gpuconsole --demo` at one size: the finding, its trial, the verdict; `whole`: the sub-screens too."""
+    with resources.as_file(DEMO) as path:
+        replay = Replay(path, 4.0)
+    app = ConsoleApp(replay)
     files = []
 
     def keep(name: str) -> None:
-        svg = app.export_screenshot(title="gpuconsole")
         path = HERE / f"{name}-{label}.svg"
-        path.write_text(svg)
+        path.write_text(app.export_screenshot(title=TITLE))
         files.append(path)
 
     async with app.run_test(size=size) as pilot:
-
-        async def keep_screen(key: str, name: str) -> None:
-            await pilot.press(key)
-            await pilot.pause(1.0)
-            keep(name)
-            await pilot.press("escape")
-
-        await until(lambda: any(f.suggestions for r in engine.view().runs for f in r.findings), 90)
-        await pilot.pause(2.5)
+        await until(lambda: facts.suggestions(replay.view()), 60)
+        await pilot.pause(0.6)
         keep("finding")
+        await until(lambda: any(trial.blocks >= 4 for trial in replay.view().trials), 60)
+        await pilot.pause(0.6)
+        keep("trial")
+        await until(lambda: replay.ended, 60)
+        await pilot.pause(1.0)
+        keep("kept")
         if whole:
-            await keep_screen("d", "details")
-        await pilot.press("enter")
-        await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
-        await pilot.pause(16 if whole else 8)
-        keep("main")
-        if whole:
-            for key, name in (("h", "history"), ("k", "knobs"), ("i", "device"), ("s", "scenarios")):
-                await keep_screen(key, name)
+            for key, name in (("d", "details"), ("h", "history"), ("k", "knobs"), ("i", "device")):
+                await pilot.press(key)
+                await pilot.pause(1.0)
+                keep(name)
+                await pilot.press("escape")
         await pilot.press("q")
+    return files
+
+
+async def first_screens() -> list[Path]:
+    """The machine overview of this machine, and the list of scenarios."""
+    app = ConsoleApp(Engine())
+    files = []
+    async with app.run_test(size=SIZES["120x40"]) as pilot:
+        await pilot.pause(20)
+        for key, name in (("", "overview"), ("s", "scenarios")):
+            if key:
+                await pilot.press(key)
+                await pilot.pause(1.0)
+            files.append(HERE / f"{name}-120x40.svg")
+            files[-1].write_text(app.export_screenshot(title=TITLE))
+        await pilot.press("q", "q")
     return files
 
 
@@ -86,7 +105,7 @@ async def serving(scenario: str, size: tuple[int, int], label: str) -> Path:
     async with app.run_test(size=size) as pilot:
         await until(lambda: any(f.suggestions for r in engine.view().runs for f in r.findings), 90)
         await pilot.pause(15)
-        path.write_text(app.export_screenshot(title="gpuconsole"))
+        path.write_text(app.export_screenshot(title=TITLE))
         await pilot.press("q")
     return path
 
@@ -104,7 +123,7 @@ async def job(size: tuple[int, int], label: str) -> list[Path]:
 
     def keep(name: str) -> None:
         path = HERE / f"job-{name}-{label}.svg"
-        path.write_text(app.export_screenshot(title="gpuconsole run -- python hf_starved.py"))
+        path.write_text(app.export_screenshot(title=f"{TITLE}: gpuconsole run -- python hf_starved.py"))
         files.append(path)
 
     async with app.run_test(size=size) as pilot:
@@ -133,21 +152,74 @@ async def box(gpus: int) -> list[Path]:
     app = ConsoleApp(Engine(interval_s=0.5))
     files = []
     async with app.run_test(size=SIZES["120x40"]) as pilot:
-        await pilot.pause(4)
-        await pilot.press("escape")
         await pilot.pause(60)
         for key, name in (("", "main"), ("p", "processes"), ("l", "topology")):
             if key:
                 await pilot.press(key)
                 await pilot.pause(1.5)
             path = HERE / f"box-{gpus}-{name}.svg"
-            path.write_text(app.export_screenshot(title="gpuconsole on a fake driver: the figures are scripted"))
+            path.write_text(app.export_screenshot(title=f"{TITLE} on a fake driver: the figures are scripted"))
             files.append(path)
             if key:
                 await pilot.press("escape")
                 await pilot.pause(0.5)
         await pilot.press("q")
     return files
+
+
+FRAMES_S = 0.25
+MOST_FRAMES = 16
+LAST_S = 5.0
+
+
+async def demo(size: tuple[int, int]) -> list[Path]:
+    """The recording of `gpuconsole --demo` at twice its speed: a frame when something happens, put together to one animated picture."""
+    with resources.as_file(DEMO) as path:
+        replay = Replay(path, 2.0)
+    KeyBar.demo = True
+    app = ConsoleApp(replay)
+    frames: list[tuple[float, str]] = []
+    happened: set[object] = set()
+
+    def moment() -> object:
+        """What is worth a frame: a step of the session, a block of the trial, some seconds of a run."""
+        view = replay.view()
+        blocks = view.trials[-1].blocks // 2 if view.trials else 0
+        return narrate(view)[0], len(view.runs), blocks, bool(facts.firing(view.run)), int(view.running_s // 6) if view.run else -1
+
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: replay.view().runs, 20)
+        begun = time.monotonic()
+        while not replay.ended:
+            await pilot.pause(FRAMES_S)
+            if (now := moment()) not in happened and len(frames) < MOST_FRAMES:
+                happened.add(now)
+                frames.append((time.monotonic() - begun, app.export_screenshot(title=f"{TITLE} --demo: a recorded session", simplify=True)))
+        frames.append((time.monotonic() - begun, app.export_screenshot(title=f"{TITLE} --demo: a recorded session", simplify=True)))
+        await pilot.press("q")
+    KeyBar.demo = False
+    target = HERE / "demo.svg"
+    target.write_text(animated(frames))
+    return [target]
+
+
+def animated(frames: list[tuple[float, str]]) -> str:
+    """One SVG that shows the frames one after the other, each from its second on, the last one for `LAST_S`. It needs no script."""
+    whole = frames[-1][0] + LAST_S
+    head = re.match(r"<svg[^>]*>", frames[0][1])
+    assert head is not None
+    styles, bodies = [], []
+    for n, (start, svg) in enumerate(frames):
+        first = 0.0 if n == 0 else start
+        end = frames[n + 1][0] if n + 1 < len(frames) else whole
+        a, b = 100 * first / whole, 100 * end / whole
+        steps = [f"{a:.2f}% {{visibility:visible}}", *([f"{b:.2f}% {{visibility:hidden}}"] if b < 100 else [])]
+        steps = [*(["0% {visibility:hidden}"] if a > 0 else []), *steps]
+        styles.append(f"@keyframes f{n} {{{' '.join(steps)}}} .f{n} {{visibility:hidden; animation: f{n} {whole:.1f}s step-end infinite}}")
+        body = svg[svg.index(head[0]) + len(head[0]) if n == 0 else svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
+        body = re.sub(r"<clipPath.*?</clipPath>| clip-path=\"url\([^\"]*\)\"", "", body, flags=re.DOTALL)
+        bodies.append(f'<g class="f{n}">{body}</g>')
+    return f"{head[0]}<style>{' '.join(styles)}</style>{''.join(bodies)}</svg>"
 
 
 def in_a_box(gpus: int) -> list[Path]:
@@ -185,22 +257,20 @@ def to_png(svg: Path) -> bool:
     return True
 
 
-def runs(scenario: str, record: Path | None) -> list[Path]:
-    files = []
+def runs() -> list[Path]:
+    files = asyncio.run(first_screens())
     for label, size in SIZES.items():
-        whole = label == "120x40"
-        files += asyncio.run(session(scenario, size, label, record if whole else None, whole))
+        files += asyncio.run(session(size, label, label == "120x40"))
     return files
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("runs", "serving", "job", "box", "pages"), help="a part of the pictures")
-    parser.add_argument("--scenario", default="data-starved")
-    parser.add_argument("--record", type=Path, help="keep the 120x40 session as a recording")
+    parser.add_argument("--only", choices=("demo", "runs", "serving", "job", "box", "pages"), help="a part of the pictures")
     args = parser.parse_args()
     parts: dict[str, Callable[[], list[Path]]] = {
-        "runs": lambda: runs(args.scenario, args.record),
+        "demo": lambda: asyncio.run(demo(SIZES["120x40"])),
+        "runs": runs,
         "serving": lambda: [asyncio.run(serving("kv-pressure", size, label)) for label, size in SIZES.items()],
         "job": lambda: asyncio.run(job(SIZES["120x40"], "120x40")),
         "box": lambda: in_a_box(8),

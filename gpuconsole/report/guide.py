@@ -17,7 +17,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     A recording takes no keys. After the first trial the user has seen the whole way.
     """
     run, trial = view.run, facts.running_trial(view)
-    if view.recording or view.tuning is not None or any(one.state != "running" and one.verdict != "undecided" for one in view.trials):
+    if view.recording or view.tuning is not None or any(one.state == "done" and one.verdict != "undecided" for one in view.trials):
         return 0, ""
     start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
     if choosing:
@@ -28,13 +28,13 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return 4, "Wait for the proof. Steps with and without the change alternate."
     if not facts.active(view):
         return 1, f"This run has ended. {start}" if not run.is_job else ""
-    if facts.suggestions(view) and view.trials:
+    if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
         return 3, f"The trial was undecided: the times of the steps vary too much. Press {keys['try_selected']} to try again."
     if facts.suggestions(view):
         return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
     if any(not finding.rule.endswith("_healthy") for finding in facts.firing(run)):
         return 2, f"This finding has no change that can be tried here. Press {keys['details']} for the reasons."
-    if run.findings:
+    if run.findings and run.steady_from_s is not None:
         return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     return 2, "Wait for the finding. The console measures where the time goes."
 

@@ -169,16 +169,23 @@ def test_no_overview_while_a_run_is_about_to_start() -> None:
     asyncio.run(run())
 
 
+def broken_off_view() -> View:
+    """A trial that ended without a verdict."""
+    (trial,) = trial_view().trials[-1:]
+    return msgspec.structs.replace(gpu_view(), trials=(msgspec.structs.replace(trial, state="failed", verdict="undecided"),))
+
+
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
         (cpu_view(), "step 2 of 4  Wait for the finding"),
         (msgspec.structs.replace(gpu_view(), trials=()), "step 3 of 4  Press Enter"),
         (msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]), "step 4 of 4  Wait for the proof"),
+        (broken_off_view(), "step 3 of 4  Press Enter"),
         (gpu_view(), ""),
         (msgspec.structs.replace(cpu_view(), recording=True), ""),
     ],
-    ids=["measuring", "finding", "trial", "proven", "recording"],
+    ids=["measuring", "finding", "trial", "broken-off", "proven", "recording"],
 )
 def test_the_hint_of_a_first_session_follows_the_session(shown: View, words: str) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:

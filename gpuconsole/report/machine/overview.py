@@ -230,13 +230,13 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
     column = min(42, width * 2 // 3)
     title = (fit(tile.title if n == 0 else "", 18), "dim")
     if not tile.traces:
-        rows = [line(width, title, (f"{tile.figure}  ", "dim"), (plain(tile.reason), "dim"))]
+        rows = [line(width, title, (f"{fit(tile.figure.strip(), column - 20, '>')}  ", "dim"), (plain(tile.reason), "dim"))]
     else:
         trace = tile.traces[n]
         figure = f"{trace.label} {tile.figure.strip()}" if trace.label else tile.figure
         texts = spark(history(trace.key, max(0, width - column)), height - 1 if height >= 3 else height, trace.high)
         rows = [line(width, (" " * column, ""), (text, "trace")) for text in texts[:-1]]
-        rows.append(line(width, title, fit(figure, column - 18), (texts[-1], "trace")))
+        rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", (texts[-1], "trace")))
     return [*[blank(width)] * (height - len(rows)), *rows]
 
 

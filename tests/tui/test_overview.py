@@ -1,0 +1,63 @@
+"""The machine overview: what every kind of machine shows, at all sizes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpuconsole.report.cells import row_width
+from gpuconsole.report.machine.overview import Hint, paint_overview
+from gpuconsole.session.api import View
+from tests.tui.fake_gpu_box import box
+from tests.tui.fake_session import gpu_view, view
+
+HINTS = [
+    Hint("s", "scenarios", "Examples of training and serving, most with one fault to find."),
+    Hint("q", "quit", "Quit."),
+    Hint("gpuconsole --demo", "", "a recorded session"),
+]
+
+
+FULL = 1e15
+"""A value at the top of every scale: rows for a history are then not blank."""
+
+
+def idle(shown: View) -> View:
+    return msgspec.structs.replace(shown, runs=(), trials=(), state="")
+
+
+def painted(shown: View, width: int, height: int) -> str:
+    rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height)
+    assert len(rows) == height
+    assert {row_width(row) for row in rows} == {width}
+    return "\n".join("".join(text for text, _ in row) for row in rows)
+
+
+@pytest.mark.parametrize("size", [(200, 47), (120, 37), (80, 21), (40, 9), (12, 3)])
+@pytest.mark.parametrize("gpus", [0, 1, 8, 64])
+def test_fits_any_size(gpus: int, size: tuple[int, int]) -> None:
+    text = painted(idle(box(gpus)) if gpus else view(), *size)
+    if size[0] >= 80:
+        assert "s scenarios" in text and "Examples of training" in text
+
+
+def test_a_machine_without_a_gpu_says_so() -> None:
+    text = painted(view(), 120, 37)
+    for words in ("No GPU: no NVIDIA driver", "No figure is GPU data", "cores busy", "gpuconsole --demo"):
+        assert words in text
+    assert "HBM" not in text and "processes on the GPUs" not in text
+
+
+def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None:
+    text = painted(idle(box(8, lost=[3])), 80, 21)
+    assert all(f"gpu:{n}" in text for n in range(8))
+    assert "1 lost" in text and "lost: fell off the bus" in text and "4 processes" in text
+    assert "4100" in text and "train.py" in text
+    free = painted(msgspec.structs.replace(idle(gpu_view()), latest={}), 120, 37)
+    assert "H200: free." in free and "No process holds a GPU." in free
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
+    rows = painted(idle(box(gpus)) if gpus else view(), 200, 47).splitlines()
+    assert sum(not row.strip(" │|") for row in rows) <= len(rows) / 3
