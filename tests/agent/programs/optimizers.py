@@ -5,6 +5,7 @@ Each loop counts its iterations, and prints the count.
 """
 
 import atexit
+import gc
 import itertools
 import math
 import os
@@ -19,8 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = int(sys.argv[1])
 DATA = TensorDataset(torch.randn(512, 16), torch.randint(4, (512,)))
-A, B, C = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
-of_a = of_b = of_c = None
+A = B = C = of_a = of_b = of_c = None
 
 
 def batches():
@@ -254,8 +254,9 @@ LOOPS = {
 
 
 def run(name):
-    global of_a, of_b, of_c
+    global A, B, C, of_a, of_b, of_c
     torch.manual_seed(0)
+    A, B, C = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
     of_a, of_b = torch.optim.SGD(A.parameters(), 0.01), torch.optim.Adam(B.parameters(), 0.001)
     if name in ("actor_and_critic", "ensemble"):
         of_c = torch.optim.AdamW(C.parameters(), 0.001)
@@ -265,6 +266,7 @@ def run(name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # a look at all objects would copy the memory of torch into each process
     for name in sys.argv[2:] or LOOPS:
         pid = os.fork()
         if pid == 0:
