@@ -29,6 +29,9 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
         terminal.press("enter")
         terminal.wait_for("█ forward", "▓ backward", "logging", "step 2 of 4")
         terminal.wait_for("log_every", "predicted", "step 3 of 4", timeout_s=60)
+        terminal.press("y")
+        terminal.wait_for("copied the code for log_every 20")
+        assert b"\x1b]52;c;" in terminal.raw
         for _ in range(3):
             terminal.press("enter")
             terminal.wait_for("step 4 of 4", timeout_s=20)
@@ -40,9 +43,6 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
         terminal.wait_for("reverted the last kept change", timeout_s=20)
         terminal.press("e")
         wait_until(lambda: list(tmp_path.glob("gpuconsole-*.json")), 10, "the snapshot")
-        terminal.press("y")
-        terminal.wait_for("copied the code for log_every 20")
-        assert b"\x1b]52;c;" in terminal.raw
         terminal.press("q")
         assert terminal.wait_exit() == 0
         assert "gpuconsole: session saved to gpuconsole-" in terminal.text
@@ -120,3 +120,21 @@ def test_the_demo_is_marked_as_a_recording_on_every_screen(tmp_path: Path) -> No
         terminal.press("q", "q")
         assert terminal.wait_exit() == 0
     assert RESTORED in terminal.raw and not list(tmp_path.iterdir())
+
+
+def test_keys_of_the_configuration_file(tmp_path: Path) -> None:
+    (tmp_path / "gpuconsole").mkdir()
+    (tmp_path / "gpuconsole" / "config.toml").write_text('[keys]\nhistory = "H"\nquit = "f10"\n')
+    with Terminal("--demo", cwd=tmp_path, env={"XDG_CONFIG_HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("H history", "f10 quit", "data-starved", timeout_s=20)
+        terminal.press("h", "H")
+        terminal.wait_for("History")
+        terminal.press("\x1b[21~", "\x1b[21~")  # f10
+        assert terminal.wait_exit() == 0
+
+
+def test_a_wrong_key_name_is_one_line_before_anything_is_painted(tmp_path: Path) -> None:
+    with Terminal("--demo", cwd=tmp_path, env={"GPUCONSOLE_KEYS": "histroy=H"}) as terminal:
+        assert terminal.wait_exit() == 2
+        assert b"GPUCONSOLE_KEYS: there is no action 'histroy' (did you mean 'history'?)" in terminal.raw
+        assert b"\x1b" not in terminal.raw

@@ -144,7 +144,7 @@ def test_stopped_and_continued(tmp_path: Path, stop: signal.Signals) -> None:
         assert terminal.cells == before
         terminal.press("?")
         terminal.wait_for("Reading the screen")
-        terminal.press("q")
+        terminal.press("q", "q")
         assert terminal.wait_exit() == 0
         assert terminal.echoes
 

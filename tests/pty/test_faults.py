@@ -68,7 +68,8 @@ def test_permission_taken_away(box: tuple[Script, Terminal]) -> None:
     terminal.wait_for("no permission")
     terminal.press("i")
     terminal.wait_for("gpu.hbm_used_bytes", "no permission")
-    terminal.press("escape")
+    terminal.press("q")
+    terminal.wait_for("what to press")
     assert_alive(terminal)
 
 
@@ -116,8 +117,8 @@ def test_hostile_names_reach_the_terminal_as_text_only(fake_library: Path, tmp_p
             terminal.wait_for("Processes", str(child.pid), "[b]", timeout_s=20)
             terminal.press("enter")
             terminal.wait_for("\\x1b]52", timeout_s=20)
-            terminal.press("escape")
-            terminal.press("escape")
+            terminal.press("q", "q")  # back to the table, back to the overview
+            terminal.wait_for("what to press")
             assert_alive(terminal)
             for hostile in (b"\x1b]52", b"\x1b]0;owned", "\u202e".encode()):
                 assert hostile not in terminal.raw

@@ -155,7 +155,7 @@ def test_keys_of_the_configuration(table: None) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"histroy": "H"}, "there is no action 'histroy', did you mean 'history'?"),
+        ({"histroy": "H"}, "there is no action 'histroy' (did you mean 'history'?)"),
         ({"history": "hyper"}, "history: there is no key 'hyper'"),
         ({"history": "k"}, "history: the key 'k' is taken by knobs"),
         ({"filter": "q"}, "filter: the key 'q' is taken by quit"),
