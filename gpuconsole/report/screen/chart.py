@@ -151,7 +151,7 @@ def _spans(styles: list[str]) -> list[tuple[int, int, str]]:
 def _with_grid(text: str, styles: list[str]) -> Row:
     """A row with a line of the grid in its blank cells."""
     lined = text.replace(" ", GRID)
-    own = ["dim" if char == GRID else style for char, style in zip(lined, styles, strict=True)]
+    own = ["area" if char == GRID else style for char, style in zip(lined, styles, strict=True)]
     return [(lined[start:end], style) for start, end, style in _spans(own)]
 
 
