@@ -2,7 +2,7 @@
 
 The title of each picture has the version of the program; a test compares it with the package. `demo`: the animated picture, made from the
 recording of `gpuconsole --demo`. `runs`: the overview and the scenarios of this machine; then the same recording, with the
-finding, the trial, the verdict and the sub-screens. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
+finding, the trial, the verdict and the sub-screens, at three sizes, and at 120x40 in the light theme too. `serving`: the embedded model server with too small a KV cache. `box`: eight GPUs of the tests' fake driver; the
 title of the picture says so. `job`: a Hugging Face Trainer of the user's own (needs transformers). `pages`: the HTML report (`pages.py` says what it needs). PNG needs `chromium` on the PATH, or resvg-py; without them the SVG files are made
 and the exit code is 1.
 """
@@ -24,7 +24,9 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+import rich.console
 from pages import pages
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
 from benchmarks.fake_box import FakeBox, build_driver
 from gpuconsole import __version__
@@ -34,11 +36,12 @@ from gpuconsole.processes.job import JobCommand
 from gpuconsole.report import facts
 from gpuconsole.report.guide import narrate
 from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.theme import DARK, LIGHT
 from gpuconsole.tui.widgets.bars import KeyBar
 
 HERE = Path(__file__).parent
 TITLE = f"gpuconsole {__version__}"
-SIZES = {"120x40": (120, 40), "80x24": (80, 24)}
+SIZES = {"120x40": (120, 40), "80x24": (80, 24), "200x50": (200, 50)}
 
 
 async def until(condition: Callable[[], object], timeout_s: float) -> None:
@@ -56,29 +59,40 @@ async def session(size: tuple[int, int], label: str, whole: bool) -> list[Path]:
     app = ConsoleApp(replay)
     files = []
 
-    def keep(name: str) -> None:
-        path = HERE / f"{name}-{label}.svg"
-        path.write_text(app.export_screenshot(title=TITLE))
-        files.append(path)
-
     async with app.run_test(size=size) as pilot:
+
+        async def keep(name: str) -> None:
+            for theme in (DARK, LIGHT) if whole else (DARK,):
+                app.theme = theme
+                await pilot.pause(0.3)
+                path = HERE / f"{name}-{label}{'-light' * (theme == LIGHT)}.svg"
+                path.write_text(picture(app))
+                files.append(path)
+            app.theme = DARK
+
         await until(lambda: facts.suggestions(replay.view()), 60)
         await pilot.pause(0.6)
-        keep("finding")
+        await keep("finding")
         await until(lambda: any(trial.blocks >= 4 for trial in replay.view().trials), 60)
         await pilot.pause(0.6)
-        keep("trial")
+        await keep("trial")
         await until(lambda: replay.ended, 60)
         await pilot.pause(1.0)
-        keep("kept")
+        await keep("kept")
         if whole:
             for key, name in (("d", "details"), ("h", "history"), ("k", "knobs"), ("i", "device")):
                 await pilot.press(key)
                 await pilot.pause(1.0)
-                keep(name)
+                await keep(name)
                 await pilot.press("escape")
         await pilot.press("q")
     return files
+
+
+def picture(app: ConsoleApp) -> str:
+    """The screen as SVG, on a light background in the light theme."""
+    rich.console.SVG_EXPORT_THEME = DEFAULT_TERMINAL_THEME if app.theme == LIGHT else SVG_EXPORT_THEME
+    return app.export_screenshot(title=TITLE)
 
 
 async def first_screens() -> list[Path]:
@@ -133,7 +147,7 @@ async def job(size: tuple[int, int], label: str) -> list[Path]:
         await pilot.press("enter")
         await until(lambda: any(trial.blocks >= 4 for trial in engine.view().trials), 60)
         await pilot.pause(1)
-        keep("trial")
+        await keep("trial")
         await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
         await pilot.pause(12)
         keep("proven")
