@@ -20,16 +20,16 @@ from torch.utils.data import DataLoader, Dataset
 
 agent = sys.modules["_gpuconsole_agent.hooks.watch"]
 recorder = agent.recorder
+torch.optim.AdamW([torch.zeros(1)])  # the hook of `step` is there once an optimizer of the class has been made
 HOOKS = (
     (torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", torch.utils.data.dataloader._BaseDataLoaderIter._gpuconsole_plain_next),
     (torch.autograd, "backward", torch.autograd.backward.__wrapped__),
     (torch.optim.Optimizer, "zero_grad", torch.optim.Optimizer.zero_grad.__wrapped__),
+    (torch.optim.AdamW, "step", torch.optim.AdamW.step.__wrapped__),
     (builtins, "print", builtins.print.__wrapped__),
 )
 """What is patched: the holder, the name, and the original."""
 PATCHED = [getattr(holder, name) for holder, name, _ in HOOKS]
-MODULE = sys.modules["torch.optim.optimizer"]
-STEP_HOOKS = (MODULE._global_optimizer_pre_hooks, MODULE._global_optimizer_post_hooks)
 
 
 class Samples(Dataset):
@@ -51,22 +51,17 @@ class Switch:
     def __init__(self, model: nn.Module) -> None:
         self._cls = type(model)
         self._call = self._cls.__dict__["__call__"]
-        self._steps = [dict(hooks) for hooks in STEP_HOOKS]
 
     def off(self) -> None:
         recorder.off()
         for holder, name, plain in HOOKS:
             setattr(holder, name, plain)
-        for hooks in STEP_HOOKS:
-            hooks.clear()
         if "__call__" in self._cls.__dict__:
             del self._cls.__call__
 
     def on(self) -> None:
         for (holder, name, _), patched in zip(HOOKS, PATCHED, strict=True):
             setattr(holder, name, patched)
-        for hooks, kept in zip(STEP_HOOKS, self._steps, strict=True):
-            hooks.update(kept)
         self._cls.__call__ = self._call
         recorder.sampled(False)
         recorder.begin([])

@@ -24,12 +24,12 @@ long again. At 0.3 to 0.5 ms a message this takes about 1 % of the time of both 
 class Reporter:
     """Sends the account's steps at a rate that depends on what happens."""
 
-    def __init__(self, loop: Loop, channel: Channel, rank: int = 0, every_s: float = SEND_EVERY_S) -> None:
-        """`every_s`: the period outside a trial, unless the low rate has a longer one."""
+    def __init__(self, loop: Loop, channel: Channel, rank: int = 0, every_s: float | None = None) -> None:
+        """`every_s`: the period outside a trial, unless the low rate has a longer one; None: SEND_EVERY_S."""
         self._loop = loop
         self._channel = channel
         self._rank = rank
-        self._every_s = every_s
+        self._every_s = SEND_EVERY_S if every_s is None else every_s
         self._sending_s = 0.0
         self.sent_t = now()
         self.active_since: float | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import psutil
+import pytest
 
 from gpuconsole.model.snapshot import json_schema
 from tests.pty.terminal import Terminal
@@ -17,6 +18,7 @@ from tests.waiting import gone, wait_until
 RESTORED = b"\x1b[?1049l"  # back from the alternate screen
 
 
+@pytest.mark.slow
 def test_the_first_run_by_keys(tmp_path: Path) -> None:
     """`gpuconsole`, then s, Enter, wait, Enter: a proven win. Then undo, export and quit. Each step has its hint.
 
