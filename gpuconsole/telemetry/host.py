@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from pathlib import Path
@@ -57,7 +58,7 @@ class HostSource:
         cores = [percent / 100 for percent in psutil.cpu_percent(percpu=True)]
         used, total = memory_bytes()
         values = {
-            "host.cores_busy": sum(cores),
+            "host.cores_busy": sum(_usable(cores)),
             "host.memory_used_bytes": float(used),
             "host.memory_total_bytes": float(total),
         }
@@ -165,3 +166,9 @@ def _cpu_name() -> str:
         if key.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()  # Arm kernels report no model name
+
+
+def _usable(cores: list[float]) -> list[float]:
+    """The entries of the cores that this console may use: a container or `taskset` may leave it only some."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(cores)))
+    return [busy for core, busy in enumerate(cores) if core in allowed] or cores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +37,15 @@ def test_every_metric_is_a_sane_value_or_has_a_reason() -> None:
     assert 0 < values["cpu"]["host.memory_used_bytes"] < values["cpu"]["host.memory_total_bytes"]
     assert all(value >= 0 for value in values["cpu"].values())
     assert all(values["cpu"].get(name, 0) <= 1 for name in host.PRESSURE)
+
+
+def test_only_cores_that_the_console_may_use_are_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [100.0, 100.0, 50.0, 0.0])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
+    source = host.HostSource()
+    source.prime()
+    busy = next(sample.values["host.cores_busy"] for sample in source.read(0.0) if isinstance(sample, Sample))
+    assert busy == 1.5
 
 
 def test_a_busy_loop_shows_as_a_busy_core() -> None:

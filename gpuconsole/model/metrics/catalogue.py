@@ -12,7 +12,7 @@ from gpuconsole.model.metrics.metric import Kind, Metric, declare
 __all__ = ["CATALOGUE", "Kind", "Metric", "series_key"]
 
 _HOST = (
-    declare("host.cores_busy", "cores", "psutil", "Busy CPU cores, all processes"),
+    declare("host.cores_busy", "cores", "psutil", "Busy CPU cores among those that the console may use, all processes"),
     declare("host.core_busy_ratio", "ratio", "psutil", "Share of time in which this CPU core was busy"),
     declare("host.run_queue_delay_ratio", "ratio", "/proc/pressure/cpu", "Share of time in which some task waited for a core"),
     declare("host.io_pressure_ratio", "ratio", "/proc/pressure/io", "Share of time in which some task waited for I/O"),
