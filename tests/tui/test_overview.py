@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gpuconsole.cli.parser import parse
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
+from gpuconsole.tui.widgets.overview import COMMANDS
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import gpu_view, view
 
@@ -61,3 +63,10 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
 def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
     rows = painted(idle(box(gpus)) if gpus else view(), 200, 47).splitlines()
     assert sum(not row.strip(" │|") for row in rows) <= len(rows) / 3
+
+
+@pytest.mark.parametrize("command", [hint.key for hint in COMMANDS])
+def test_each_command_that_the_overview_names_exists(command: str) -> None:
+    program, *words = command.split()
+    assert program == "gpuconsole"
+    parse(words)
