@@ -20,7 +20,7 @@ WORDS = {
 SECONDS_PER_COLUMN = 2.0
 COMMANDS = (
     Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
-    Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a model server that runs already: sends it requests"),
+    Hint("gpuconsole run serve-chat --url http://localhost:8000", "", "a running model server"),
     Hint("gpuconsole --demo", "", "a recorded session: find, prove, keep"),
 )
 
