@@ -96,6 +96,7 @@ def test_results_of_another_kind_are_refused(tmp_path: Path) -> None:
         State(path, {}, simulated=True)
 
 
+@pytest.mark.slow
 def test_the_command_continues_after_sigkill_and_after_ctrl_c(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
 
