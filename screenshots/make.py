@@ -111,6 +111,19 @@ async def first_screens() -> list[Path]:
     return files
 
 
+async def healthy(size: tuple[int, int], label: str) -> Path:
+    """A training run without a finding that can be tried."""
+    engine = Engine()
+    app = ConsoleApp(engine, scenario="train-gpt")
+    path = HERE / f"healthy-{label}.svg"
+    async with app.run_test(size=size) as pilot:
+        await until(lambda: any(run.steady_from_s is not None and run.findings for run in engine.view().runs), 60)
+        await pilot.pause(20)
+        path.write_text(app.export_screenshot(title=TITLE))
+        await pilot.press("q")
+    return path
+
+
 async def serving(scenario: str, size: tuple[int, int], label: str) -> Path:
     """A model server once its finding stands."""
     engine = Engine()
@@ -280,11 +293,12 @@ def runs() -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("demo", "runs", "serving", "job", "box", "pages"), help="a part of the pictures")
+    parser.add_argument("--only", choices=("demo", "runs", "healthy", "serving", "job", "box", "pages"), help="a part of the pictures")
     args = parser.parse_args()
     parts: dict[str, Callable[[], list[Path]]] = {
         "demo": lambda: asyncio.run(demo(SIZES["120x40"])),
         "runs": runs,
+        "healthy": lambda: [asyncio.run(healthy(size, label)) for label, size in SIZES.items()],
         "serving": lambda: [asyncio.run(serving("kv-pressure", size, label)) for label, size in SIZES.items()],
         "job": lambda: asyncio.run(job(SIZES["120x40"], "120x40")),
         "box": lambda: in_a_box(8),
