@@ -28,6 +28,9 @@ from stamps import phase, step
 
 FOLDER = os.environ.get("STAMPS", ".")
 LOSSES = []
+KEPT = []
+"""Models until the end of the process. torch 2.13 may deadlock where Python frees a DDP model: the destructor of its Gloo group joins a thread that
+waits for the interpreter lock, which the freeing thread holds."""
 
 
 def checkpoint(name, **parts):
@@ -587,6 +590,7 @@ def run(name, steps):
     torch.manual_seed(1337)
     torch.set_num_threads(1)
     model = LOOPS[name](steps)
+    KEPT.append(model)
     rank = os.environ.get("RANK", "")
     by_hand.stamps.write(name + rank)
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
