@@ -1,4 +1,4 @@
-"""Makes every picture in this folder again: `python screenshots/make.py`. `--only demo|runs|serving|job|box|pages` makes a part.
+"""Makes every picture in this folder again: `python screenshots/make.py`. `--only demo|runs|healthy|serving|job|box|pages` makes a part.
 
 The title of each picture has the version of the program; a test compares it with the package. `demo`: the animated picture, made from the
 recording of `gpuconsole --demo`. `runs`: the overview and the scenarios of this machine; then the same recording, with the

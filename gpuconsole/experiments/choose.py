@@ -66,8 +66,8 @@ def barrier(run: Run, changes: Knobs, allow_training_changes: bool, only: Collec
 
 
 def promising(run: Run, tried: Sequence[tuple[Knobs, Knobs]]) -> list[Candidate]:
-    """The suggestions of the run's findings, each once, the best first. Without changes already tried under the same knobs, and without changes with
-    a predicted gain below WORTH or below the smallest gain that their trial can prove."""
+    """The suggestions of the run's findings, each once, the best first. Left out: changes already tried under the same knobs, and
+    changes with a predicted gain below WORTH or below the smallest gain that their trial can prove."""
     found: dict[str, Candidate] = {}
     for finding in run.findings:
         if finding.state != "fires" or finding.resource != "time":

@@ -115,7 +115,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 class JobFolder:
-    """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the bell and the file `seen`. Raises OSError."""
+    """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "job"
@@ -123,8 +123,8 @@ class JobFolder:
         self.socket = self.path / "socket"
         self._seen = self.path / "seen"
         self._seen.touch(mode=0o600)
-        self._bell, self._rung = self.path / "bell", 0
-        self._bell.touch(mode=0o600)
+        self._doorbell, self._count = self.path / "doorbell", 0
+        self._doorbell.touch(mode=0o600)
         self.ring()
         with as_file(files("gpuconsole")) as package:
             agent = package / "agent"
@@ -141,13 +141,13 @@ class JobFolder:
         }
 
     def ring(self) -> None:
-        """Show the agents that commands are in their sockets: each looks at the bell far more often than at its socket."""
-        self._rung += 1
+        """Raise the counter of the doorbell: the agents read their sockets then. Without the doorbell they do so with their next message."""
+        self._count += 1
         with (
             contextlib.suppress(OSError),
-            self._bell.open("r+b") as file,
+            self._doorbell.open("r+b") as file,
         ):  # the folder may have been removed: the agents ask at each message too
-            file.write(self._rung.to_bytes(8, "little"))
+            file.write(self._count.to_bytes(8, "little"))
 
     def seen(self) -> list[list[str]]:
         """For each note of a Python process: pid, what was seen, Python's version, the first words of its command line."""

@@ -229,7 +229,7 @@ class SessionApi(Protocol):
         ...
 
     def cancel_trial(self) -> None:
-        """End the running trial: its change is reverted, the run goes on, and the trial is recorded as cancelled. Raises SessionError without a trial."""
+        """End the running trial and revert its change. The run goes on; the trial is recorded as cancelled. Raises SessionError where no trial runs."""
         ...
 
     async def tune(self) -> Certificate:

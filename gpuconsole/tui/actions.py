@@ -132,7 +132,7 @@ class Actions:
         if job is None or job.ended:
             self.report("no job of your own runs here")
         elif job.allows_numerics:
-            self.report("changes may alter the numbers of your job already; u reverts a change")
+            self.report("you have already allowed changes that alter the numbers of this job; u reverts a change")
         else:
             from gpuconsole.tui.screens.questions import numerics_question
 

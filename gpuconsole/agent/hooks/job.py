@@ -59,7 +59,7 @@ from .watch import recorder, watch
 
 SOCKET = "socket"
 POLL_EVERY_S, POLL_IN_TRIAL_S = 0.05, 0.02
-"""Between two looks at the bell and the clock. Most steps of a fast loop end without any work of the agent."""
+"""Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without any work of the agent."""
 SEND_EVERY_S = 0.5
 """The period of messages, at which the console paints its screen. A message takes 0.5 ms: at steps of 6 ms that is 6 µs a step."""
 COUNT_AT = 20
@@ -447,7 +447,7 @@ class Agent:
             self._join()
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
-        if self._every_step or connection.rang() or service.reporter.due():
+        if self._every_step or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
         recorder.sample_all = bool(recorder.arm)
         if recorder.sample_all or self._sampler.wants(recorder.start, service.loop.account.low_rate):

@@ -28,8 +28,7 @@ ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-que
 those of the CUDA stream."""
 RUN_QUEUE, STREAM = 1, 2
 LOSS_EVERY_S = 0.04
-"""Between two steps whose loss is read on a CPU, outside a trial. A reading takes 10 µs of a step, because its code is in no cache then; the console
-shows a loss each 0.25 s."""
+"""Seconds between two steps whose loss is read on a CPU, outside a trial. One reading takes 10 µs of a step; the console shows a loss each 0.25 s."""
 
 RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "list[float] | None"]
 """index, start, codes, ends, samples, tokens, loss, arm, kind, readings (see `read`); an empty list: the times are those of the stream."""

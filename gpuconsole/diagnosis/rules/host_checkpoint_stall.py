@@ -27,7 +27,7 @@ copy while training continues."""
         case.value("probe.step_no_side_work_s")
         every = _side_work.rarer(case, "save_every")
         return self.fires(
-            f"writing checkpoints takes {share:.0%} of training time (one every {case.knobs['save_every']} steps)",
+            f"writing checkpoints takes {share:.0%} of training time (save_every is {case.knobs['save_every']})",
             recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
             confidence="high",
             evidence=(case.evidence("checkpoint_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),

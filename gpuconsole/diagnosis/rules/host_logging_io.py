@@ -28,7 +28,7 @@ of logging."""
         case.value("probe.step_no_side_work_s")
         every = _side_work.rarer(case, "log_every")
         return self.fires(
-            f"log records take {share:.0%} of step time (one every {case.knobs['log_every']} steps)",
+            f"log records take {share:.0%} of step time (log_every is {case.knobs['log_every']})",
             recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
             confidence="high",
             evidence=(case.evidence("logging_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),

@@ -40,7 +40,7 @@ CARDS = 4
 """On a phone, a table with at least so many columns shows each row as a card."""
 
 LONGEST_TITLE, LONGEST_LINE = 65, 240
-"""Letters of the title of the window, and of a line in the answer. The whole words stand further down."""
+"""Letters of the title of the window, and of a line in the answer. The full text stands further down."""
 SHORT = 24
 """The first column of a table stays on one line if its cells have at most so many letters."""
 

@@ -1,4 +1,4 @@
-"""What a session says in three sentences: what was slow, what it costs, and what fixed it."""
+"""The three sentences at the head of a report: what was slow, what it cost, and what fixed it."""
 
 from __future__ import annotations
 

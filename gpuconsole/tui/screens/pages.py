@@ -108,7 +108,7 @@ _SCREENS = (
 )  # fmt: skip
 _MOVES = (
     ("arrows, pgup, ...", "Move in a list or a page, as the mouse wheel does. Esc: back, also out of a text field or a filter."),
-    ("click", "Press a key of the bar, select a line or a cause, open the history of a metric. Shift and drag: select text."),
+    ("click", "Press a key in the bar, select a line or a cause, or open the history of a metric. Shift and drag: select text."),
 )  # fmt: skip
 
 

@@ -244,7 +244,7 @@ def trial_finished() -> Script:
 
 
 def kept() -> Script:
-    """Two seconds after a win: nothing is known yet about the run with the change."""
+    """Two seconds after a win: no metric of the run with the change is known yet."""
     script = finding()
     script.trial("1", "1", {"num_workers": 4}, Interval(2.1, 2.5), Speedup(2.24, 2.1, 2.4), kept=True)
     script.end("1", "stopped")
