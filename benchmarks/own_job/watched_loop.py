@@ -1,7 +1,7 @@
 """The program of the overhead benchmark: a plain loop of about 6 ms a step, in blocks with the hooks and without them, in one process.
 
-Prints one JSON line. `pairs`: for each pair of blocks the CPU seconds of the median step, with the hooks and without. `work_s`: CPU seconds of the
-agent's work between steps, for each step of an uninterrupted run.
+Prints one JSON line. `pairs`: for each pair of blocks the CPU seconds of the median step, with the hooks and without. `new_work_s`, `work_s`: CPU
+seconds of the agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the low rate that follows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+from gpuconsole.agent.reporter import LOW_RATE_AFTER_S
 
 agent = sys.modules["_gpuconsole_agent.hooks.watch"]
 recorder = agent.recorder
@@ -90,8 +93,11 @@ def main() -> None:
     steps(100)
     work = Work()
     recorder.at_end = work
-    alone = steps(pairs * block // 4)
-    work_s = work.cpu_s / len(alone)
+    begun = time.monotonic()
+    new_work_s = work.of(steps, pairs * block // 8)
+    while time.monotonic() - begun < LOW_RATE_AFTER_S + 2.0:
+        steps(20)
+    work_s = work.of(steps, pairs * block // 4)
     switch = Switch(model)
     found: list[Any] = []
     for pair in range(pairs):
@@ -103,7 +109,7 @@ def main() -> None:
         found.append((sides[True], sides[False]))
     switch.on()
     steps(2)
-    print(json.dumps({"work_s": work_s, "pairs": found}), flush=True)
+    print(json.dumps({"new_work_s": new_work_s, "work_s": work_s, "pairs": found}), flush=True)
 
 
 class Work:
@@ -112,6 +118,12 @@ class Work:
     def __init__(self) -> None:
         self.cpu_s = 0.0
         self._plain = recorder.at_end
+
+    def of(self, steps: Callable[[int], list[float]], n: int) -> float:
+        """Its CPU seconds for each of `n` steps."""
+        before = self.cpu_s
+        steps(n)
+        return (self.cpu_s - before) / n
 
     def __call__(self) -> None:
         begun = time.thread_time()

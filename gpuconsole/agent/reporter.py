@@ -24,12 +24,13 @@ long again. At 0.3 to 0.5 ms a message this takes about 1 % of the time of both 
 class Reporter:
     """Sends the account's steps at a rate that depends on what happens."""
 
-    def __init__(self, loop: Loop, channel: Channel, rank: int = 0, every_s: float | None = None) -> None:
-        """`every_s`: the period outside a trial, unless the low rate has a longer one; None: SEND_EVERY_S."""
+    def __init__(self, loop: Loop, channel: Channel, rank: int = 0, every_s: float | None = None, low_rate_s: float | None = None) -> None:
+        """`every_s`: the period outside a trial. `low_rate_s`: the period at the low rate. None: SEND_EVERY_S, LOW_RATE_EVERY_S."""
         self._loop = loop
         self._channel = channel
         self._rank = rank
         self._every_s = SEND_EVERY_S if every_s is None else every_s
+        self._low_rate_s = LOW_RATE_EVERY_S if low_rate_s is None else low_rate_s
         self._sending_s = 0.0
         self.sent_t = now()
         self.active_since: float | None = None
@@ -61,4 +62,4 @@ class Reporter:
     def _period_s(self) -> float:
         if self._loop.arm:
             return TRIAL_EVERY_S
-        return max(self._every_s, LOW_RATE_EVERY_S) if self._loop.account.low_rate else self._every_s
+        return self._low_rate_s if self._loop.account.low_rate else self._every_s

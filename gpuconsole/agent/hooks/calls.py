@@ -10,7 +10,7 @@ from typing import Any
 
 from . import tracing
 from .evidence.writers import on_os, writers
-from .guard import NO_LEVEL, entry, switch, wrappers_without_level
+from .guard import NO_LEVEL, entry, hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, WHOLE, ZERO, get_ident
 from .recorder import OWN as OWN_WORK
 from .watch import OWN, count_samples, recorder, watch
@@ -39,26 +39,33 @@ def spanned(code: int, call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@entry("calls.begin")
+@hot_entry("calls.begin")
 def begin(code: int) -> bool:
     """Begin a segment. Returns whether there is one to end."""
-    stack = recorder.stack
-    if code in stack or stack[-1] == OWN_WORK or recorder.thread != get_ident():
-        return False
-    if code == WHOLE:
-        if not tracing.grad_enabled():
+    try:
+        stack = recorder.stack
+        if code in stack or stack[-1] == OWN_WORK or recorder.thread != get_ident():
             return False
-        recorder.passes += 1
-    elif code == SAVE and stack[-1] == GAP:
-        writers.saw(SAVE)
-    recorder.enter(code)
-    return True
+        if code == WHOLE:
+            if not tracing.grad_enabled():
+                return False
+            recorder.passes += 1
+        elif code == SAVE and stack[-1] == GAP:
+            writers.saw(SAVE)
+        recorder.enter(code)
+        return True
+    except Exception as problem:
+        switch.off("calls.begin", problem)
+        return False
 
 
-@entry("calls.end")
+@hot_entry("calls.end")
 def end() -> None:
-    if recorder.thread:
-        recorder.leave()
+    try:
+        if recorder.thread:
+            recorder.leave()
+    except Exception as problem:
+        switch.off("calls.end", problem)
 
 
 def around(*entries: tuple[str, str, int]) -> Callable[[Any], None]:

@@ -14,7 +14,7 @@ from . import passes, tracing
 from .calls import spanned
 from .evidence.iterations import iterations
 from .evidence.loading import loading
-from .guard import entry, switch, wrappers_without_level
+from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import DATA, LOADER, LOADERS, OWN, get_ident
 from .watch import is_program, recorder, watch
 
@@ -110,26 +110,38 @@ def note_iterator(iterator: Any, loader: Any) -> None:
     watch.iterators.append(weakref.ref(iterator))
 
 
-@entry("data.begin")
+@hot_entry("data.begin")
 def begin_batch(iterator: Any) -> float | None:
     """Begin the segment of a batch. Returns its time, or None where there is no segment to end."""
-    if recorder.stack[-1] >= LOADER or recorder.thread != get_ident():
+    try:
+        if recorder.stack[-1] >= LOADER or recorder.thread != get_ident():
+            return None
+        if iterations.on:
+            iterations.batch_begins(sys._getframe(1))
+        noted = iterator.__dict__
+        recorder.enter(noted.get("_gpuconsole_number", LOADER))
+        watch.last_loader = noted.get("_gpuconsole_loader")
+        begun = recorder.times[-1]
+        if begun >= loading.due:
+            loading.batch_begins(begun)
+        return begun
+    except Exception as problem:
+        switch.off("data.begin", problem)
         return None
-    if iterations.on:
-        iterations.batch_begins(sys._getframe(1))
-    noted = iterator.__dict__
-    recorder.enter(noted.get("_gpuconsole_number", LOADER))
-    watch.last_loader = noted.get("_gpuconsole_loader")
-    begun = recorder.times[-1]
-    loading.batch_begins(begun)
-    return begun
 
 
-@entry("data.end")
+@hot_entry("data.end")
 def end_batch(iterator: Any, begun: float) -> None:
-    if recorder.thread:
-        loading.batch_ends(iterator.__dict__.get("_gpuconsole_loader"), begun)
-        recorder.leave()
+    try:
+        if recorder.thread:
+            ref = iterator.__dict__.get("_gpuconsole_loader")
+            if ref is loading.loader and not loading.opened and loading.began is None:
+                loading.count += 1  # the usual batch: there is nothing to find out
+            else:
+                loading.batch_ends(ref, begun)
+            recorder.leave()
+    except Exception as problem:
+        switch.off("data.end", problem)
 
 
 @entry("data.begin_epoch")

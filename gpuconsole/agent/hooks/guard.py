@@ -57,6 +57,17 @@ class Switch:
 switch = Switch()
 
 
+def hot_entry(where: str) -> Callable[[F], F]:
+    """As `entry`, for the entry points of each step: the function itself catches its exceptions and calls `switch.off`. The call of a second function
+    would cost 1 to 3 µs, because the training thread's own work drives that function out of the caches."""
+
+    def note(function: F) -> F:
+        ENTRY_POINTS[where] = function
+        return function
+
+    return note
+
+
 def entry(where: str) -> Callable[[F], F]:
     """Make a function an entry point: it returns None after a failure, and the agent is off then. KeyboardInterrupt and SystemExit pass."""
 

@@ -58,10 +58,11 @@ from .recorder import OWN, pack
 from .watch import recorder, watch
 
 SOCKET = "socket"
-POLL_EVERY_S, POLL_IN_TRIAL_S = 0.05, 0.02
+POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S = 0.05, 0.1, 0.02
 """Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without any work of the agent."""
-SEND_EVERY_S = 0.5
-"""The period of messages, at which the console paints its screen. A message takes 0.5 ms: at steps of 6 ms that is 6 µs a step."""
+SEND_EVERY_S, SEND_AT_LOW_RATE_S = 0.5, 1.0
+"""The periods of messages, in seconds: of a job that is new or has just received a command (see reporter.py), and of one that the console only watches.
+A message takes 0.8 ms between two steps of 6 ms: 10 µs a step with the first period, 5 µs with the second."""
 COUNT_AT = 20
 """The step after which one step's operators are counted."""
 EAGER = 8
@@ -265,7 +266,7 @@ class JobService(Service):
     def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any, folder: str) -> None:
         super().__init__(loop, inbox, channel, announce=announce)
         self._folder = folder
-        self.reporter = Reporter(loop, channel, every_s=SEND_EVERY_S)
+        self.reporter = Reporter(loop, channel, every_s=SEND_EVERY_S, low_rate_s=SEND_AT_LOW_RATE_S)
         self.loop = loop
         self._waiting = []
         self._probing: tuple[RunProbe, Generator[None, None, Signals], float] | None = None
@@ -438,8 +439,15 @@ class Agent:
         finally:
             if recorder.on:
                 recorder.leave()
-            recorder.due = 0.0 if self._every_step else recorder.start + (POLL_IN_TRIAL_S if recorder.arm else POLL_EVERY_S)
+            recorder.due = 0.0 if self._every_step else recorder.start + self._poll_s()
             recorder.own_s += now() - recorder.start
+
+    def _poll_s(self) -> float:
+        """Seconds until the agent works again."""
+        if recorder.arm:
+            return POLL_IN_TRIAL_S
+        low_rate = self._service is not None and self._service.loop.account.low_rate
+        return POLL_AT_LOW_RATE_S if low_rate else POLL_EVERY_S
 
     def _work(self) -> None:
         """What the agent does between two steps. Switches the agent off where the console has ended, or asks for the end."""

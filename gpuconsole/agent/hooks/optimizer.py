@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.iterations import Stack, iterations, stack_of
-from .guard import entry, switch, wrappers_without_level
+from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
 
@@ -204,35 +204,49 @@ def note_made(optimizer: Any) -> None:
         steppers.several()
 
 
-@entry("optimizer.begin")
+@hot_entry("optimizer.begin")
 def begin(optimizer: Any) -> bool:
     """Begin the segment of an optimizer step. Returns whether there is one to end."""
-    if not recorder.thread:
-        if switch.failed or recorder.index:
+    try:
+        if not recorder.thread:
+            if switch.failed or recorder.index:
+                return False
+            recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
+        if steppers.inside or recorder.thread != get_ident():
             return False
-        recorder.begin([BACKWARD] if _in_backward() else [])  # the first optimizer step of this process: it trains
-    if steppers.inside or recorder.thread != get_ident():
+        steppers.inside = True
+        recorder.enter(OPTIMIZER)
+        return True
+    except Exception as problem:
+        switch.off("optimizer.begin", problem)
         return False
-    steppers.inside = True
-    recorder.enter(OPTIMIZER)
-    return True
 
 
-@entry("optimizer.end")
+@hot_entry("optimizer.end")
 def end(optimizer: Any, done: bool) -> None:
     """End the segment; `done`: the optimizer has not raised an exception."""
-    steppers.inside = False
-    if not recorder.thread:
-        return
-    if done and steppers.decided and recorder.passes and len(recorder.stack) == 2 and not iterations.on and recorder.index > LOOK_AT[-1]:
-        steppers.events += 1  # the usual step: there is nothing to find out
-        watch.micro_batches = recorder.backwards or 1
-        recorder.cut(leaves=True)
-        recorder.work()
-        return
-    recorder.leave()
-    if done:
-        _has_stepped(optimizer)
+    try:
+        steppers.inside = False
+        if not recorder.thread:
+            return
+        if (
+            done
+            and steppers.decided
+            and recorder.passes
+            and len(recorder.stack) == 2
+            and not iterations.on
+            and recorder.index > LOOK_AT[-1]
+        ):
+            steppers.events += 1  # the usual step: there is nothing to find out
+            watch.micro_batches = recorder.backwards or 1
+            recorder.cut(leaves=True)
+            recorder.work()
+            return
+        recorder.leave()
+        if done:
+            _has_stepped(optimizer)
+    except Exception as problem:
+        switch.off("optimizer.end", problem)
 
 
 @entry("optimizer.begin_scaled")

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import tracing
 from .evidence.stream import PinnedLoss
-from .guard import entry, wrappers_without_level
+from .guard import hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
 from .watch import count_samples, recorder, watch
 
@@ -97,38 +97,45 @@ def watch_class(cls: Any) -> None:
     setattr(cls, MARK, True)
 
 
-@entry("passes.begin")
+@hot_entry("passes.begin")
 def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if recorder.thread != get_ident():
+    try:
+        if recorder.thread != get_ident():
+            return False
+        if type(module) not in watch.called:
+            watch.called.add(type(module))
+            watch.roots.append(weakref.ref(module))
+        recorder.passes += 1
+        if state.tracing_batches is not None:
+            state.tracing_batches(args, kwargs)
+        grad = tracing.grad_enabled()
+        recorder.enter(FORWARD if grad else NO_GRAD)
+        if grad:
+            watch.loader = watch.last_loader
+            if not state.sized:
+                state.sized = True
+                count_samples(args, kwargs)
+                if recorder.index < 4:
+                    watch.autocast = autocast_precision(module)
+            if watch.keep_inputs:
+                watch.last_inputs = (weakref.ref(module), args, kwargs)
+        if state.counting is not None:
+            state.counting.enter()
+        return True
+    except Exception as problem:
+        switch.off("passes.begin", problem)
         return False
-    if type(module) not in watch.called:
-        watch.called.add(type(module))
-        watch.roots.append(weakref.ref(module))
-    recorder.passes += 1
-    if state.tracing_batches is not None:
-        state.tracing_batches(args, kwargs)
-    grad = tracing.grad_enabled()
-    recorder.enter(FORWARD if grad else NO_GRAD)
-    if grad:
-        watch.loader = watch.last_loader
-        if not state.sized:
-            state.sized = True
-            count_samples(args, kwargs)
-            if recorder.index < 4:
-                watch.autocast = autocast_precision(module)
-        if watch.keep_inputs:
-            watch.last_inputs = (weakref.ref(module), args, kwargs)
-    if state.counting is not None:
-        state.counting.enter()
-    return True
 
 
-@entry("passes.end")
+@hot_entry("passes.end")
 def end_pass() -> None:
-    if state.counting is not None:
-        state.counting.leave()
-    if recorder.thread:
-        recorder.leave()
+    try:
+        if state.counting is not None:
+            state.counting.leave()
+        if recorder.thread:
+            recorder.leave()
+    except Exception as problem:
+        switch.off("passes.end", problem)
 
 
 def read_loss(tensors: Any) -> None:
@@ -175,31 +182,38 @@ def on_autograd(module: Any) -> None:
     module.backward = backward
 
 
-@entry("passes.begin_backward")
+@hot_entry("passes.begin_backward")
 def begin_backward() -> bool:
-    if not recorder.thread:
-        return not recorder.index  # the first optimizer may step within this pass
-    if recorder.thread != get_ident() or BACKWARD in recorder.stack:
+    try:
+        if not recorder.thread:
+            return not recorder.index  # the first optimizer may step within this pass
+        if recorder.thread != get_ident() or BACKWARD in recorder.stack:
+            return False
+        recorder.enter(BACKWARD)
+        if state.counting is not None:
+            state.counting.enter()
+        return True
+    except Exception as problem:
+        switch.off("passes.begin_backward", problem)
         return False
-    recorder.enter(BACKWARD)
-    if state.counting is not None:
-        state.counting.enter()
-    return True
 
 
-@entry("passes.end_backward")
+@hot_entry("passes.end_backward")
 def end_backward(tensors: Any) -> None:
-    if state.counting is not None:
-        state.counting.leave()
-    if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
-        return
-    recorder.leave()
-    recorder.backwards += 1
-    state.sized = False
-    if recorder.reads_loss or recorder.readings is not None:
-        read_loss(tensors)
-    if state.inner and state.end_in_backward is not None:
-        state.end_in_backward()
+    try:
+        if state.counting is not None:
+            state.counting.leave()
+        if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
+            return
+        recorder.leave()
+        recorder.backwards += 1
+        state.sized = False
+        if recorder.reads_loss or recorder.readings is not None:
+            read_loss(tensors)
+        if state.inner and state.end_in_backward is not None:
+            state.end_in_backward()
+    except Exception as problem:
+        switch.off("passes.end_backward", problem)
 
 
 HOOKS = {"torch.autograd": on_autograd}

@@ -26,10 +26,28 @@ def broken(*args, **kwargs):
 
 def break_entry_point(name):
     guard = sys.modules.get("_gpuconsole_agent.hooks.guard")
-    if guard is not None:
-        guarded = guard.ENTRY_POINTS[name]
-        cells = dict(zip(guarded.__code__.co_freevars, guarded.__closure__, strict=True))
-        cells["function"].cell_contents = broken
+    if guard is None:
+        return
+    guarded = guard.ENTRY_POINTS[name]
+    if guarded.__closure__ is None:
+        break_first_line(guarded.__code__)
+        return
+    cells = dict(zip(guarded.__code__.co_freevars, guarded.__closure__, strict=True))
+    cells["function"].cell_contents = broken
+
+
+def break_first_line(code):
+    """Raise an exception in the first line within the function's own `try`, once."""
+    lines = []
+
+    def in_function(frame, event, argument):
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == 2:
+                broken()
+        return in_function
+
+    sys.settrace(lambda frame, event, argument: in_function if frame.f_code is code and len(lines) < 2 else None)
 
 
 def train(name, at, loaded):

@@ -10,7 +10,7 @@ from ..changes.loader import worker_pids
 from ..watch import watch
 
 SAMPLE_EVERY_S = 0.04
-"""Between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
+"""Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
 
 
 class Loading:
@@ -25,18 +25,18 @@ class Loading:
     def reset(self) -> None:
         """As in a process that has loaded nothing yet."""
         self.loader: weakref.ref[Any] | None = None
-        self._count = 0
+        self.count = 0
         """Batches of `loader`."""
         self._batches: dict[int, int] = {}
         """Batches of each loader; that of `loader` is out of date."""
         self._epochs: dict[int, tuple[int, float]] = {}
         """For each loader: epochs begun, and the seconds until each of them after the first had its first batch."""
-        self._opened: dict[int, float] = {}
+        self.opened: dict[int, float] = {}
         """For each loader whose epoch has no batch yet: the seconds that its start has taken so far."""
         self._times: ThreadTimes | None = None
-        self._due = 0.0
+        self.due = 0.0
         """When the next batch is sampled."""
-        self._began: tuple[float, float, float] | None = None
+        self.began: tuple[float, float, float] | None = None
         self._here = [0.0, 0.0, 0.0]
         self._workers = [0.0, 0.0, 0.0]
         self._last: dict[int, tuple[float, float, float]] = {}
@@ -47,33 +47,30 @@ class Loading:
         key = id(loader)
         epochs, spent = self._epochs.get(key, (int(key in self._batches), 0.0))
         self._epochs[key] = epochs + 1, spent
-        self._opened[key] = seconds
+        self.opened[key] = seconds
 
     def batch_begins(self, t: float) -> None:
-        """The training thread asks for a batch at `t`."""
-        if t < self._due:
-            self._began = None
-            return
+        """The training thread asks for a batch at `t`, which is `due` or later."""
         if self._times is None:
             self._times = ThreadTimes()
-        self._began = (t, *self._times.cpu_and_runq_s())
+        self.began = (t, *self._times.cpu_and_runq_s())
 
     def batch_ends(self, ref: weakref.ref[Any] | None, begun: float) -> None:
         """The training thread has its batch, or the epoch is over. `ref`: the loader, None where it is not known. `begun`: when it asked."""
         if ref is self.loader:
-            self._count += 1
+            self.count += 1
         elif not self._takes_over(ref):
             self._first_of_epoch(ref, begun)
             return
-        if self._opened and self._first_of_epoch(ref, begun):
+        if self.opened and self._first_of_epoch(ref, begun):
             return
-        if self._began is not None and self._times is not None:
+        if self.began is not None and self._times is not None:
             t = now()
-            self._due = t + SAMPLE_EVERY_S
+            self.due = t + SAMPLE_EVERY_S
             cpu, runq = self._times.cpu_and_runq_s()
-            for i, gained in enumerate((t - self._began[0], cpu - self._began[1], runq - self._began[2])):
+            for i, gained in enumerate((t - self.began[0], cpu - self.began[1], runq - self.began[2])):
                 self._here[i] += gained
-            self._began = None
+            self.began = None
 
     def _takes_over(self, ref: weakref.ref[Any] | None) -> bool:
         """Whether another loader than the present one, which has a batch, has the most batches now. The totals then begin anew."""
@@ -83,17 +80,17 @@ class Loading:
         count = self._batches[id(loader)] = self._batches.get(id(loader), 0) + 1
         current = self.loader() if self.loader is not None else None
         if current is not None:
-            self._batches[id(current)] = self._count
-            if count <= self._count:
+            self._batches[id(current)] = self.count
+            if count <= self.count:
                 return False
-        self.loader, self._count = ref, count
+        self.loader, self.count = ref, count
         self._here, self._workers, self._last = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], {}
         return True
 
     def _first_of_epoch(self, ref: weakref.ref[Any] | None, begun: float) -> bool:
         """Whether this is the first batch of an epoch, which counts for the starts of epochs."""
         key = id(ref()) if ref is not None else 0
-        opened = self._opened.pop(key, None)
+        opened = self.opened.pop(key, None)
         if opened is None:
             return False
         epochs, spent = self._epochs.get(key, (1, 0.0))
