@@ -19,6 +19,8 @@ from gpuconsole.session.api import View
 HOST = "cpu"
 SERVER = "server"
 NO_SAMPLE = "no sample yet"
+HEALTHY = "_healthy"
+"""The end of the id of a rule that calls a run healthy."""
 VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
 
@@ -107,6 +109,14 @@ def firing(run: Run | None) -> list[Finding]:
     return [finding for finding in run.findings if finding.state == "fires"] if run else []
 
 
+def healthy(run: Run | None) -> Finding | None:
+    """The finding that calls the run healthy, if every other finding that fires is only a note with a change that could be tried."""
+    fires = firing(run)
+    found = [finding for finding in fires if finding.note and finding.rule.endswith(HEALTHY)]
+    optional = all(finding.note and finding.suggestions for finding in fires if finding not in found)
+    return found[0] if found and optional else None
+
+
 def continues(run: Run, before: Run) -> bool:
     """Whether `run` continues `before` with changed knobs, or was started separately (False)."""
     return bool(run.changes) and run.scenario == before.scenario
@@ -120,6 +130,17 @@ def chain(view: View) -> list[Run]:
             break
         found.append(run)
     return found[::-1]
+
+
+def since_start(view: View) -> float | None:
+    """The gain of all kept changes together: the rate of the current run over the rate of the first run of this work."""
+    runs = chain(view)
+    if len(runs) < 2:
+        return None
+    (now, unit), (first, first_unit) = runs[-1].throughput, runs[0].throughput
+    if now is None or first is None or unit != first_unit or first.mean <= 0:
+        return None
+    return now.mean / first.mean
 
 
 def current_trials(view: View) -> list[Trial]:

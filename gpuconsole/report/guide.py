@@ -30,9 +30,11 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return 1, f"This run has ended. {start}" if not run.is_job else ""
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
         return 3, f"The trial was undecided: the times of the steps vary too much. Press {keys['try_selected']} to try again."
+    if facts.healthy(run) is not None:
+        return 2, "This run is healthy." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     if facts.suggestions(view):
         return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
-    if any(not finding.rule.endswith("_healthy") for finding in facts.firing(run)):
+    if facts.firing(run):
         return 2, f"This finding has no change that can be tried here. Press {keys['details']} for the reasons."
     if run.findings and run.steady_from_s is not None:
         return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")

@@ -28,7 +28,7 @@ from gpuconsole.tui import keys, skeleton
 from gpuconsole.tui.actions import Actions
 from gpuconsole.tui.driver import driver_class
 from gpuconsole.tui.driver.screen import Cost
-from gpuconsole.tui.driver.terminal import terminal
+from gpuconsole.tui.driver.terminal import Colours, terminal
 from gpuconsole.tui.keyboard import Keyboard
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
@@ -116,7 +116,7 @@ class ConsoleApp(App[int]):
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
-        Zone.ascii_only = able.ascii_only
+        Zone.ascii_only, Zone.sixteen = able.ascii_only, able.colours is Colours.SIXTEEN
 
     # --- life -----------------------------------------------------------------------------------------------
 

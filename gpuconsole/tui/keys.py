@@ -81,6 +81,10 @@ def tuning(view: View) -> bool:
     return view.tuning is not None and view.tuning.under_way
 
 
+def _may_tune(view: View) -> bool:
+    return _running(view) and not tuning(view)
+
+
 class Action(NamedTuple):
     """Something that a key does.
 
@@ -210,7 +214,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",)),
     Action("forget", "backspace,delete", "forget", "Forget the edited value of the selected knob.", ("knobs",), bar="backspace"),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
-    Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_running),
+    Action("begin", "enter", "begin", "Start a tuning session on the present run.", ("tuning",), makes_sense=_may_tune),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
     Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
     Action(
@@ -257,7 +261,8 @@ def for_answer(view: View) -> list[tuple[str, str]]:
     useful |= {"scenarios"} if run is None else {"scenarios", "knobs"} if failed else {"details"} if run.findings else set()
     found = [(_named(by_id[name].keys), words) for name, words in wanted if name in useful and by_id[name].makes_sense(view)]
     several = not failed and len(facts.suggestions(view)) > 1 and facts.running_trial(view) is None
-    return [*found, (_named(by_id["choose_next"].keys), "next cause")] if several and _running(view) else found
+    another = "next option" if facts.healthy(run) is not None else "next cause"
+    return [*found, (_named(by_id["choose_next"].keys), another)] if several and _running(view) else found
 
 
 def _named(written: str) -> str:
@@ -301,7 +306,8 @@ def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
     if screen == "main":
         left, right = [by_id[name] for name in _wanted(view)], [by_id["help"], by_id["quit"]]
     else:
-        left, right = [by_id["back"], *(action for action in on(screen) if action.id != "back")], [by_id["help"]]
+        ends = [by_id["stop"]] if screen == "tuning" and tuning(view) else []
+        left, right = [by_id["back"], *ends, *(action for action in on(screen) if action.id != "back")], [by_id["help"]]
     return [action for action in left if action.label and action.makes_sense(view)], right
 
 

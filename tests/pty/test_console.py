@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
         terminal.press("s")
         terminal.wait_for("start here", "train-gpt", "> chatty-logging", "Logging delays every step", "step 1 of 4")
         terminal.press("enter")
-        terminal.wait_for("█ forward", "▓ backward", "logging", "step 2 of 4")
+        terminal.wait_for("▓ forward", "▒ backward", "logging", "step 2 of 4")
         terminal.wait_for("log_every", "predicted", "step 3 of 4", timeout_s=60)
         terminal.press("y")
         terminal.wait_for("copied the code for log_every 20")
@@ -58,7 +59,7 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
 def running(tmp_path: Path, *options: str) -> Terminal:
     """A console on which a small job runs."""
     terminal = Terminal("run", "train-gpt", "--set", "d_model=64", "--set", "n_layer=1", *options, cwd=tmp_path)
-    terminal.wait_for("█ forward", "▓ backward")
+    terminal.wait_for("▓ forward", "▒ backward")
     return terminal
 
 
@@ -94,17 +95,45 @@ def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path:
         assert terminal.wait_exit() == 1  # the workload failed
 
 
+def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path, "--set", "log_every=20") as terminal:
+        terminal.press("k")
+        terminal.wait_for("Knobs", "log_every")
+        terminal.press("/", "log_every", "enter")
+        terminal.wait_for("filter: log_every")
+        terminal.press("enter")
+        terminal.wait_for("log_every: ", "escape does not")
+        terminal.press("\x7f", "\x7f", "400", "enter")
+        terminal.wait_for("log_every 20 -> 400: a applies, v tries")
+        terminal.press("v")
+        terminal.wait_for("Esc cancel", "trial log_every 20 -> 400")
+        terminal.press("escape")
+        terminal.wait_for("▼ log_every 400 cancelled", "last trial  log_every 400  not measured  cancelled")
+        terminal.wait_gone("Esc cancel")
+        assert "last trial" in terminal.text.splitlines()[-3]  # one row above the hint and the keys
+        seconds = re.compile(r"running 00:(\d\d)")
+        before = max(seconds.findall(terminal.text))
+        wait_until(lambda: terminal.read() and max(seconds.findall(terminal.text)) > before, 20, "the run goes on")
+        terminal.press("q")
+        assert terminal.wait_exit() == 0
+    snapshot = json.loads(next(tmp_path.glob("gpuconsole-*.json")).read_text())
+    (trial,) = snapshot["trials"]
+    assert trial["state"] == "cancelled" and not trial.get("kept")
+    (run,) = snapshot["runs"]
+    assert run["knobs"]["log_every"] == 20
+
+
 def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tmp_path: Path) -> None:
     with running(tmp_path, "--record", "r.jsonl") as terminal:
         terminal.resize(40, 12)
         terminal.wait_gone("throughput, ")
         terminal.wait_for("train-gpt")
         terminal.resize(120, 40)
-        terminal.wait_for("█ forward", "▓ backward", "throughput, ", "tried")
+        terminal.wait_for("▓ forward", "▒ backward", "throughput, ", "tried")
         terminal.press("q")
         assert terminal.wait_exit() == 0
     with Terminal("replay", "r.jsonl", "--speed", "20", cwd=tmp_path) as terminal:
-        terminal.wait_for("RECORDING", "█ forward", "▓ backward", "train-gpt")
+        terminal.wait_for("RECORDING", "▓ forward", "▒ backward", "train-gpt")
         terminal.press("q")
         assert terminal.wait_exit() == 0
 

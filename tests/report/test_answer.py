@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
 from gpuconsole.model.figure import Attainable, RatePair
+from gpuconsole.model.finding import Finding
 from gpuconsole.model.job.facts import AGENT
+from gpuconsole.model.run import PHASES
+from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.report import facts
 from gpuconsole.report.cells import _char_width, cell_width
+from gpuconsole.report.guide import guide
+from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import marks, paint_throughput
 from gpuconsole.report.screen.window import window
@@ -38,6 +46,7 @@ def situation(name: str) -> View:
         ("healthy", "No rule found time to recover", "11 rules are clear, 1 can't tell   missing comm_ratio"),
         ("trial", "Too few DataLoader workers: 61 % of each step", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
         ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: steady state not reached yet"),
+        ("well", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   Now: Compute-bound and healthy", "optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x"),
         ("tuning", "fp32 products on a device with tensor cores: 22 % of each step", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
         ("starting", "Starting: building the model 124 M parameters", "The first figures follow the first steps."),
         ("failed", "Failed: out of memory at batch_size 32", "the worker ended with exit code 1"),
@@ -49,6 +58,27 @@ def test_each_state_has_its_own_answer(name: str, head: str, more: str) -> None:
     first, second = rows(situation(name))
     assert first.startswith(f"▌{head}"), first
     assert second.startswith(f"▌{more}"), second
+
+
+def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> None:
+    after = situation("well").runs[-1]
+    view = msgspec.structs.replace(situation("well"), runs=(msgspec.structs.replace(after, changes={}),), trials=())
+    first, second = rows(view)
+    assert first.startswith("▌Compute-bound and healthy") and first.endswith("Enter prove   d why")
+    assert second.startswith("▌optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x")
+    assert guide(view, keys.written()) == (2, "This run is healthy. Press s for an example with a fault.")
+    assert "diagnosis" in text(paint_diagnosis(view, "", 60, 12, True)).splitlines()[0]  # a healthy run has no causes
+    alone = msgspec.structs.replace(view.runs[-1], findings=after.findings[:1])
+    assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌52% of the peak, no wait above its threshold."
+
+
+def test_a_fault_and_a_note_without_a_change_come_before_healthy() -> None:
+    view, (healthy, *_) = situation("well"), situation("well").runs[-1].findings
+    fault = situation("finding").runs[-1].findings[1]
+    unsteady = Finding("meta.not_steady", "fires", "The figures are not steady yet", note=True)
+    for other in (fault, unsteady):
+        run = msgspec.structs.replace(view.runs[-1], findings=[other, healthy], changes={})
+        assert rows(msgspec.structs.replace(view, runs=(run,), trials=()))[0].startswith(f"▌{other.title}")
 
 
 def test_the_keys_of_the_answer_are_those_that_work_now() -> None:
@@ -143,3 +173,16 @@ def test_the_short_way_to_the_width_of_a_text_is_right_for_each_character() -> N
     for code in range(0x20, 0x3000):
         char = chr(code)
         assert cell_width(char) == _char_width(char), hex(code)
+
+
+# --- the bar of a step --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*PHASES, *SERVING_PHASES])
+def test_neighbours_in_the_bar_differ_without_colour(name: str) -> None:
+    """In the usual step and in the usual request, also with one more part or without one of the parts."""
+    step = {"data_wait", "forward", "backward", "optimizer", "other"}
+    for order, usual in ((PHASES, step), (SERVING_PHASES, set(SERVING_PHASES))):
+        for shown in (usual, usual - {name}, usual | {name}):
+            glyphs = [LOOKS[part][0] for part in order if part in shown]
+            assert all(a != b for a, b in itertools.pairwise(glyphs)), (shown, glyphs)

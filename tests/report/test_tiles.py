@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpuconsole.report.screen.devices import paint_devices
 from tests.tui.fake_session import gpu_view, steps
 from tests.tui.test_paint import text
+
+
+def test_each_direction_has_its_figure_with_a_unit_and_all_lines_have_one_time_axis() -> None:
+    def climbing(key: str, columns: int, seconds: float) -> list[float | None]:
+        return [1e9 * n for n in range(columns)]
+
+    painted = text(paint_devices(gpu_view(now=500.0), climbing, 60, 30, all_eight=True, boxed=True)).splitlines()
+    received, sent = (next(row for row in painted if way in row) for way in ("rx ", "tx "))
+    assert received.index(" GB/s") == sent.index(" GB/s")
+    begins = {re.search("[▁▂▃▄▅▆▇█]", row).start() for row in painted if re.search("(SM active|PCIe|rx|step) ", row)}  # type: ignore[union-attr]
+    assert len(begins) == 1
+
+
+def test_where_two_directions_share_a_row_the_row_has_both_figures() -> None:
+    painted = text(paint_devices(gpu_view(), lambda key, columns, seconds: [0.0] * columns, 60, 10, all_eight=True, boxed=True))
+    (row,) = [row for row in painted.splitlines() if "PCIe" in row]
+    assert re.search(r"rx \S+ tx \S+ [kMG]?B/s  rx ▁+", row), row
 
 
 @pytest.mark.parametrize("mean_s", [12.3e-6, 1.23e-3, 0.0123, 0.123, 0.44, 0.92, 1.24, 12.4])

@@ -66,6 +66,8 @@ def test_the_bar_shows_the_few_keys_that_make_sense() -> None:
     assert labels(gpu_view(recording=True)) == ["details", "history", "knobs", "export"]
     assert labels(tuned_view(under_way=True))[0] == "stop"
     assert "begin" not in labels(view(), "tuning")
+    assert "begin" in labels(gpu_view(), "tuning") and "stop" not in labels(gpu_view(), "tuning")
+    assert "stop" in labels(tuned_view(True), "tuning") and "begin" not in labels(tuned_view(True), "tuning")
 
 
 def test_a_click_in_the_bar_presses_the_key() -> None:

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from gpuconsole.cli.parser import parse
+from gpuconsole.engine import catalog
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
-from gpuconsole.tui.widgets.overview import COMMANDS
+from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
 from tests.tui.fake_gpu_box import box
-from tests.tui.fake_session import gpu_view, view
+from tests.tui.fake_session import FakeSession, gpu_view, view
 
 HINTS = [
     Hint("s", "scenarios", "Examples of training and serving, most with one fault to find."),
@@ -63,6 +64,31 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
 def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
     rows = painted(idle(box(gpus)) if gpus else view(), 200, 47).splitlines()
     assert sum(not row.strip(" │|") for row in rows) <= len(rows) / 3
+
+
+def test_an_idle_machine_without_a_gpu_shows_examples_in_place_of_flat_lines() -> None:
+    scenarios = list(catalog.scenarios()[0].values())
+    for width, height in ((120, 37), (200, 47)):
+        rows = paint_overview(view(), HINTS, lambda key, columns: [0.0] * columns, width, height, scenarios)
+        assert {row_width(row) for row in rows} == {width} and len(rows) == height
+        lines = ["".join(text for text, _ in row) for row in rows]
+        painted = "\n".join(lines)
+        assert sum(not one.strip(" │▁") for one in lines) <= height / 4, painted
+        assert "start here" in painted and "Training waits for slow storage" in painted and "…" not in painted
+        assert all(one.name in painted for one in scenarios)
+
+
+def test_the_history_of_an_idle_machine_fills_its_columns_from_the_first_minute_on() -> None:
+    asked: list[tuple[int, float]] = []
+
+    class Api(FakeSession):
+        def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
+            asked.append((columns, seconds))
+            return [0.0] * columns
+
+    shown = view(now=30.0)
+    OverviewZone(Api(shown)).draw(shown, 120, 37)
+    assert asked and all(columns > 55 and seconds <= 40 for columns, seconds in asked), asked
 
 
 @pytest.mark.parametrize("command", [hint.key for hint in COMMANDS])

@@ -115,7 +115,7 @@ def test_every_row_is_as_wide_as_asked(name: str) -> None:
 @pytest.mark.parametrize("height", range(6, 60))
 def test_a_plan_fills_the_screen_and_no_more(height: int) -> None:
     for width in (40, 60, 80, 99, 100, 120, 200):
-        for needs in (Needs(), Needs(header=2, fleet=7, tried=9, below=2, trial=True), Needs(idle=True)):
+        for needs in (Needs(), Needs(header=2, fleet=7, tried=9, below=2, trial=4), Needs(idle=True)):
             layout = plan(width, height, needs)
             band = layout.devices if layout.side else layout.devices + layout.causes + layout.tried
             used = layout.header + layout.answer + layout.steps + layout.fleet + layout.chart + band + layout.trial + 1

@@ -39,6 +39,15 @@ def hue(name: str, theme: str) -> str:
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
+def test_sixteen_colours_separate_a_trial_and_a_gain_from_other_data(theme: str) -> None:
+    def sent(name: str) -> str:
+        code = style_of(name, theme, sixteen=True).render("x", color_system=ColorSystem.STANDARD).partition("m")[0].removeprefix("\x1b[")
+        return after(PLAIN, code, Colours.SIXTEEN).fore
+
+    assert len({sent(name) for name in ("area", "trial", "gained")}) == 3
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
 def test_each_colour_has_one_meaning(theme: str) -> None:
     families = {meaning: {hue(name, theme) for name in names} for meaning, names in MEANINGS.items()}
     assert families == {"waiting": {"yellow"}, "gain": {"green"}, "needs action": {"red"}, "focus and keys": {"cyan or blue"}}

@@ -131,10 +131,17 @@ def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
         return fill([line(width, (text, "alert"))], width, height)
     outcome = f"{measured(trial)}  {verdict(trial)}"
     head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", "title"), (outcome, "good" if trial.kept else "")]
-    extra = f"  ({predicted(trial.predicted)})" if trial.predicted else ""
+    scales = _scales(trial, width, height - 1)
+    extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
     fits = row_width(head) + len(extra) <= width
-    rows = [line(width, *head, (extra if fits else "", "dim"))]
-    return fill([*rows, *_scales(trial, width, height - 1)], width, height)
+    return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
+
+
+def trial_rows(trial: Trial | None) -> int:
+    """The rows that a trial can use. A trial that ended without a measurement is one line."""
+    if trial is None:
+        return 0
+    return 4 if trial.state == "running" or trial.speedup is not None else 1
 
 
 def _left(trial: Trial, since_report_s: float) -> str:

@@ -33,9 +33,9 @@ def paint_tuning(view: View, width: int) -> list[Row]:
         return paragraph(INTRODUCTION if view.run is not None else "Nothing is running. Press s on the main screen.", width)
     made = tuning.certificate
     elapsed_s = made.elapsed_s + (max(0.0, view.now - view.tuning_at) if tuning.under_way else 0.0)
-    rows = [_head(tuning, elapsed_s, width), blank(width), *lay_out(attempt_report(made), width)]
+    rows = [_head(view, tuning, elapsed_s, width), blank(width), *lay_out(attempt_report(made), width)]
     if tuning.under_way:
-        return [*rows, *_now(view, width)]
+        return [*rows, blank(width), *_now(view, width)]
     return [*rows, blank(width), *lay_out(outcome(made), width)]
 
 
@@ -111,14 +111,18 @@ def left_alone_report(made: Certificate) -> Report:
     return found
 
 
-def _head(tuning: Tuning, elapsed_s: float, width: int) -> Row:
+def _head(view: View, tuning: Tuning, elapsed_s: float, width: int) -> Row:
+    """What is tuned, the gain so far while the session is under way, and the time."""
     made = tuning.certificate
-    return spread(width, [(f"{made.scenario} on {made.device}", "heading")], [(f"{elapsed_s:.0f} of {tuning.budget_s:.0f} s", "dim")])
+    gain = facts.since_start(view) if tuning.under_way else None
+    so_far = [(f"   {units.speedup(gain)} since start", "good" if gain > 1 else "")] if gain is not None else []
+    time = f"{elapsed_s:.0f} of {tuning.budget_s:.0f} s"
+    return spread(width, [(f"{made.scenario} on {made.device}", "heading"), *so_far], [(time, "dim")])
 
 
 def _now(view: View, width: int) -> list[Row]:
     """The current activity of the session."""
     trial = facts.running_trial(view)
     if trial is not None and view.run is not None:
-        return paint_running(trial, view.run.knobs, width)
+        return paint_running(trial, view.run.knobs, width, 4)
     return [line(width, ("   diagnosing the run", "accent"), (f"  probe {view.probing}" if view.probing else "", "dim"))]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, beside, blank, cell_width, fill, fit, inner_width, line, panel, wrap
 from gpuconsole.report.machine.devices import History
@@ -25,6 +26,8 @@ BANDWIDTH_WIDTH = 100
 LEAST_TRACE_ROWS, LEAST_TRACE_COLUMNS = 3, 30
 """A GPU shows a further history, with its name, for so much room each."""
 LEAST_PROCESSES = 4
+GAP = 3
+"""Cells between two columns of examples."""
 LEAST_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
 BUSY_RATIO = 0.02
@@ -39,8 +42,10 @@ class Hint(NamedTuple):
     text: str
 
 
-def paint_overview(view: View, hints: Sequence[Hint], history: History, width: int, height: int) -> list[Row]:
-    """`height` rows. The room that remains goes to the history of the devices, and to the processes."""
+def paint_overview(
+    view: View, hints: Sequence[Hint], history: History, width: int, height: int, scenarios: Sequence[Scenario] = ()
+) -> list[Row]:
+    """`height` rows. The room that remains goes to the history of the devices and to the processes; without a GPU to the `scenarios`."""
     boxed = width >= WIDE and height >= TALL
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
@@ -52,8 +57,10 @@ def paint_overview(view: View, hints: Sequence[Hint], history: History, width: i
         if (room := height - len(rows)) >= least:
             break
     if not gpus:
-        host = _host_rows(view, history, inner, room - frame)
-        return fill([*rows, *panel("this machine (CPU)", [], host, width, room, boxed)], width, height)
+        examples = _example_rows(scenarios, inner)
+        below = len(examples) + frame if examples and len(examples) + LEAST_HOST + 1 + 2 * frame <= room else 0
+        host = panel("this machine (CPU)", [], _host_rows(view, history, inner, room - below - frame), width, room - below, boxed)
+        return fill([*rows, *host, *panel("examples", [("press s", "dim")], examples, width, below, boxed)], width, height)
     wanted = max(LEAST_PROCESSES, len(view.processes) + 2) + frame if view.processes else 2 + frame
     each = max(1, min(MOST_SPARK_ROWS, (room - wanted - frame - 2) // len(gpus)))
     upper = min(each * len(gpus) + 2 + frame, room - min(wanted, LEAST_PROCESSES + frame))
@@ -225,6 +232,36 @@ def _host_rows(view: View, history: History, width: int, height: int) -> list[Ro
     return fill(rows, width, height)
 
 
+def _example_rows(scenarios: Sequence[Scenario], width: int) -> list[Row]:
+    """Each scenario with its title in two columns; where a title would be cut, only the first group has titles."""
+    groups = grouped(scenarios)
+    names = max((cell_width(one.name) for one in scenarios), default=0)
+    each = (width - GAP) // 2
+    if any(names + cell_width(plain(one.title)) + 4 > each for one in scenarios):
+        return _short_examples(groups, width)
+    cells: list[Row] = []
+    half = -(-sum(1 + len(some) for some in groups.values()) // 2)
+    for group, some in groups.items():
+        cells += [line(each)] * (len(cells) == half - 1)  # no heading at the foot of a column
+        cells.append(line(each, (group, "heading")))
+        cells += [line(each, f"  {fit(plain(one.name), names)}", (f"  {plain(one.title)}", "dim")) for one in some]
+    right = fill(cells[half:], each, max(half, len(cells) - half))
+    return [line(width, *row) for row in beside(fill(cells[:half], each, len(right)), [line(GAP)] * len(right), right)]
+
+
+def _short_examples(groups: Mapping[str, Sequence[Scenario]], width: int) -> list[Row]:
+    """The first group with titles, the names of the others."""
+    column = max(map(cell_width, groups), default=0) + GAP
+    rows: list[Row] = []
+    for n, (group, some) in enumerate(groups.items()):
+        names = max(cell_width(one.name) for one in some)
+        found: list[Row] = [[(fit(plain(one.name), names), ""), (f"  {plain(one.title)}", "dim")] for one in some]
+        if n:
+            found = [[(words, "")] for words in wrap(", ".join(plain(one.name) for one in some), width - column)]
+        rows += [line(width, (fit("" if at else group, column), "heading"), *row) for at, row in enumerate(found)]
+    return rows
+
+
 def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -> list[Row]:
     """A series with its figure, and its history in the rest of the row. From three rows on, the first row is blank."""
     column = min(42, width * 2 // 3)
@@ -233,7 +270,7 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
         rows = [line(width, title, (f"{fit(tile.figure.strip(), column - 20, '>')}  ", "dim"), (plain(tile.reason), "dim"))]
     else:
         trace = tile.traces[n]
-        figure = f"{trace.label} {tile.figure.strip()}" if trace.label else tile.figure
+        figure = trace.figure or tile.figure
         texts = spark(history(trace.key, max(0, width - column)), height - 1 if height >= 3 else height, trace.high)
         rows = [line(width, (" " * column, ""), (text, "trace")) for text in texts[:-1]]
         rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", (texts[-1], "trace")))

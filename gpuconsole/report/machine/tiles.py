@@ -10,11 +10,15 @@ from gpuconsole.session.api import View
 
 
 class Trace(NamedTuple):
-    """A series to draw. `high` is the top of its scale; None: the maximum of the series. `label` is shown before the last row."""
+    """A series to draw. `high` is the top of its scale; None: the maximum of the series.
+
+    Where a tile has several series: `figure` is the figure of this series in a row of its own, `label` names it where all share a row.
+    """
 
     key: str
     label: str = ""
     high: float | None = None
+    figure: str = ""
 
 
 class Tile(NamedTuple):
@@ -86,8 +90,8 @@ def _tile(view: View, metric: str, title: str, figure: str, traces: tuple[Trace,
     return Tile(title, figure, traces, short)
 
 
-def _trace(view: View, metric: str, label: str = "", high: float | None = None) -> Trace:
-    return Trace(series_key(metric, facts.device_of(view, metric)), label, high)
+def _trace(view: View, metric: str, label: str = "", high: float | None = None, figure: str = "") -> Trace:
+    return Trace(series_key(metric, facts.device_of(view, metric)), label, high, figure)
 
 
 def _ratio(view: View, title: str, metric: str) -> Tile:
@@ -113,13 +117,14 @@ def _bandwidth(view: View) -> Tile:
 
 
 def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: tuple[str, str] | None = None) -> Tile:
-    """Two directions of traffic in the unit of the larger rate. Each figure is shown before its trace."""
+    """Two directions of traffic in the unit of the larger rate."""
     metrics = [pattern.format(name) for name in names]
     labels = labels or names
     first, second, unit = units.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
-    traces = tuple(_trace(view, metric, f"{label} {text}") for metric, label, text in zip(metrics, labels, (first, second), strict=True))
+    both = tuple(zip(metrics, labels, (first, second), strict=True))
+    traces = tuple(_trace(view, metric, label, figure=f"{label} {text} {unit}") for metric, label, text in both)
     metric = next((one for one in metrics if facts.latest(view, one) is not None), metrics[0])
-    return _tile(view, metric, title, f"{unit:>4}", traces)
+    return _tile(view, metric, title, f"{labels[0]} {first.strip()} {labels[1]} {second.strip()} {unit}", traces)
 
 
 def _cores(view: View) -> Tile:
@@ -146,7 +151,10 @@ def _requests(view: View) -> Tile:
     """Running and waiting requests of the server."""
     running, waiting = (facts.latest(view, f"server.requests_{which}") for which in ("running", "waiting"))
     figure = f"{running or 0:.0f} run {waiting or 0:.0f} wait"
-    traces = (_trace(view, "server.requests_running", "running"), _trace(view, "server.requests_waiting", "waiting"))
+    traces = (
+        _trace(view, "server.requests_running", "run", figure=f"running {running or 0:4.0f}"),
+        _trace(view, "server.requests_waiting", "wait", figure=f"waiting {waiting or 0:4.0f}"),
+    )
     return _tile(view, "server.requests_running", "requests", figure, traces)
 
 
@@ -154,8 +162,8 @@ def _latency(view: View) -> Tile:
     """Latencies of requests: TTFT and TPOT."""
     ttft, tpot = facts.latest(view, "workload.ttft_s"), facts.latest(view, "workload.tpot_s")
     first, second, unit = units.durations(ttft, tpot)
-    figure = f"{first} TPOT {second} {unit}"
-    return _tile(view, "workload.ttft_s", "TTFT", figure, (_trace(view, "workload.ttft_s"),))
+    figure = f"{first.strip()}, {second.strip()} {unit}"
+    return _tile(view, "workload.ttft_s", "TTFT, TPOT", figure, (_trace(view, "workload.ttft_s"),))
 
 
 def _step(view: View) -> Tile:

@@ -14,22 +14,22 @@ from gpuconsole.session.api import View
 SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
     "data_wait": ("█", "wait"),
-    "h2d": ("▓", "wait"),
-    "forward": ("█", "work"),
-    "backward": ("▓", "work"),
-    "optimizer": ("▒", "work"),
-    "comm": ("▒", "wait"),
-    "logging": ("░", "wait"),
-    "checkpoint": ("▓", "wait"),
-    "eval": ("▒", "wait"),
-    "other": ("░", "work"),
+    "h2d": ("░", "wait"),
+    "forward": ("▓", "work"),
+    "backward": ("▒", "work"),
+    "optimizer": ("░", "work"),
+    "comm": ("█", "wait"),
+    "logging": ("▓", "wait"),
+    "checkpoint": ("▒", "wait"),
+    "eval": ("█", "wait"),
+    "other": ("▄", "work"),
     "client_queue": ("░", "wait"),
     "queue": ("█", "wait"),
     "prefill": ("▓", "work"),
-    "decode": ("█", "work"),
-    "transport": ("▒", "wait"),
+    "decode": ("▒", "work"),
+    "transport": ("░", "wait"),
 }
-"""The colour separates work from waiting. The density separates the parts, also without colour."""
+"""The colour separates work from waiting. The density separates neighbours, also without colour: parts that are often missing are between them."""
 
 
 NAMES = {"data_wait": "data wait", "h2d": "copy to GPU", "comm": "communication", "client_queue": "client queue"}

@@ -44,14 +44,17 @@ def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tu
     top = _top(view, inner, room)
     foot = _foot(view, inner, 2 if room >= 10 else 1) if room >= 6 else []
     left = room - len(top) - len(foot)
-    rows, headlines, at, owners = _findings(view, selected, inner, roomy=True)
-    if len(rows) > left:
-        rows, headlines, at, owners = _findings(view, selected, inner, roomy=False)
+    for most, gaps in ((3, True), (3, False), (1, False)):
+        rows, headlines, at, owners = _findings(view, selected, inner, most, gaps)
+        if len(rows) <= left:
+            break
     by_row = {id(row): owner for row, owner in zip(rows, owners, strict=False)}
     if rows and len(rows) < left - 1:
         rows = [*rows, blank(inner)]
     rows += _others(view, inner, left - len(rows))
     middle = _window(rows, headlines, at, left, inner)
+    if len(middle) < left < len(rows):  # the finding above does not fit as a whole
+        middle += _others(view, inner, left - len(middle))
     gap = left - len(middle)
     body = top + middle + [blank(inner)] * max(0, gap) + foot
     return body, [by_row.get(id(row), "") for row in body]
@@ -68,7 +71,7 @@ def needed_rows(view: View) -> int:
 
 
 def _name(view: View) -> str:
-    return "causes" if facts.firing(view.run) else "diagnosis"
+    return "causes" if facts.firing(view.run) and facts.healthy(view.run) is None else "diagnosis"
 
 
 def _status(view: View) -> list[Segment]:
@@ -104,10 +107,10 @@ def _foot(view: View, width: int, most: int) -> list[Row]:
     return [line(width, (note, "dim")) for note in view.notes[-most:]]
 
 
-def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[Row], list[int], int, list[str]]:
+def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> tuple[list[Row], list[int], int, list[str]]:
     """All rows of all findings that fire, the indices of their headlines, the index of the selected suggestion, and each row's suggestion.
 
-    Where there is little room (not `roomy`), only the summary of the selected finding is shown in full.
+    A summary has at most `most` rows, and the summary of the selected finding at most three. `gaps`: a blank row between two findings.
     """
     run = view.run
     firing = facts.firing(run)
@@ -119,7 +122,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
         headlines.append(len(rows))
         rows += _headline(number, finding, width)
         own = [facts.suggestion_id(finding, suggestion) for suggestion in finding.suggestions]
-        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if roomy or selected in own else 1)]
+        rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(finding.summary, width - 2, 3 if selected in own else most)]
         owners += (own[:1] or [""]) * (len(rows) - len(owners))
         for suggestion, name in zip(finding.suggestions, own, strict=True):
             chosen = name == selected
@@ -127,7 +130,7 @@ def _findings(view: View, selected: str, width: int, roomy: bool) -> tuple[list[
             rows.append(_suggestion(suggestion, run, chosen, width, free=facts.running_trial(view) is None))
             rows += _effect(suggestion, run, width)
             owners += [name] * (len(rows) - len(owners))
-        if roomy and number < len(firing):
+        if gaps and number < len(firing):
             rows.append(blank(width))
             owners.append("")
     state = "" if firing or (run is not None and run.findings and state_words(run) == NOTHING_FOUND) else _state(view)

@@ -58,7 +58,10 @@ def _fitting_keys(keys: Keys, room: int) -> list[Segment]:
 
 
 def _fitting(parts: list[Segment], room: int) -> list[Segment]:
-    """The first segment, cut where it must be; then the segments that fit whole."""
+    """The first segment, cut where it must be; then the segments that fit whole. A label (`optional: `) is a part of the next segment."""
+    if len(parts) > 1 and parts[0][0].endswith(": "):
+        label, *rest = parts
+        return [label, *_fitting(rest, room - cell_width(label[0]))]
     kept = parts[:1]
     room -= sum(cell_width(text) for text, _ in kept)
     for text, style in parts[1:]:
@@ -87,6 +90,8 @@ def answer(view: View, selected: str) -> Answer:
             [("The first figures follow the first steps.", "dim")],
         )
     trial = facts.running_trial(view)
+    if trial is None and (well := facts.healthy(run)) is not None:
+        return _healthy(view, run, well, selected)
     if firing:
         finding, suggestion = _chosen(view, firing, selected)
         if trial is not None:
@@ -98,10 +103,25 @@ def answer(view: View, selected: str) -> Answer:
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
     if run.state == "running" and (kept := _kept(view)) is not None:
-        return Answer(
-            "good", [(f"Proven: {in_words(kept.changes)}", "title"), (f": {measured(kept)}", "good")], [(state_words(run), "dim")]
-        )
+        return Answer("good", _proven(kept), [(state_words(run), "dim")])
     return Answer("dim", [(state_words(run), "title")], _rest(view, run))
+
+
+def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
+    """No fault: what was proven, if a change was kept, and that the run is healthy. A change that could be tried comes second."""
+    finding, suggestion = facts.suggestions(view).get(selected, (well, None))
+    more = (
+        [("optional: ", "dim"), *_about(view, run, finding, suggestion)]
+        if suggestion is not None
+        else [(clause, "dim") for clause in well.summary.split("; ")]
+    )
+    if (kept := _kept(view)) is not None:
+        return Answer("good", _proven(kept), more, [(f"{GAP}Now: {well.title}", "title")])
+    return Answer("good", [(well.title, "title")], more)
+
+
+def _proven(kept: Trial) -> list[Segment]:
+    return [(f"Proven: {in_words(kept.changes)}", "title"), (f": {measured(kept)}", "good")]
 
 
 def _trouble(view: View, run: Run) -> Answer | None:

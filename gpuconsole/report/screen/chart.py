@@ -20,7 +20,7 @@ from gpuconsole.session.api import View
 GUTTER = 9
 """Cells of the figures at the left edge."""
 GRID = "▔"
-LEAST_TICK = 4
+LEAST_TICK = 3
 """Rows between two figures at the left edge."""
 LEAST_LABEL = 10
 """A mark with less room has no words."""

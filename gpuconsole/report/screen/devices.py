@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.report import facts, units
-from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, inner_width, line, panel, row_width
+from gpuconsole.report.cells import Row, Segment, cell_width, cut, fill, fit, inner_width, line, panel
 from gpuconsole.report.machine.tiles import Tile, Trace, tiles
 from gpuconsole.report.screen.window import HOLD_S, History, Window, hold_s, window
 from gpuconsole.report.spark import spark
@@ -109,31 +109,36 @@ def _tile(tile: Tile, values: dict[str, list[float | None]], time: Window, label
     """Title and figure in the last row, on the base line, the sparklines beside them."""
     if height <= 0:
         return []
-    missing = tile.figure.strip() == units.NA
-    text = tile.figure if cell_width(tile.figure) <= FIGURE else tile.short or tile.figure
-    head: list[Segment] = [(fit(tile.title, label), ""), (fit(text.strip(), FIGURE, ">"), "dim" if missing else "title"), ("  ", "")]
+    head = label + FIGURE
+    room = head - cell_width(tile.title) - 1
+    figure = tile.figure if cell_width(tile.figure.strip()) <= room else tile.short or tile.figure
+    style = "dim" if tile.figure.strip() == units.NA else "title"
+    title: Row = [(tile.title, ""), (" ", "")]
+    whole: Row = [(fit(figure.strip(), room, ">"), style), ("  ", "")]
     if tile.reason or not tile.traces:
-        return [*fill([], width, height - 1), line(width, *head, (tile.reason, "dim"))]
-    lines = _lines(tile.traces, values, time.columns, height)
-    blank_head: list[Segment] = [(" " * row_width(head), "")]
-    return [line(width, *(head if n == len(lines) - 1 else blank_head), *row) for n, row in enumerate(lines)]
+        return [*fill([], width, height - 1), line(width, *title, *whole, (tile.reason, "dim"))]
+    if height < len(tile.traces):
+        return [line(width, *title, *whole, *_side_by_side(tile.traces, values, time.columns))]
+    each, more = divmod(height, len(tile.traces))
+    rows: list[Row] = []
+    for n, trace in enumerate(tile.traces):
+        *above, base = spark(values[trace.key], each + (n < more), trace.high)
+        rows += [line(width, (" " * (head + 2), ""), (text, "trace")) for text in above]
+        begin = title if n == len(tile.traces) - 1 else [(" " * (head - room), "")]
+        own: Row = [(fit(trace.figure, room, ">"), style), ("  ", "")] if trace.figure else whole
+        rows.append(line(width, *begin, *own, (base, "trace")))
+    return rows
 
 
-def _lines(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int, height: int) -> list[Row]:
-    """Traces above each other where there is room, else side by side."""
-    if height >= len(traces):
-        each, more = divmod(height, len(traces))
-        return [row for n, trace in enumerate(traces) for row in _trace(trace, values[trace.key], columns, each + (n < more))]
-    part = columns // len(traces)
-    parts = [_trace(trace, values[trace.key], part - 1, 1)[0] for trace in traces]
-    return [[segment for n, row in enumerate(parts) for segment in ([(" ", "")] if n else []) + row]]
-
-
-def _trace(trace: Trace, values: list[float | None], columns: int, height: int) -> list[Row]:
-    """The newest columns of the trace, its label before its last row."""
-    label = cut(f"{trace.label} ", columns) if trace.label else ""
-    room = columns - cell_width(label)
-    filled = next((n for n in range(len(values), 0, -1) if values[n - 1] is not None), 0)
-    start = max(0, min(filled, len(values)) - room) if filled > room else 0
-    texts = spark(values[start : start + room], height, trace.high)
-    return [line(columns, (label if n == height - 1 else " " * cell_width(label), "dim"), (text, "trace")) for n, text in enumerate(texts)]
+def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
+    """The newest columns of each trace, after its label."""
+    row: Row = []
+    part = columns // len(traces) - 1
+    for trace in traces:
+        label = cut(f"{trace.label} ", part)
+        shown = values[trace.key]
+        filled = next((n for n in range(len(shown), 0, -1) if shown[n - 1] is not None), 0)
+        start = max(0, filled - (part - cell_width(label)))
+        texts = spark(shown[start:filled], 1, trace.high)
+        row += [(" ", "")] * bool(row) + line(part, (label, "dim"), (texts[0], "trace"))
+    return row

@@ -16,7 +16,7 @@ WIDE, NARROW = 1000, 358
 """Widths in pixels: the text column of the page, and that of a phone."""
 LETTER = 6.6
 """Width of a letter of the charts, in pixels."""
-DENSITIES = {"█": "dense1", "▓": "dense2", "▒": "dense3", "░": "dense4"}
+DENSITIES = {"█": "dense1", "▓": "dense2", "▒": "dense3", "░": "dense4", "▄": "dense3"}
 """The class of the style sheet that shows a part as dense as its letter in the terminal."""
 CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 

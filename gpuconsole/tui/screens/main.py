@@ -11,6 +11,7 @@ from textual.screen import Screen
 
 from gpuconsole.model.finding import Suggestion
 from gpuconsole.report import facts
+from gpuconsole.report.experiments.trial import trial_rows
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.run.account import rows_below
 from gpuconsole.report.run.diagnosis import needed_rows
@@ -133,7 +134,7 @@ class MainScreen(Screen[None]):
             idle=view.run is None,
             legend=1 if view.run is not None and view.run.serves else 2,
             below=0 if view.run is None else rows_below(view.run),
-            trial=facts.shown_trial(view) is not None,
+            trial=trial_rows(facts.shown_trial(view)),
         )
         new = plan(self.size.width, self.size.height + 1 - self._key_bar.rows_for(view), needs)
         if new == self._plan:

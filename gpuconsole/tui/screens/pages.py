@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from gpuconsole.report.cells import Row, blank
 from gpuconsole.report.experiments.tuning import paint_tuning
-from gpuconsole.report.page import heading, labelled, paragraph
+from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.report.run.findings import paint_details
 from gpuconsole.report.run.profile import paint_profile
+from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.screens.base import PageScreen
@@ -28,13 +29,20 @@ class DetailsScreen(PageScreen):
 
 
 class TuningScreen(PageScreen):
-    """The tree of a tuning session. Escape leaves the session under way."""
+    """The tree of a tuning session, and the throughput with a mark at each trial where there is room. Escape leaves the session under way."""
 
     NAME = "tuning"
     TITLE_TEXT = "Tuning"
+    LEAST_CHART = 7
 
     def paint(self, view: View, width: int) -> list[Row]:
         return paint_tuning(view, width)
+
+    def lines(self, width: int, height: int) -> Lines:
+        rows = [*self.paint(self._view, width), blank(width)]
+        if self._view.run is not None and (room := height - len(rows)) >= self.LEAST_CHART:
+            rows += paint_throughput(self._view, self.api.history, width, room)
+        return text_lines(rows)
 
     def action_begin(self) -> None:
         self.actions.tune()

@@ -102,14 +102,8 @@ def _rate(view: View) -> list[Segment]:
 
 
 def _since_start(view: View) -> list[Segment]:
-    """The gain of all kept changes together: the rate of this run over the rate of the first run of this work."""
-    runs = facts.chain(view)
-    if len(runs) < 2:
-        return []
-    (now, unit), (first, first_unit) = runs[-1].throughput, runs[0].throughput
-    if now is None or first is None or unit != first_unit or first.mean <= 0:
-        return []
-    return [(f"  {units.speedup(now.mean / first.mean)} since start", "good" if now.mean > first.mean else "")]
+    gain = facts.since_start(view)
+    return [(f"  {units.speedup(gain)} since start", "good" if gain > 1 else "")] if gain is not None else []
 
 
 def _trouble(view: View) -> list[Segment]:

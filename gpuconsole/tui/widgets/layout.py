@@ -13,7 +13,7 @@ LEGEND_IN_A_ROW = 160
 
 class Needs(NamedTuple):
     """What the zones could use: lines of the `header` below the title, rows of the strip of many GPUs (`fleet`), rows of the `causes` and of the
-    table of what was `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it. `trial`: there is a trial to show."""
+    table of what was `tried`. `idle`: nothing runs. `legend`: rows of the legend of a step or of a request, `below`: rows below it. `trial`: of the trial to show."""
 
     header: int = 0
     fleet: int = 0
@@ -22,7 +22,7 @@ class Needs(NamedTuple):
     idle: bool = False
     legend: int = 2
     below: int = 0
-    trial: bool = False
+    trial: int = 0
 
 
 class Plan(NamedTuple):
@@ -51,7 +51,7 @@ def plan(width: int, height: int, needs: Needs = Needs()) -> Plan:  # noqa: B008
     steps = 0 if needs.idle else (1 + needs.legend if tall and width < LEGEND_IN_A_ROW else 2) + (needs.below if height >= 20 else 0)
     steps = min(steps, max(0, height - header - answer - 2))
     fleet = min(needs.fleet, 7 if tall else 3 if height >= 20 else 0)
-    trial = 0 if not needs.trial else 4 if tall else 3 if height >= 20 else 1 if height >= 12 else 0
+    trial = min(needs.trial, 4 if tall else 3 if height >= 20 else 1 if height >= 12 else 0)
     left = max(0, height - header - answer - steps - fleet - trial - 1)
     if wide and left >= 20:
         return _wide(width, left, needs, Plan(header, answer, steps, fleet, 0, 0, 0, 0, trial, 0, True, True))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.overview import Hint, paint_overview
+from gpuconsole.report.screen.window import HOLD_S, window
 from gpuconsole.session.api import View
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.live import LiveZone
@@ -14,7 +18,6 @@ WORDS = {
     "processes": "Processes on the GPUs.",
     "topology": "How the GPUs are linked.",
     "help": "All keys, and how to read the screen.",
-    "quit": "Quit.",
 }
 """The keys that help when nothing runs, the most useful first."""
 SECONDS_PER_COLUMN = 2.0
@@ -29,7 +32,13 @@ class OverviewZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         by_id = {action.id: action for action in keys.everywhere()}
         hints = [Hint(by_id[name].written, by_id[name].label, text) for name, text in WORDS.items() if by_id[name].makes_sense(view)]
-        return paint_overview(view, [*hints, *COMMANDS], self._history, width, height)
 
-    def _history(self, key: str, columns: int) -> list[float | None]:
-        return self._api.history(key, columns, columns * SECONDS_PER_COLUMN)
+        def history(key: str, columns: int) -> list[float | None]:
+            return window(0.0, view.now, columns, SECONDS_PER_COLUMN).values(key, self._api.history, HOLD_S)
+
+        examples = self._scenarios if view.devices and not any(one.is_gpu for one in view.devices) else []
+        return paint_overview(view, [*hints, *COMMANDS], history, width, height, examples)
+
+    @cached_property
+    def _scenarios(self) -> list[Scenario]:
+        return self._api.scenarios()

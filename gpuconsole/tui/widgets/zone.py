@@ -15,11 +15,11 @@ from gpuconsole.tui.theme import style_of
 class Zone(Widget):
     """Subclasses paint rows; `repaint` compares them with those on the screen and refreshes what changed.
 
-    `ascii_only` is set by the app for terminals that are not UTF-8. `refreshed_rows` counts, for the tests.
+    The app sets `ascii_only` for terminals that are not UTF-8, and `sixteen` for terminals with sixteen colours. `refreshed_rows` counts, for the tests.
     """
 
     DEFAULT_CSS = "Zone { width: 1fr; height: 1fr; background: transparent; }"
-    ascii_only = False
+    ascii_only = sixteen = False
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -78,5 +78,5 @@ class Zone(Widget):
     def _named_style(self, name: str) -> Style:
         style = self._styles_by_name.get(name)
         if style is None:
-            style = self._styles_by_name[name] = self.rich_style + style_of(name, self.app.theme)
+            style = self._styles_by_name[name] = self.rich_style + style_of(name, self.app.theme, sixteen=Zone.sixteen)
         return style

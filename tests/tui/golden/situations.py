@@ -1,9 +1,11 @@
-"""Thirteen situations of a session: fixed events, folded by the session's own code, at a fixed time."""
+"""Fourteen situations of a session: fixed events, folded by the session's own code, at a fixed time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+
+import msgspec
 
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments.trial import Speedup, Trial
@@ -70,6 +72,15 @@ FP32 = Finding(
     "Forward and backward take 53 of 146 ms in fp32.",
     (), (Suggestion({"precision": "bf16"}, Interval(1.1, 1.25), "Tensor cores multiply bf16 faster.", ""),),
 )  # fmt: skip
+HEALTHY = Finding(
+    "gpu.compute_bound_healthy",
+    "fires",
+    "Compute-bound and healthy",
+    0.0,
+    "high",
+    "52% of the peak, no wait above its threshold.",
+    note=True,
+)
 CLEAR = [
     Finding(rule, "clear", title, summary=summary)
     for rule, title, summary in (
@@ -253,6 +264,14 @@ def kept() -> Script:
     return script
 
 
+def well() -> Script:
+    """A kept change, and nothing left to recover: the run is healthy, and one more change could be tried."""
+    script = kept()
+    script.train(28, 0.065, BALANCED)
+    script.find("2", HEALTHY, msgspec.structs.replace(FP32, recoverable_ratio=0.0, note=True))
+    return script
+
+
 def cancelled() -> Script:
     """The trial was cancelled, and another cause is on trial: a tuning session goes on."""
     script = finding()
@@ -356,6 +375,7 @@ SITUATIONS: dict[str, Callable[[], Script]] = {
     "trial": trial,
     "trial-finished": trial_finished,
     "kept": kept,
+    "well": well,
     "tuning": cancelled,
     "starting": starting,
     "serving": serving,
