@@ -6,15 +6,15 @@ The sessions come from the real command, and take about three minutes; run them 
 
 from __future__ import annotations
 
-import importlib
-import shutil
+import importlib.util
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from shots import HERE, TITLE, browser, save_png
+
 SESSIONS = {
     "training": ("data-starved", "--duration", "45"),
     "serving": ("kv-pressure", "--duration", "75"),
@@ -22,7 +22,6 @@ SESSIONS = {
 PICTURES = (("1280", 1280, "light"), ("390", 390, "light"), ("1280-dark", 1280, "dark"))
 TOP = 1060
 """Pixels of the picture in the README: the answer and the chart."""
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NO_BROWSER = "no pictures of the report: they need `pip install playwright pillow` and a chromium on the PATH"
 
 
@@ -33,13 +32,8 @@ def gpuconsole(*words: str) -> None:
 def pages() -> list[Path]:
     """Both reports, each in every size. Without a browser: the pictures as they are, and a message."""
     names = [f"report-{kind}-{label}.png" for kind in SESSIONS for label, _, _ in PICTURES] + ["report-training-top.png"]
-    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    try:
-        playwright = importlib.import_module("playwright.sync_api")
-        importlib.import_module("PIL.Image")
-    except ImportError:
-        browser = None
-    if browser is None:
+    found = browser()
+    if found is None or importlib.util.find_spec("playwright") is None:
         print(NO_BROWSER)
         return [HERE / name for name in names]
     with tempfile.TemporaryDirectory() as folder:
@@ -47,8 +41,9 @@ def pages() -> list[Path]:
             session, page = (Path(folder) / f"{kind}.{suffix}" for suffix in ("json", "html"))
             gpuconsole("run", *words, "--headless", "--apply-top", "--snapshot", str(session))
             gpuconsole("report", str(session), "--html", str(page))
+        playwright = importlib.import_module("playwright.sync_api")
         with playwright.sync_playwright() as started:
-            chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+            chromium = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
             for kind in SESSIONS:
                 for label, width, scheme in PICTURES:
                     picture(chromium, Path(folder) / f"{kind}.html", HERE / f"report-{kind}-{label}.png", width, scheme)
@@ -57,9 +52,9 @@ def pages() -> list[Path]:
     return [HERE / name for name in names]
 
 
-def picture(browser: Any, page: Path, target: Path, width: int, scheme: str, height: int = 0) -> None:
+def picture(chromium: Any, page: Path, target: Path, width: int, scheme: str, height: int = 0) -> None:
     """One picture of a page that has no network. `height`: only the top of the page. Fails where the page asks for anything but itself."""
-    context = browser.new_context(viewport={"width": width, "height": height or 900}, color_scheme=scheme, offline=True)
+    context = chromium.new_context(viewport={"width": width, "height": height or 900}, color_scheme=scheme, offline=True)
     shown = context.new_page()
     asked: list[str] = []
     shown.on("request", lambda request: asked.append(request.url))
@@ -67,10 +62,8 @@ def picture(browser: Any, page: Path, target: Path, width: int, scheme: str, hei
     shown.goto(page.as_uri())
     assert asked == [page.as_uri()], asked
     assert shown.evaluate("document.documentElement.scrollWidth") == width, "the page is wider than the screen"
-    shown.screenshot(path=str(target), full_page=not height)
+    save_png(target, shown.screenshot(full_page=not height), TITLE)
     context.close()
-    image = importlib.import_module("PIL.Image")
-    image.open(target).convert("RGB").quantize(96).save(target, optimize=True)
 
 
 if __name__ == "__main__":

@@ -110,11 +110,10 @@ def firing(run: Run | None) -> list[Finding]:
 
 
 def healthy(run: Run | None) -> Finding | None:
-    """The finding that calls the run healthy, if every other finding that fires is only a note with a change that could be tried."""
+    """The finding that calls the run healthy, if all findings that fire are notes."""
     fires = firing(run)
-    found = [finding for finding in fires if finding.note and finding.rule.endswith(HEALTHY)]
-    optional = all(finding.note and finding.suggestions for finding in fires if finding not in found)
-    return found[0] if found and optional else None
+    found = [finding for finding in fires if finding.rule.endswith(HEALTHY)]
+    return found[0] if found and all(finding.note for finding in fires) else None
 
 
 def continues(run: Run, before: Run) -> bool:

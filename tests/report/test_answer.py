@@ -72,13 +72,20 @@ def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> 
     assert rows(msgspec.structs.replace(view, runs=(alone,)))[1] == "▌52% of the peak, no wait above its threshold."
 
 
-def test_a_fault_and_a_note_without_a_change_come_before_healthy() -> None:
-    view, (healthy, *_) = situation("well"), situation("well").runs[-1].findings
+def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> None:
+    view, (healthy, optional, *_) = situation("well"), situation("well").runs[-1].findings
     fault = situation("finding").runs[-1].findings[1]
-    unsteady = Finding("meta.not_steady", "fires", "The figures are not steady yet", note=True)
-    for other in (fault, unsteady):
-        run = msgspec.structs.replace(view.runs[-1], findings=[other, healthy], changes={})
-        assert rows(msgspec.structs.replace(view, runs=(run,), trials=()))[0].startswith(f"▌{other.title}")
+    disturbed = Finding("host.cpu_contention", "fires", "The training thread waits for a CPU core", note=True)
+
+    def head(*findings: Finding) -> str:
+        run = msgspec.structs.replace(view.runs[-1], findings=list(findings), changes={})
+        return rows(msgspec.structs.replace(view, runs=(run,), trials=()))[0]
+
+    assert head(fault, healthy).startswith(f"▌{fault.title}")
+    assert head(healthy, optional, disturbed).startswith(f"▌{healthy.title}   {disturbed.title}")
+    after = msgspec.structs.replace(view.runs[-1], findings=[healthy, optional, disturbed])
+    proven = rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], after)))[0]
+    assert proven.startswith("▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   The training thread waits for a CPU core")
 
 
 def test_the_keys_of_the_answer_are_those_that_work_now() -> None:

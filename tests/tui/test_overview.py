@@ -66,6 +66,18 @@ def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
     assert sum(not row.strip(" │|") for row in rows) <= len(rows) / 3
 
 
+def test_what_the_processes_do_not_need_shows_the_history_of_the_host() -> None:
+    lines = painted(idle(box(8)), 200, 47).splitlines()
+    at = next(n for n, row in enumerate(lines) if row.startswith("│ cpu "))
+    assert all("█" in row for row in lines[at - 2 : at + 1]) and "cores busy" in lines[at]
+    assert lines[at].index("█") == lines[at - 8].index("█")  # below those of the GPUs
+    assert "…" not in lines[at]  # a cut number is a wrong number
+    foot = lines[at:]
+    assert sum(not row.strip(" │") for row in foot) <= 2, foot
+    small = painted(idle(box(8)), 80, 21).splitlines()
+    assert sum("cores busy" in row for row in small) == 1 and "█" not in next(row for row in small if "cores busy" in row)
+
+
 def test_an_idle_machine_without_a_gpu_shows_examples_in_place_of_flat_lines() -> None:
     scenarios = list(catalog.scenarios()[0].values())
     for width, height in ((120, 37), (200, 47)):

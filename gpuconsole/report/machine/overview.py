@@ -21,6 +21,8 @@ WIDE = 100
 TALL = 28
 """From so many rows on, the panels have boxes."""
 MOST_SPARK_ROWS = 40
+MOST_HOST_ROWS = 7
+"""Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 BANDWIDTH_WIDTH = 100
 """From so many columns on, the table has the HBM bandwidth."""
 LEAST_TRACE_ROWS, LEAST_TRACE_COLUMNS = 3, 30
@@ -64,6 +66,7 @@ def paint_overview(
     wanted = max(LEAST_PROCESSES, len(view.processes) + 2) + frame if view.processes else 2 + frame
     each = max(1, min(MOST_SPARK_ROWS, (room - wanted - frame - 2) // len(gpus)))
     upper = min(each * len(gpus) + 2 + frame, room - min(wanted, LEAST_PROCESSES + frame))
+    upper += max(0, min(MOST_HOST_ROWS, room - wanted - upper))
     rows += panel("devices", [], _device_rows(view, gpus, history, inner, upper - frame), width, upper, boxed)
     processes = _process_rows(view, inner, room - upper - frame)
     return fill([*rows, *panel("processes on the GPUs", [], processes, width, room - upper, boxed)], width, height)
@@ -160,7 +163,15 @@ def _device_rows(view: View, gpus: Sequence[Device], history: History, width: in
     if left_out := len(gpus) - len(shown):
         rows.append(line(width, (f"{left_out} more GPUs: press i", "dim")))
     if host is not None:
-        rows.append(line(width, (fit(host.id, ids), ""), (f"  {_host_words(view, host, width)}", "")))
+        columns = max((cell_width(text) for row in rows for text, style in row if style == "trace"), default=0)
+        cores = host_tiles(view)[0].traces
+        high = height - len(rows)
+        beside_words = columns if cores and high > 1 else 0
+        texts = spark(history(cores[0].key, columns), high - 1, cores[0].high) if beside_words else [""]
+        rows += [blank(width)] * (beside_words > 0)
+        rows += [line(width, " " * (width - columns), (text, "trace")) for text in texts[:-1]]
+        room = width - beside_words
+        rows.append(line(width, *line(room, fit(host.id, ids), f"  {_host_words(view, host, room)}"), (texts[-1], "trace")))
     return fill(rows, width, height)
 
 

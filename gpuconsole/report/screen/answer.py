@@ -108,16 +108,21 @@ def answer(view: View, selected: str) -> Answer:
 
 
 def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
-    """No fault: what was proven, if a change was kept, and that the run is healthy. A change that could be tried comes second."""
+    """No fault: what was proven, if a change was kept, and that the run is healthy. A change that could be tried comes second.
+
+    A note that names no change, such as a disturbance by other programs, follows the headline.
+    """
     finding, suggestion = facts.suggestions(view).get(selected, (well, None))
     more = (
         [("optional: ", "dim"), *_about(view, run, finding, suggestion)]
         if suggestion is not None
         else [(clause, "dim") for clause in well.summary.split("; ")]
     )
+    doubt = next((one for one in facts.firing(run) if not one.suggestions and not one.rule.endswith(facts.HEALTHY)), None)
+    also: list[Segment] = [(f"{GAP}{doubt.title}", "")] if doubt is not None else []
     if (kept := _kept(view)) is not None:
-        return Answer("good", _proven(kept), more, [(f"{GAP}Now: {well.title}", "title")])
-    return Answer("good", [(well.title, "title")], more)
+        return Answer("good", _proven(kept), more, also or [(f"{GAP}Now: {well.title}", "title")])
+    return Answer("good", [(well.title, "title")], more, also)
 
 
 def _proven(kept: Trial) -> list[Segment]:
