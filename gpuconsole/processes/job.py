@@ -14,9 +14,10 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -114,6 +115,12 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+async def until_cancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and end without an error where it is cancelled: asyncio in Python 3.11 logs a traceback for a cancelled handler of a connection."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
 class JobFolder:
     """The private folder (mode 0700) of one job: the agent, `sitecustomize.py`, the socket, the doorbell and the file `seen`. Raises OSError."""
 
@@ -188,7 +195,9 @@ class JobChild(Child):
         folder = os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY)
         try:  # by way of the descriptor: the address of a Unix socket has at most 107 bytes, and TMPDIR may be long
             self._server = await asyncio.start_unix_server(
-                self._serve, f"/proc/self/fd/{folder}/{self._folder.socket.name}", limit=LINE_LIMIT
+                lambda *streams: until_cancelled(self._serve(*streams)),
+                f"/proc/self/fd/{folder}/{self._folder.socket.name}",
+                limit=LINE_LIMIT,
             )
         finally:
             os.close(folder)

@@ -50,6 +50,22 @@ def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
     assert sorted(joined.rank for joined in events if isinstance(joined, RankJoined)) == [0, 1]
 
 
+def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Python 3.11 logs a traceback where a handler of a connection is cancelled, as at the end of the console."""
+
+    async def leave_at_once() -> None:
+        program = "line = agent(0, 2, 7); line.recv(100)"
+        child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), tmp_path, lambda event: None, lambda code: None)
+        await child.start()
+        async with asyncio.timeout(20):
+            while not child.processes:
+                await asyncio.sleep(0.01)
+        child.detach()
+
+    asyncio.run(leave_at_once())
+    assert caplog.text == ""
+
+
 def test_a_long_tmpdir_does_not_keep_the_job_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address of a Unix socket has at most 107 bytes."""
     long = tmp_path / ("x" * 120)
