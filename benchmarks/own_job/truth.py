@@ -4,13 +4,15 @@
 
 Runs 18 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
 each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
-must be bit for bit those of a run without the agent. Exit code 1: a phase differs by more than 2 points, or losses or weights differ.
+must be bit for bit those of a run without the agent, and what the loop prints must be the same. Exit code 1: a phase differs by more than 2 points, or
+losses, weights or output differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import statistics
 import sys
 import tempfile
@@ -52,13 +54,24 @@ def agrees(name: str, steps: int, rounds: int) -> bool:
             own.mkdir()
             ran = watched(own, *command)
             found += [differences(ran, loop) for loop in ran.stamps]
-        same = sorted(digests(ran.out)) == sorted(digests(alone(own, *command)))
+        expected = alone(own, *command)
+    same = sorted(digests(ran.out)) == sorted(digests(expected))
+    printed = sorted(without_times(ran.out)) == sorted(without_times(expected))
     medians = {phase: statistics.median(one[phase] for one in found) for phase in found[0]}
     worst = max(medians, key=lambda phase: abs(medians[phase]))
-    good = abs(medians[worst]) <= POINTS and same
-    words = "losses and weights are the same" if same else "LOSSES OR WEIGHTS DIFFER"
+    good = abs(medians[worst]) <= POINTS and same and printed
+    words = f"{'losses and weights are the same' if same else 'LOSSES OR WEIGHTS DIFFER'}, {'output too' if printed else 'OUTPUT DIFFERS'}"
     print(f"{name:<16} {steps} steps   {worst} {medians[worst] * 100:+.1f} points   {words}{'' if good else '   MISSED'}", flush=True)
     return good
+
+
+def without_times(out: str) -> list[str]:
+    """The lines of the output of a loop. Trainers print how long they took: these figures differ between any two runs."""
+    return [
+        re.sub(r"('?\w*(?:runtime|per_second)'?: )[^,}]*", r"\1", line)
+        for line in re.split(r"[\r\n]+", out)
+        if not re.search(r"\d(?:it/s|s/it)", line)
+    ]
 
 
 if __name__ == "__main__":
