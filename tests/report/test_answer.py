@@ -7,6 +7,7 @@ import itertools
 import msgspec
 import pytest
 
+from gpuconsole.model.experiments.trial import Speedup
 from gpuconsole.model.figure import Attainable, RatePair
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job.facts import AGENT
@@ -143,6 +144,19 @@ def test_trials_and_kept_changes_are_marks_at_their_times() -> None:
         (71.0, 80.0, "num_workers 4 kept 2.24x"),
     ]
     assert [mark.label for mark in marks(situation("tuning"))] == ["num_workers 4 cancelled", "trial precision bf16"]
+
+
+def test_the_last_trial_of_a_tuning_session_is_marked_as_what_it_compares() -> None:
+    """Its change goes back to the start, so "reverted" would say the opposite of what happened."""
+    view = situation("tuning")
+    assert view.tuning is not None
+    back = {"num_workers": view.tuning.certificate.start["num_workers"]}
+    done = msgspec.structs.replace(view.trials[-1], changes=back, speedup=Speedup(0.5, 0.45, 0.55), state="done")
+    for trial, label in (
+        (msgspec.structs.replace(done, state="running"), "all kept changes against the start"),
+        (done, "all kept changes against the start 2.00x"),
+    ):
+        assert marks(msgspec.structs.replace(view, trials=(*view.trials[:-1], trial)))[-1].label == label
 
 
 def test_the_throughput_after_a_kept_change_is_green_and_a_trial_has_the_colour_of_the_focus() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.report import facts, units
@@ -77,7 +78,10 @@ def marks(view: View) -> list[Mark]:
             continue
         begin, last = view.trial_times[trial.id]
         words = describe_changes(trial.changes)
-        if trial.state == "running":
+        if _goes_back(view, trial):
+            gain = f" {units.speedup(1 / trial.speedup.estimate).strip()}" if trial.speedup and trial.state == "done" else ""
+            found.append(Mark(begin, last, f"all kept changes against the start{gain}", "accent" if trial.state == "running" else "dim"))
+        elif trial.state == "running":
             found.append(Mark(begin, view.now, f"trial {words}", "accent"))
         elif trial.kept:
             gain = f" {units.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
@@ -90,6 +94,16 @@ def marks(view: View) -> list[Mark]:
         if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= _begin_s(view):
             found.append(Mark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
     return sorted(found)
+
+
+def _goes_back(view: View, trial: Trial) -> bool:
+    """Whether a trial compares all changes that a tuning session has kept with its start: see `Certificate.proof`."""
+    if view.tuning is None:
+        return False
+    certificate = view.tuning.certificate
+    if certificate.proof is not None:
+        return trial.id == certificate.proof.id
+    return view.tuning.under_way and trial.changes.items() <= certificate.start.items()
 
 
 def _begin_s(view: View) -> float:
