@@ -200,7 +200,7 @@ class Engine(StateReader, SessionApi):
         """See SessionApi. `budget_s`: seconds for the whole tuning session."""
         record, _ = self.control.running()
         if self._lock.changing:
-            raise Busy("a trial, a change or a profile is under way: let it end first")
+            raise Busy("a trial, a change or a profile is under way: wait for its end")
         return await self._tuning.run(record.run.scenario, self.control.overrides, budget_s)
 
     def end_tuning(self) -> None:

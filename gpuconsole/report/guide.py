@@ -27,7 +27,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if trial is not None:
         return 4, "Wait for the proof. Steps with and without the change alternate."
     if not facts.active(view):
-        return 1, f"This run has ended. {start}" if not run.is_job else ""
+        return (0, "") if run.is_job else (1, f"This run has ended. {start}")
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
         return 3, f"The trial was undecided: the times of the steps vary too much. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
@@ -36,7 +36,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
     if facts.firing(run):
         return 2, f"This finding has no change that can be tried here. Press {keys['details']} for the reasons."
-    if run.findings and run.steady_from_s is not None:
+    if run.findings and run.steady_from_s is not None and not view.probing:
         return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     return 2, "Wait for the finding. The console measures where the time goes."
 

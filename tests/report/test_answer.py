@@ -44,7 +44,7 @@ def situation(name: str) -> View:
     ("name", "head", "more"),
     [
         ("finding", "Too few DataLoader workers: 61 % of each step   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
-        ("healthy", "No rule found time to recover", "11 rules are clear, 1 can't tell   missing comm_ratio"),
+        ("healthy", "No fault found so far", "11 rules are clear, 1 can't tell   missing comm_ratio"),
         ("trial", "Too few DataLoader workers: 61 % of each step", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
         ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: steady state not reached yet"),
         ("well", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   Now: Compute-bound and healthy", "optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x"),
@@ -59,6 +59,20 @@ def test_each_state_has_its_own_answer(name: str, head: str, more: str) -> None:
     first, second = rows(situation(name))
     assert first.startswith(f"▌{head}"), first
     assert second.startswith(f"▌{more}"), second
+
+
+def test_no_run_is_without_a_fault_while_an_experiment_runs() -> None:
+    """Its result may be the first that a rule needs."""
+    view = msgspec.structs.replace(situation("healthy"), probing="loader_alone")
+    assert rows(view)[0].startswith("▌Measuring: a short experiment runs")
+    assert guide(view, keys.written()) == (2, "Wait for the finding. The console measures where the time goes.")
+
+
+def test_the_end_of_a_job_has_no_empty_hint() -> None:
+    view = situation("healthy")
+    ended = msgspec.structs.replace(view.runs[-1], state="finished", workload="job")
+    assert ended.is_job
+    assert guide(msgspec.structs.replace(view, runs=(ended,)), keys.written()) == (0, "")
 
 
 def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> None:

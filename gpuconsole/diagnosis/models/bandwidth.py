@@ -14,6 +14,7 @@ UPDATE_BYTES: dict[str, float] = {
     "adamw": 28,  # reads weight, gradient and two moments, writes weight and moments: 7 values of 4 bytes
     "adamw_foreach": 28,
     "adamw_fused": 28,
+    "sgd_plain": 12,  # reads weight and gradient, writes weight
     "sgd": 20,  # reads weight, gradient and momentum, writes weight and momentum
     "adamw_8bit": 16 + 4 * FP32 / 256,  # moments of 1 byte, and one scale for 256 moments
 }

@@ -61,12 +61,12 @@ def states_by_count(parameters: float, trained: float, optim: str, sharding: str
 
 
 def optimizer_bytes(elements: int, optim: str) -> float:
-    """Optimizer state bytes of one tensor. AdamW: two moments and a step count. SGD: the momentum buffer of our `sgd`.
+    """Optimizer state bytes of one tensor. AdamW: two moments and a step count. sgd: the momentum buffer. sgd_plain: nothing.
 
     adamw_8bit: one byte per moment, one scale per block and a table of 256 values, if the tensor is large enough and divides into
     blocks; otherwise the same as AdamW.
     """
-    if elements == 0:
+    if elements == 0 or optim == "sgd_plain":
         return 0.0
     if optim == "sgd":
         return FP32 * elements

@@ -33,7 +33,7 @@ rules use times without this delay."""
         workers = int(case.knobs.get("num_workers", 0))
         own = threads + workers > cores
         who = (
-            f"this job has {threads:.0f} threads and {workers} workers for {cores:.0f} cores"
+            f"this job has {threads:.0f} thread{'s' * (threads != 1)} and {workers} worker{'s' * (workers != 1)} for {cores:.0f} cores"
             if own
             else "other processes on this machine use the cores. All timings are less certain"
         )

@@ -15,7 +15,7 @@ from gpuconsole.report.experiments.trial import NO_CAUSE
 from gpuconsole.report.run.validity import doubtful, outage, verdict
 from gpuconsole.session.api import View
 
-NOTHING_FOUND = "No rule found time to recover"
+NOTHING_FOUND = "No fault found so far"
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:

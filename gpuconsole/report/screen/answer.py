@@ -103,8 +103,9 @@ def answer(view: View, selected: str) -> Answer:
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
     if run.state == "running" and (kept := _kept(view)) is not None:
-        return Answer("good", _proven(kept), [(state_words(run), "dim")])
-    return Answer("dim", [(state_words(run), "title")], _rest(view, run))
+        return Answer("good", _proven(kept), _rest(view, run) if view.probing else [(state_words(run), "dim")])
+    words = "Measuring: a short experiment runs" if view.probing and run.state == "running" else state_words(run)
+    return Answer("dim", [(words, "title")], _rest(view, run))
 
 
 def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:

@@ -191,6 +191,14 @@ def test_another_workload_has_states_by_count() -> None:
     assert "only transformers and matrix products" in found["flops.per_sample"].note
 
 
+@pytest.mark.parametrize(("optim", "predicted"), [("sgd_plain", 0.0), ("rmsprop", None)])
+def test_a_foreign_optimizer_is_not_taken_for_adamw(optim: str, predicted: float | None) -> None:
+    facts = {"parameters": 1e6, "trainable_parameters": 1e6, "flops_per_sample": 1e9}
+    found = by_name(training_figures({"optim": optim, "batch_size": 8}, facts, {}, Summary(), Peaks(), {}, False))["memory.optimizer_bytes"]
+    assert found.predicted == predicted
+    assert ("no model for the optimizer rmsprop" in found.note) == (predicted is None)
+
+
 def test_two_processes_share_a_cpus_bandwidth() -> None:
     knobs, facts = {**KNOBS, "precision": "fp32", "sharding": "ddp", "nproc": 2}, {**FACTS, "world_size": 2.0}
     found = by_name(training_figures(knobs, facts, {}, Summary(), Peaks(), {"copy_bytes_per_s": 10e9}, False))

@@ -37,7 +37,9 @@ def observed() -> dict[str, Value]:
 
 def effects() -> dict[str, str]:
     """What each change does to the numbers of the program."""
-    return {knob: change.effect for knob, change in CHANGES.items()}
+    from ..watch import watch
+
+    return {knob: change.effect_here(watch) for knob, change in CHANGES.items()}
 
 
 def begin(knob: str, value: Value) -> None:
@@ -48,5 +50,5 @@ def begin(knob: str, value: Value) -> None:
     if change is None or (reason := why_fixed(knob)):
         raise Refused(f"{knob}: {why_fixed(knob) if change is None else reason}")
     if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
-        raise Refused(f"{knob} changes numerics: allow it first (--allow-numerics)")
+        raise Refused(f"{knob} changes numerics: it needs your permission (--allow-numerics)")
     change.set(watch, value)

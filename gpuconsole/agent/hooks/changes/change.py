@@ -24,6 +24,10 @@ class Change:
     """A name of the knob catalogue."""
     effect: ClassVar[str]
 
+    def effect_here(self, watch: Watch) -> str:
+        """What the change does to the numbers of this program, as far as it is known."""
+        return self.effect
+
     def read(self, watch: Watch) -> Value | None:
         """The value in force, as observed; None where it is not known or does not exist in this program."""
         raise NotImplementedError

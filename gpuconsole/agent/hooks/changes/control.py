@@ -140,6 +140,8 @@ class Control:
         self.program = self.in_force = settings_of(loader)
         self.wanted: Settings | None = None
         self.allows_numerics = False
+        self.random = False
+        """Whether a change has shown that the dataset draws random numbers: workers draw others."""
         self.failure = ""
         self.epoch: weakref.ref[Epoch] | None = None
         self.rehearsal: Rehearsal | None = None
@@ -300,10 +302,11 @@ class Control:
     def _end_rehearsal(self, wanted: Settings) -> None:
         rehearsal, self.rehearsal = self.rehearsal, None
         assert rehearsal is not None
-        if not rehearsal.same and not self.allows_numerics:
+        self.random = not rehearsal.same
+        if self.random and not self.allows_numerics:
             rehearsal.server.close()
             raise Refused(
-                "the dataset is random: new workers give the same samples with other random numbers, which changes numerics (allow it first)"
+                "the dataset is random: workers draw other random numbers, so this change needs your permission (--allow-numerics)"
             )
         self._servers[wanted] = rehearsal.server
 

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
-from .change import SAME_BITS, SAME_SAMPLES, Change, Refused
+from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
 from .control import Control
 from .servers import Settings, missing_names, settings_of
 
@@ -205,6 +205,11 @@ class NumWorkers(LoaderChange):
     """Worker processes. A worker has one torch thread, so a transform may round in another way."""
 
     knob, effect = "num_workers", SAME_SAMPLES
+
+    def effect_here(self, watch: Watch) -> str:
+        loader, _ = training_loader(watch)
+        control = control_of(loader) if loader is not None else None
+        return CHANGES_NUMERICS if control is not None and control.random else self.effect
 
     def value(self, settings: Settings) -> Value:
         return settings.num_workers

@@ -89,8 +89,14 @@ class Flagged:
 
 
 def present(optimizer: Any) -> str:
-    """The implementation that the program chose. Where it chose none, torch takes foreach on a GPU."""
+    """The implementation that the program chose. Where it chose none, torch takes foreach on a GPU. Another optimizer has its own name."""
+    import torch
+
     group = optimizer.param_groups[0]
+    if isinstance(optimizer, torch.optim.SGD):
+        return "sgd" if group.get("momentum") else "sgd_plain"
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return type(optimizer).__name__.lower()
     fused, foreach = _flags(group)
     if fused:
         return "adamw_fused"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.activations import activations
+from gpuconsole.diagnosis.models.bandwidth import UPDATE_BYTES
 from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
 from gpuconsole.diagnosis.models.memory import FP32, States, fragmentation_bytes, gathered_bytes, states, states_by_count
 from gpuconsole.diagnosis.models.peak import Pass, peak_bytes
@@ -24,7 +25,7 @@ SHARDED = {
     "zero2": "; shards of rows (FSDP2 also shards parameters between steps under zero2)",
     "zero3": "; shards of rows (FSDP2)",
 }
-OPTIMIZER = {"sgd": "4 B x trained (momentum)", "adamw_8bit": "2 B x trained, and a scale for each 256"}
+OPTIMIZER = {"sgd_plain": "no state", "sgd": "4 B x trained (momentum)", "adamw_8bit": "2 B x trained, and a scale for each 256"}
 
 
 def memory_figures(inputs: ModelInputs) -> list[Figure]:
@@ -57,6 +58,8 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
     for part, formula in formulas.items():
         predicted = getattr(kept, part) if kept else None
         note = "" if kept else NO_COUNT
+        if part == "optimizer" and (optim := inputs.text("optim", "adamw_fused")) not in UPDATE_BYTES:
+            predicted, note = None, f"not predicted: no model for the optimizer {optim}"
         if part == "gradients" and inputs.knobs.get("sparse"):
             predicted, note = None, "not predicted: the size of sparse gradients depends on the rows in the batch"
         figure = Figure(f"memory.{part}_bytes", titles[part], "bytes", predicted=predicted, formula=formula, note=note)

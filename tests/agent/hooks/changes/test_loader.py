@@ -103,6 +103,7 @@ def test_a_rehearsal_finds_what_does_not_work(watch: Watch, fault: str, words: s
     assert seconds < PATIENCE_S
     assert WORKERS.read(watch) == 0
     assert not multiprocessing.active_children()
+    assert WORKERS.effect_here(watch) == ("changes numerics" if fault == "random" else "same samples")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

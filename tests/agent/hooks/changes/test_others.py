@@ -52,6 +52,17 @@ def losses(job: Job, changes: dict[int, Any]) -> list[float]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        (torch.optim.AdamW, {}, "adamw"), (torch.optim.Adam, {"fused": True}, "adamw_fused"), (torch.optim.SGD, {}, "sgd_plain"),
+        (torch.optim.SGD, {"momentum": 0.9}, "sgd"), (torch.optim.RMSprop, {}, "rmsprop"),
+    ],
+)  # fmt: skip
+def test_the_optimizer_has_its_own_name(kind: type[torch.optim.Optimizer], options: dict[str, Any], name: str) -> None:
+    assert Optimizer().read(Job(kind, **options).watch) == name
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
 def test_a_fused_optimizer_and_back(kind: type[torch.optim.Optimizer]) -> None:
     plain, job, fused = losses(Job(kind), {}), Job(kind), Optimizer()
