@@ -207,7 +207,7 @@ class Run(msgspec.Struct, omit_defaults=True):
             if (self.serves or self.is_job) and (reason := self.unavailable.get(f"knob.{name}")):
                 return f"{name}: {reason}"
             if self.is_job and name not in self.knobs:
-                return f"{name}: not known in this program"
+                return f"{name}: the console cannot change it from outside; change your code"
         return ""
 
     def effect(self, changes: Knobs) -> str:

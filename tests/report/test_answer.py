@@ -68,6 +68,13 @@ def test_no_run_is_without_a_fault_while_an_experiment_runs() -> None:
     assert guide(view, keys.written()) == (2, "Wait for the finding. The console measures where the time goes.")
 
 
+def test_the_suggestion_of_an_ended_run_names_no_key() -> None:
+    view = situation("finding")
+    ended = msgspec.structs.replace(view, runs=(*view.runs[:-1], msgspec.structs.replace(view.runs[-1], state="stopped")))
+    assert "[Enter]" in text(paint_diagnosis(view, next(iter(facts.suggestions(view))), 100, 20, True))
+    assert "[Enter]" not in text(paint_diagnosis(ended, next(iter(facts.suggestions(view))), 100, 20, True))
+
+
 def test_the_end_of_a_job_has_no_empty_hint() -> None:
     view = situation("healthy")
     ended = msgspec.structs.replace(view.runs[-1], state="finished", workload="job")

@@ -112,7 +112,7 @@ def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, sinc
     """
     blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
     if trial.resolution_ratio is not None and width >= ROOM:
-        blocks = f"detects {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
+        blocks = f"can prove {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     effect = f"  {trial.effect}" if trial.effect else ""
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
     rows = [spread(width, [("trial ", "accent"), (change, "title"), (effect, "dim")], [("  ", ""), (blocks, "")])]

@@ -127,7 +127,7 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         for suggestion, name in zip(finding.suggestions, own, strict=True):
             chosen = name == selected
             at = len(rows) if chosen else at
-            rows.append(_suggestion(suggestion, run, chosen, width, free=facts.running_trial(view) is None))
+            rows.append(_suggestion(suggestion, run, chosen, width, free=facts.active(view) and facts.running_trial(view) is None))
             rows += _effect(suggestion, run, width)
             owners += [name] * (len(rows) - len(owners))
         if gaps and number < len(firing):
@@ -154,7 +154,7 @@ def _headline(number: int, finding: Finding, width: int) -> list[Row]:
 
 
 def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool) -> Row:
-    """The instruction, the flag beside it where there is room, and the predicted gain. `free`: no trial runs, so Enter starts one."""
+    """The instruction, the flag beside it where there is room, and the predicted gain. `free`: the run is active without a trial, so Enter starts one."""
     predicted = suggestion.predicted_speedup
     right: list[Segment] = []
     if predicted is not None:
