@@ -179,7 +179,7 @@ def test_the_palette_works_on_every_screen(screen: str) -> None:
         await pilot.press("ctrl+p")
         await shows(app, "Search for commands")
         await pilot.press(*other)
-        await shows(app, {"models": "FLOPs, memory", "history": "Charts of throughput"}[other])
+        await shows(app, {"models": "FLOPs, memory", "history": "Throughput over time"}[other])
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, BackScreen) and other == app.screen.NAME)
         await pilot.press("ctrl+p")

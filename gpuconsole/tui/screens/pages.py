@@ -123,7 +123,7 @@ _MOVES = (
 def paint_help(width: int) -> list[Row]:
     """The keys of `keys.ACTIONS`, and what the words on the screen mean."""
     column = 20 if width >= 60 else 12
-    rows = paragraph("Run a workload, see where its time goes, change one thing, and get a proof of whether the change helped.", width)
+    rows = paragraph("Run a workload, see where its time goes, change one thing, and prove whether the change helped.", width)
     rows += [blank(width), heading("Keys", width)]
     for action in keys.ACTIONS:
         if not action.screens or "main" in action.screens:
