@@ -21,7 +21,7 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
         return 0, ""
     start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
     if choosing:
-        return 1, f"{keys['start']} starts the selected example. Choose one that is not healthy to see a finding and its proof."
+        return 1, f"{keys['start']} starts the selected example. Choose one with a fault."
     if run is None:
         return 1, start
     if trial is not None:
@@ -29,13 +29,13 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if not facts.active(view):
         return (0, "") if run.is_job else (1, f"This run has ended. {start}")
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "done":
-        return 3, f"The trial was undecided: the times of the steps vary too much. Press {keys['try_selected']} to try again."
+        return 3, f"The trial was undecided: step times vary too much. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
         return 2, "This run is healthy." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     if facts.suggestions(view):
         return 3, f"Press {keys['try_selected']}: the console tries the change and keeps it if it helps."
     if facts.firing(run):
-        return 2, f"This finding has no change that can be tried here. Press {keys['details']} for the reasons."
+        return 2, f"This finding has no change to try here. Press {keys['details']} for the reasons."
     if run.findings and run.steady_from_s is not None and not view.probing:
         return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     return 2, "Wait for the finding. The console measures where the time goes."
@@ -45,7 +45,7 @@ def narrate(view: View) -> tuple[int, str]:
     """The same steps for the recorded session of `--demo`: what happens at this moment. Nothing takes keys, so the text asks for none."""
     trial = facts.running_trial(view)
     if trial is not None:
-        return 4, "The trial: steps with and without the change alternate, so that other influences cancel out."
+        return 4, "The trial: steps with and without the change alternate."
     if finished := [one for one in view.trials if one.state != "running"]:
         return 4, f"Proven and {'kept' if finished[-1].kept else 'reverted'}. To try it on this machine: q, then gpuconsole, s, Enter."
     if facts.suggestions(view):

@@ -44,14 +44,14 @@ _LIGHT = _DARK | {
 }
 """Yellow and light cyan are hard to read on a light background."""
 _SIXTEEN = {"gained": "green", "trial": "cyan"}
-"""Of sixteen colours the nearest to these is a grey."""
+"""Among sixteen colours, the nearest to each of these would be a grey."""
 THEMES = {DARK: _DARK, LIGHT: _LIGHT}
 STYLES = frozenset(_DARK)
 """The names of all styles."""
 
 
 def style_of(name: str, theme: str = DARK, *, sixteen: bool = False) -> Style:
-    """The rich style of a style name in a row. `sixteen`: for a terminal with so many colours."""
+    """The rich style of a style name in a row. `sixteen`: for a terminal with sixteen colours."""
     text = THEMES.get(theme, _DARK)[name]
     if sixteen:
         text = _SIXTEEN.get(name, text)

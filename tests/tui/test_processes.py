@@ -211,7 +211,7 @@ def test_keys_sort_and_turn_around() -> None:
 def test_the_selection_holds_on_to_its_process() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("down", "down")
-        assert " 4101 " in selected(app)
+        await until(lambda: " 4101 " in selected(app))
         await pilot.press("left")
         await until(lambda: " 4101 " in selected(app))
         one = next(process for process in api.shown.processes if process.pid == 4101)

@@ -117,7 +117,7 @@ def _bandwidth(view: View) -> Tile:
 
 
 def _pair(view: View, title: str, pattern: str, names: tuple[str, str], labels: tuple[str, str] | None = None) -> Tile:
-    """Two directions of traffic in the unit of the larger rate."""
+    """A tile with two directions of traffic, both in the unit of the larger rate."""
     metrics = [pattern.format(name) for name in names]
     labels = labels or names
     first, second, unit = units.rates(facts.latest(view, metrics[0]), facts.latest(view, metrics[1]), "B/s")
@@ -149,13 +149,13 @@ def _throughput(view: View) -> Tile:
 
 def _requests(view: View) -> Tile:
     """Running and waiting requests of the server."""
-    running, waiting = (facts.latest(view, f"server.requests_{which}") for which in ("running", "waiting"))
-    figure = f"{running or 0:.0f} run {waiting or 0:.0f} wait"
+    counts = (facts.latest(view, f"server.requests_{which}") for which in ("running", "waiting"))
+    running, waiting = (units.NA if count is None else f"{count:.0f}" for count in counts)
     traces = (
-        _trace(view, "server.requests_running", "run", figure=f"running {running or 0:4.0f}"),
-        _trace(view, "server.requests_waiting", "wait", figure=f"waiting {waiting or 0:4.0f}"),
+        _trace(view, "server.requests_running", "run", figure=f"running {running:>4}"),
+        _trace(view, "server.requests_waiting", "wait", figure=f"waiting {waiting:>4}"),
     )
-    return _tile(view, "server.requests_running", "requests", figure, traces)
+    return _tile(view, "server.requests_running", "requests", f"{running} run {waiting} wait", traces)
 
 
 def _latency(view: View) -> Tile:

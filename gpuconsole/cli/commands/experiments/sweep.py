@@ -39,8 +39,8 @@ other setting has its own worker, which pauses while other settings are measured
 probability, also with --stop-settled and after Ctrl-C.
 
 Numbers of processes (--vary nproc=1,2,4) run one after another, --duration seconds each, with the same batch in every process (weak scaling).
-The table shows the scaling efficiency: the throughput of N processes as a share of N times the throughput of one. With such numbers, --json
-prints the snapshot of the session."""
+The table shows the scaling efficiency: the throughput of N processes as a share of N times the throughput of one. Where --vary has
+nproc, --json prints the snapshot of the session."""
 EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=1,2,4,8
   gpuconsole sweep data-starved --vary num_workers=0,1,2 --vary prefetch_factor=2,8      one at a time, around the scenario's own values
