@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -14,11 +14,28 @@ from gpuconsole.model.experiments.comparison import Comparison, ComparisonVerdic
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.metrics.catalogue import CATALOGUE
-from gpuconsole.model.run import Distribution, Run, Summary
+from gpuconsole.model.run import LOAD_KNOBS, Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment
+from gpuconsole.report.units import NA
 
 Pair = tuple[Sequence[Trial], Sequence[Trial]]
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
+WORK_KNOBS = (
+    "d_model",
+    "n_layer",
+    "seq_len",
+    "image_size",
+    "width",
+    "num_embeddings",
+    "embedding_dim",
+    "matrix_size",
+    "buffer_mb",
+    "chain_length",
+    *sorted(LOAD_KNOBS),
+)
+"""Knobs that give a sample or a request other work: the shape of the model and its data, and the load on a server."""
+STEP_KNOBS = ("batch_size", "gradient_accumulation_steps", "nproc")
+"""Knobs that give a step more samples. The work of a sample stays."""
 HIGHER_IS_BETTER = (
     "tokens_per_s",
     "samples_per_s",
@@ -59,9 +76,12 @@ def compare(
 ) -> Comparison:
     """`after` compared with `before`. `trials`: the trials of the two sessions. Only the steady part of a series counts, without the time of
     trials, because a trial changes the settings. Two equal runs are assumed to differ by 2 % (see `statistics`).
-    No metric is judged if the figures of a run are invalid."""
+    No metric is judged if the figures of a run are invalid. Where the work of the runs differs, a metric is higher or lower, never better or
+    worse."""
     old, new = dict(_series(before, trials[0])), dict(_series(after, trials[1]))
-    metrics = [_of_series(key, old[key], new[key]) for key in old if key in new]
+    work = _work(before, after)
+    steps = _knobs(before, after, [name for name in STEP_KNOBS if name in before.knobs and name in after.knobs])
+    metrics = [_of_series(key, old[key], new[key], bool(work or (steps and "step_time_s" in key))) for key in old if key in new]
     invalid = any(run.validity is not None and run.validity.verdict == "invalid" for run in (before, after))
     if invalid:
         metrics = [None if one is None else msgspec.structs.replace(one, verdict="not judged", why_not=INVALID) for one in metrics]
@@ -72,20 +92,55 @@ def compare(
         after=names[1],
         doubts=[f"{side}: {why}" for side, run in (("before", before), ("after", after)) if (why := doubts(run.validity))],
         environment=_environment(*environments),
-        knobs=[
-            Difference(
-                name,
-                show(before.knobs[name]) if name in before.knobs else "none",
-                show(after.knobs[name]) if name in after.knobs else "none",
-            )
-            for name in dict.fromkeys((*before.knobs, *after.knobs))
-            if before.knobs.get(name) != after.knobs.get(name)
-        ]
-        + _commands(before, after),
+        knobs=_knobs(before, after, (*before.knobs, *after.knobs)) + _commands(before, after),
+        same_run=_same(before, after),
+        unlike=work + _platform(before, after, environments),
+        other_steps=steps,
         metrics=sorted((one for one in metrics if one is not None), key=lambda one: (_place(one.metric), one.metric)),
         only_before=sorted((old.keys() - new.keys()) | (singles.keys() - others.keys())),
         only_after=sorted((new.keys() - old.keys()) | (others.keys() - singles.keys())),
     )
+
+
+def _same(before: Run, after: Run) -> bool:
+    """Whether both are one run: the same start and the same values, at the same times of the session."""
+    return bool(before.started or before.series) and all(
+        getattr(before, name) == getattr(after, name) for name in ("id", "scenario", "started", "duration_s", "series")
+    )
+
+
+def _knobs(before: Run, after: Run, names: Iterable[str]) -> list[Difference]:
+    """Those of the knobs `names` that differ."""
+    pairs = ((name, *(show(run.knobs[name]) if name in run.knobs else NA for run in (before, after))) for name in dict.fromkeys(names))
+    return [Difference(name, one, other) for name, one, other in pairs if one != other]
+
+
+def _work(before: Run, after: Run) -> list[Difference]:
+    """The differences that make two programs of the runs: the scenario or the script; in one scenario, the shape of the model and the load."""
+    if before.scenario != after.scenario:
+        return [Difference("script" if before.is_job and after.is_job else "scenario", before.scenario, after.scenario)]
+    if before.workload != after.workload:
+        return [Difference("workload", before.workload, after.workload)]
+    return _knobs(before, after, WORK_KNOBS)
+
+
+def _platform(before: Run, after: Run, environments: tuple[Environment, Environment]) -> list[Difference]:
+    """The differences of the devices of the runs, and of the software below them."""
+    sides = [_platform_of(run, environment) for run, environment in zip((before, after), environments, strict=True)]
+    return [Difference(name, _words(one), _words(sides[1][name])) for name, one in sides[0].items() if one != sides[1][name]]
+
+
+def _platform_of(run: Run, environment: Environment) -> dict[str, str | None]:
+    """The device with its name, and the versions. A job of the user's own has its own Python and torch."""
+    name = next((device.name for device in environment.devices if device.id == run.device), "")
+    job = run.job
+    return {
+        "device": f"{run.device} ({name})" if name else run.device,
+        "python": (job.python if job is not None else "") or environment.python,
+        "torch": (job.torch if job is not None else "") or environment.torch,
+        "cuda": environment.cuda,
+        "driver": environment.driver,
+    }
 
 
 def _commands(before: Run, after: Run) -> list[Difference]:
@@ -138,7 +193,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
             yield f"summary.{field.name}", float(value)
 
 
-def _of_series(key: str, before: Sequence[float], after: Sequence[float]) -> MetricChange | None:
+def _of_series(key: str, before: Sequence[float], after: Sequence[float], other_work: bool) -> MetricChange | None:
     name = key.partition(" ")[0]
     means = sum(before) / len(before), sum(after) / len(after)
     found = rate_change(after, [before]) if min(*before, *after) > 0 else None
@@ -146,7 +201,7 @@ def _of_series(key: str, before: Sequence[float], after: Sequence[float]) -> Met
     why_not = "" if found else FEW_POINTS if few else "some values are 0"
     if found is None and means == (0.0, 0.0):
         return None
-    return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, found), found, why_not)
+    return MetricChange(key, CATALOGUE[name].unit, *means, _verdict(name, found, other_work), found, why_not)
 
 
 def _of_figures(key: str, before: float, after: float) -> MetricChange | None:
@@ -164,17 +219,21 @@ UNITS: Mapping[str, str] = {
     "overhead_s_per_step": "s",
     "chunk_gap_s": "s",
     "client_queue_s": "s",
+    "client_runq_ratio": "ratio",
+    "mbu_ratio": "ratio",
+    "memory_bytes_per_s": "bytes/s",
 }
 
 
-def _verdict(name: str, found: RateChange | None) -> ComparisonVerdict:
-    """The verdict. Whole interval beyond 2 %: better or worse (higher or lower if neither direction is better). Whole interval within 5 %: same."""
+def _verdict(name: str, found: RateChange | None, other_work: bool) -> ComparisonVerdict:
+    """The verdict. Whole interval beyond 2 %: better or worse (higher or lower if neither direction is better, or the work differs). Whole
+    interval within 5 %: same."""
     if found is None:
         return "not judged"
     low, high = math.log1p(found.low), math.log1p(found.high)
     if low > MINIMUM_EFFECT or high < -MINIMUM_EFFECT:
         up = low > MINIMUM_EFFECT
-        short = name.rpartition(".")[2]
+        short = "" if other_work else name.rpartition(".")[2]
         if short in HIGHER_IS_BETTER:
             return "better" if up else "worse"
         if short in LOWER_IS_BETTER:

@@ -12,14 +12,20 @@ NA = "n/a"
 _LARGE = ("", "k", "M", "G", "T", "P", "E")
 _SMALL = ("", "m", "µ", "n")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
-_PREFIXED = ("bytes/s", "Hz", "FLOP", "FLOP/s", "FLOP/s/W", "J", "W")
+_FACTORS_FROM = 10.0
+"""A relative difference of at least +1000 % is easier to read as a factor."""
+_PREFIXED = ("bytes/s", "B/s", "Hz", "FLOP", "FLOP/s", "FLOP/s/W", "J", "W")
 
 
 def digits(value: float) -> str:
     """Three significant digits in at most four cells, for |value| < 999.5: `2.00`, `12.1`, `440`."""
-    size = abs(value)
-    places = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{value:.{places}f}" if size else "0"
+    return f"{value:.{_places(value)}f}" if value else "0"
+
+
+def _places(*values: float) -> int:
+    """The digits after the point that give the largest of `values` three significant digits."""
+    size = max(map(abs, values))
+    return 2 if size < 9.995 else 1 if size < 99.95 else 0
 
 
 def plain(value: float) -> str:
@@ -163,20 +169,32 @@ def speedup(ratio: float | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """`1.45-1.69x`: a predicted speedup."""
-    return f"{low:.2f}-{high:.2f}x"
+    """`1.45-1.69x`: a predicted speedup. Both ends have the digits of the larger."""
+    places = _places(low, high)
+    return f"{low:.{places}f}-{high:.{places}f}x"
+
+
+def bounds(low: float, high: float) -> str:
+    """`[1.45, 1.61]`: the interval of a measured speedup. Both ends have the digits of the larger."""
+    places = _places(low, high)
+    return f"[{low:.{places}f}, {high:.{places}f}]"
 
 
 def measured(estimate: float, low: float, high: float) -> str:
     """`1.53x [1.45, 1.61]`: a measured speedup with its interval."""
-    return f"{speedup(estimate).strip()} [{low:.2f}, {high:.2f}]"
+    return f"{speedup(estimate).strip()} {bounds(low, high)}"
 
 
 def change(ratio: float) -> str:
-    """`+0.4 %`: a relative difference; `120x` from a factor of ten on."""
-    if abs(ratio) < 10.0:
-        return f"{ratio * 100:+.1f} %"
-    return f"{digits(ratio + 1)}x" if ratio < 998.5 else ">999x"
+    """`+0.4 %`: a relative difference; `120x` from a factor of eleven on."""
+    return changes(ratio)[0]
+
+
+def changes(*ratios: float) -> list[str]:
+    """Relative differences that belong together, all in the unit of the largest: `+0.4 %`, `-1.2 %`; or `4.39x`, `13.2x`; `>999x`."""
+    if max(map(abs, ratios)) < _FACTORS_FROM:
+        return [f"{ratio * 100:+.1f} %" for ratio in ratios]
+    return [f"{digits(ratio + 1)}x" if ratio + 1 < 999.5 else ">999x" for ratio in ratios]
 
 
 def quantity(value: float | None, unit: str) -> str:
@@ -191,7 +209,7 @@ def quantity(value: float | None, unit: str) -> str:
         return "yes" if value else "no"
     if unit in ("", "lanes", "links") and value == int(value):
         return f"{grouped(value)} {unit}".strip()
-    if unit == "bytes":
+    if unit in ("bytes", "B"):
         return size_bytes(value).strip()
     if unit == "s":
         return duration(value).strip()

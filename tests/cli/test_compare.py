@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.model.snapshot import Snapshot, encode
+from gpuconsole.model.snapshot import Snapshot, decode, encode
 from tests.conftest import Cli
 from tests.experiments.test_comparison import HERE, run
 
@@ -45,3 +45,46 @@ def test_a_run_that_is_not_there_is_named(cli: Cli, files: tuple[Path, Path]) ->
     assert done.returncode == 2 and "the runs are 1, 2" in done.stderr
     done = cli("compare", "nowhere.json", str(files[1]))
     assert done.returncode == 2 and "nowhere.json: cannot be read" in done.stderr
+
+
+def test_two_scenarios_are_no_speedup(cli: Cli, files: tuple[Path, Path]) -> None:
+    snapshot = decode(files[1].read_bytes())[0]
+    snapshot.runs[0].scenario, snapshot.environment.torch = "tiny-batch", "2.12.0"
+    files[1].write_bytes(encode(snapshot))
+    done = cli("compare", f"{files[0]}#1", str(files[1]))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[2:5] == [
+        "differs     scenario train-gpt -> tiny-batch",
+        "differs     torch 2.13.0 -> 2.12.0",
+        "caution     the runs differ in scenario and torch: their ratio is not the speedup of a change",
+    ]
+    (rate,) = [line for line in lines if "workload.tokens_per_s" in line]
+    assert "lower" in rate and "worse" not in done.stdout
+    page = files[0].parent / "page.md"
+    assert cli("compare", f"{files[0]}#1", str(files[1]), "--markdown", str(page)).returncode == 0
+    assert page.read_text().startswith("# The runs are not alike: their ratio is not the speedup of a change\n")
+
+
+def test_the_same_file_twice_is_one_run(cli: Cli, files: tuple[Path, Path]) -> None:
+    done = cli("compare", str(files[1]), str(files[1]))
+    assert done.returncode == 0, done.stderr
+    assert "both are the same run of the same session" in done.stdout and "--all" not in done.stdout
+    assert json.loads(cli("compare", str(files[1]), str(files[1]), "--json").stdout)["same_run"] is True
+
+
+def test_an_interval_has_one_unit(cli: Cli, files: tuple[Path, Path]) -> None:
+    """The lower end is below a factor of eleven, the upper end above it."""
+    before, after = run(1000, noise=0.3), run(11_500, seed=1, noise=0.3)
+    for path, one in zip(files, (before, after), strict=True):
+        path.write_bytes(encode(Snapshot(created="", gpuconsole="", environment=HERE, runs=[one], trials=[])))
+    (line,) = [line for line in cli("compare", *map(str, files)).stdout.splitlines() if "workload.tokens_per_s" in line]
+    low, high = line[line.index("[") + 1 : line.index("]")].split(", ")
+    assert low.endswith("x") and high.endswith("x") and float(low[:-1]) < 11 < float(high[:-1]) and "%" not in line
+
+
+def test_the_throughput_has_a_row_also_where_nothing_changed(cli: Cli, files: tuple[Path, Path]) -> None:
+    same = run(1001, 5, batch_size=8)
+    files[1].write_bytes(encode(Snapshot(created="", gpuconsole="", environment=HERE, runs=[same], trials=[])))
+    done = cli("compare", f"{files[0]}#1", str(files[1]))
+    assert "workload.tokens_per_s" in done.stdout and "undecided" in done.stdout

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from gpuconsole.experiments.compare import compare
 from gpuconsole.model.experiments.comparison import Comparison
 from gpuconsole.model.experiments.trial import Trial
+from gpuconsole.model.job.facts import JobFacts
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary
 from gpuconsole.model.snapshot import Environment
@@ -65,7 +67,7 @@ def test_what_differs_around_the_runs_comes_first() -> None:
         ("torch", "2.12.0", "2.13.0"),
         ("devices", "NVIDIA H200", "a CPU"),
     ]
-    assert [(one.name, one.before, one.after) for one in found.knobs] == [("batch_size", "8", "16"), ("num_workers", "none", "2")]
+    assert [(one.name, one.before, one.after) for one in found.knobs] == [("batch_size", "8", "16"), ("num_workers", "n/a", "2")]
 
 
 def test_metrics_of_one_side_only_are_named() -> None:
@@ -84,3 +86,57 @@ def test_the_time_of_a_trial_does_not_count() -> None:
     found = compare(before, after, (HERE, HERE), ("A", "B"), ([trial], []))
     (rate,) = [one for one in found.metrics if one.metric == "workload.tokens_per_s"]
     assert rate.before == pytest.approx(1000, rel=0.01)
+
+
+def changed(made: Run, **parts: object) -> Run:
+    return msgspec.structs.replace(made, **parts)
+
+
+def verdict_of(found: Comparison, metric: str) -> str:
+    return next(one.verdict for one in found.metrics if one.metric == metric)
+
+
+def test_two_programs_are_named_and_none_of_them_is_better() -> None:
+    job = changed(run(1000), workload="job", job=JobFacts("a.py"), scenario="a.py", command_digest="abc")
+    for before, after, name in (
+        (run(1000), changed(run(1300, 1), scenario="tiny-batch"), "scenario"),
+        (job, changed(job, scenario="b.py", series=run(1300, 1).series), "script"),
+        (run(1000, d_model=192), run(1300, 1, d_model=768), "d_model"),
+        (run(1000, concurrency=1), run(1300, 1, concurrency=8), "concurrency"),
+    ):
+        found = compared(before, after)
+        assert [one.name for one in found.unlike] == [name]
+        assert verdict_of(found, "workload.tokens_per_s") == "higher" and verdict_of(found, "workload.step_time_s") == "lower"
+
+
+def test_another_device_and_other_versions_are_named() -> None:
+    there = Environment(host="box", python="3.11", torch="2.12.0", driver="550", devices=[Device("gpu:0", "NVIDIA H200")])
+    here = Environment(
+        host="box", python="3.11", torch="2.13.0", driver="570", devices=[Device("gpu:0", "NVIDIA L4"), Device("cpu", "a CPU")]
+    )
+    found = compared(changed(run(1000), device="gpu:0"), changed(run(1300, 1), device="gpu:0"), there, here)
+    assert [(one.name, one.before, one.after) for one in found.unlike] == [
+        ("device", "gpu:0 (NVIDIA H200)", "gpu:0 (NVIDIA L4)"),
+        ("torch", "2.12.0", "2.13.0"),
+        ("driver", "550", "570"),
+    ]
+
+
+def test_a_job_has_versions_of_its_own() -> None:
+    """The console runs under another Python than the job."""
+    one, other = (changed(run(1000), workload="job", job=JobFacts("a.py", torch=version, python="3.12")) for version in ("2.4", "2.13"))
+    assert [(found.name, found.before, found.after) for found in compared(one, other).unlike] == [("torch", "2.4", "2.13")]
+
+
+def test_a_larger_batch_makes_no_step_worse() -> None:
+    found = compared(run(1000, batch_size=8), run(700, 1, batch_size=16))
+    assert not found.unlike and [one.name for one in found.other_steps] == ["batch_size"]
+    assert verdict_of(found, "workload.tokens_per_s") == "worse" and verdict_of(found, "workload.step_time_s") == "higher"
+    assert not compared(run(1000, batch_size=8), run(1000, 1, num_workers=4)).other_steps
+
+
+def test_one_run_is_not_compared_with_itself() -> None:
+    assert compared(run(1000), run(1000)).same_run
+    assert not compared(run(1000), run(1000, seed=1)).same_run
+    assert not compared(run(1000), changed(run(1000), id="2")).same_run
+    assert not compared(run(1000), run(1000)).unlike

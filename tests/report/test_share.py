@@ -191,6 +191,11 @@ def test_words_from_outside_are_text(words: str) -> None:
     assert "@everyone" not in outside and "#12" not in outside
 
 
+def test_a_folded_title_is_read_as_written() -> None:
+    written = markdown_page(session_document(small_session()))
+    assert "can't tell</summary>" in written and "x27" not in written
+
+
 def test_backquotes_do_not_end_a_code_block() -> None:
     written = markdown_page(session_document(hostile("```\n<b>x</b> ````")))
     fences = [token for token in MarkdownIt("commonmark").parse(written) if token.type == "fence"]

@@ -81,3 +81,34 @@ def test_the_rest() -> None:
     assert units.interval(1.45, 1.69) == "1.45-1.69x"
     assert units.quantity(0.412, "ratio") == "41.2 %"
     assert units.quantity(2.0, "workers") == "2.00 workers"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "texts"),
+    [
+        ((3.41, 3.392, 12.2), ["4.41x", "4.39x", "13.2x"]),
+        ((9.0, -0.5, 9.9994), ["+900.0 %", "-50.0 %", "+999.9 %"]),
+        ((9.0, -0.5, 10.0), ["10.0x", "0.50x", "11.0x"]),
+        ((0.004,), ["+0.4 %"]),
+        ((998.4,), ["999x"]),
+        ((998.6, 12.0), [">999x", "13.0x"]),
+        ((-0.995, -0.999, -0.4), ["-99.5 %", "-99.9 %", "-40.0 %"]),
+    ],
+)
+def test_differences_that_belong_together_have_one_unit(ratios: tuple[float, ...], texts: list[str]) -> None:
+    assert units.changes(*ratios) == texts
+    assert units.change(ratios[0]) == texts[0] or len(ratios) > 1
+
+
+def test_both_ends_of_a_speedup_have_the_digits_of_the_larger() -> None:
+    assert units.interval(9.452, 9.994) == "9.45-9.99x"
+    assert units.interval(9.452, 9.996) == "9.5-10.0x"
+    assert units.interval(12.34, 99.96) == "12-100x"
+    assert units.measured(11.04, 9.452, 13.219) == "11.0x [9.5, 13.2]"
+    assert units.measured(1.534, 1.454, 1.614) == "1.53x [1.45, 1.61]"
+
+
+def test_bytes_have_their_prefix_before_the_unit() -> None:
+    """Signals of the rules have the units `B` and `B/s`."""
+    assert units.quantity(303e6, "B") == units.quantity(303e6, "bytes") == "289 MiB"
+    assert units.quantity(14.6e9, "B/s") == "14.6 GB/s"

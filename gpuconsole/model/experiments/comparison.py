@@ -38,13 +38,19 @@ class MetricChange(msgspec.Struct, omit_defaults=True):
 
 class Comparison(msgspec.Struct, omit_defaults=True):
     """`before` and `after` are the names of the runs. `doubts`: a line for each run whose figures are degraded or invalid. `environment` comes
-    before the metrics, because it may explain their differences."""
+    before the metrics, because it may explain their differences. `same_run`: both are one run. `unlike`: differences of program, device and
+    versions; with any of them, a ratio of the two runs is not the speedup of a change. `other_steps`: differences of knobs, such as the batch
+    size, that give a step other work; with any of them, the ratio of two step times is not a speedup. A knob that a run does not have reads
+    `n/a`."""
 
     before: str
     after: str
     doubts: list[str] = []
     environment: list[Difference] = []
     knobs: list[Difference] = []
+    same_run: bool = False
+    unlike: list[Difference] = []
+    other_steps: list[Difference] = []
     metrics: list[MetricChange] = []
     only_before: list[str] = []
     only_after: list[str] = []

@@ -9,7 +9,14 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
-from gpuconsole.report.experiments.comparison import difference_report, metric_table
+from gpuconsole.report.experiments.comparison import (
+    difference,
+    difference_report,
+    metric_table,
+    relative_words,
+    step_caution,
+    throughput_of,
+)
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import labelled, text
 from gpuconsole.report.run.findings import firing_report
@@ -53,35 +60,36 @@ def comparison_document(found: Comparison, before: Side, after: Side) -> Documen
         Section("Can the figures be trusted?", [_validity(found, runs)]),
         Section("Every figure", [every_figure(run, False) for run in runs]),
     ]
-    result = comparison_answer(found, before.run)
+    result = comparison_answer(found)
     kicker = f"{found.before} compared with {found.after}"
     return Document(
         result.headline, kicker, list(labels), [("", result)], sections, f"before: {foot(before.session)}; after: {foot(after.session)}"
     )
 
 
-def comparison_answer(found: Comparison, before: Run) -> Answer:
+def comparison_answer(found: Comparison) -> Answer:
     """The change of the throughput with its interval and verdict; then the knobs that differ."""
-    metric = f"workload.{before.throughput[1].replace('/s', '_per_s')}"
-    rate = next((one for one in found.metrics if one.metric == metric), None)
-    changes: list[list[Segment]] = [[(f"{one.name} {one.before} -> {one.after}", "title")] for one in found.knobs]
-    changes += [[("environment: ", ""), (f"{one.name} {one.before} -> {one.after}", "")] for one in found.environment]
-    changes += [[(line, "alert")] for line in found.doubts]
+    rate = throughput_of(found)
+    changes: list[list[Segment]] = [[(difference(one), "alert")] for one in found.unlike]
+    unlike = {one.name for one in found.unlike}
+    if "scenario" not in unlike:  # the knobs of two scenarios say nothing about a change
+        changes += [[(difference(one), "title")] for one in found.knobs if one.name not in unlike]
+    changes += [[("environment: ", ""), (difference(one), "")] for one in found.environment if one.name not in unlike]
+    changes += [[(line, "alert")] for line in (step_caution(found), *found.doubts) if line]
+    if found.same_run:
+        return Answer("Both are the same run: there is nothing to compare", "", changes, "alert")
     if rate is None:
         return Answer("The two runs have no throughput in common", "", changes, "alert")
-    return Answer(
-        _verdict(rate),
-        f"{' -> '.join(units.quantity(value, rate.unit) for value in (rate.before, rate.after))}",
-        changes,
-        STYLES.get(rate.verdict, "plain"),
-    )
+    values = " -> ".join(units.quantity(value, rate.unit) for value in (rate.before, rate.after))
+    if found.unlike:
+        return Answer("The runs are not alike: their ratio is not the speedup of a change", f"{_verdict(rate)}: {values}", changes, "alert")
+    return Answer(_verdict(rate), values, changes, STYLES.get(rate.verdict, "plain"))
 
 
 def _verdict(rate: MetricChange) -> str:
     if rate.change is None:
         return f"Throughput {rate.verdict}: {rate.why_not}"
-    interval = f"[{units.change(rate.change.low)}, {units.change(rate.change.high)}]"
-    return f"Throughput {rate.verdict}: {units.change(rate.relative or 0.0)} {interval}"
+    return f"Throughput {rate.verdict}: {' '.join(relative_words(rate))}"
 
 
 def _alone(side: Side) -> Snapshot:

@@ -94,7 +94,7 @@ def _block(block: Block | Folded) -> str:
         case Steps():
             return _steps(block)
         case Waterfall():
-            return _figure(block.title, svg.both(lambda width: svg.waterfall_svg(block, width)), note=_plain(block.note))
+            return _figure(block.title, svg.both(lambda width: svg.waterfall_svg(block, width)), note=f"{_plain(block.note)}; amber: lost")
         case Ranges():
             return _figure(block.title, svg.both(lambda width: svg.ranges_svg(block, width)), _ranges_note(block))
 

@@ -69,7 +69,7 @@ def _block(block: Block | Folded) -> str:
     match block:
         case Folded():
             inside = "\n\n".join(_block(one) for one in block.blocks)
-            title = _MENTION.sub(BROKEN, escape(clean(block.title)))  # in this line, Markdown has no escapes
+            title = _MENTION.sub(BROKEN, escape(clean(block.title), quote=False))  # in this line, Markdown has no escapes
             return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
         case Words():
             return parts_markdown(block.parts)

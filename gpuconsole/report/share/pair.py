@@ -77,7 +77,7 @@ def _reason(run: Run, label: str, metric: str) -> str:
     if known is None and metric == "energy_j":
         known = run.unavailable.get("workload.tokens_per_j")
     if known is None and metric == "mfu_ratio":
-        known = "no peak of this device, or no FLOPs of this model, is known"
+        known = "the FLOPs of this model are not known" if run.summary.flops_per_s is None else "the peak of this device is not known"
     return visible(known or "not measured in this run")
 
 
@@ -93,7 +93,7 @@ def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
     elif last.summary.step_time_s is not None:
         found.append(_tile("step time, mean", step_time, first, last, several))
     if gain is not None:
-        interval = f"95 % interval [{gain.low:.2f}, {gain.high:.2f}]"
+        interval = f"95 % interval {units.bounds(gain.low, gain.high)}"
         found.append(Tile("proven gain", units.speedup(gain.estimate).strip(), note=interval, style="good"))
     return Tiles([tile for tile in found if tile.value])
 

@@ -214,9 +214,9 @@ def _validity(snapshot: Snapshot) -> list[Words | Folded]:
 
 
 def extent(run: Run) -> str:
-    """`valid: 127 requests in 44.8 s`."""
+    """`valid; 127 requests of a run of 44.8 s`. The duration has also steps that do not count, and trials."""
     work = f"{run.summary.requests} requests" if run.serves else f"{run.summary.steps} steady steps"
-    measured_over = f"{work} in {run.duration_s:.1f} s"
+    measured_over = f"{work} of a run of {run.duration_s:.1f} s"
     if run.state == "failed":
         return visible(f"failed: {run.error or 'no cause was reported'}; {measured_over}")
     if run.validity is not None:

@@ -35,7 +35,7 @@ def waterfall(title: str, found: Attainable) -> Waterfall:
         rows.append(Loss(part.title, start, part.time_s, units.duration(part.time_s).strip(), _cost(part, unit), "" if rows else "work"))
         start += part.time_s
     rows.append(Loss("at the reached rate", 0.0, start, units.duration(start).strip(), "", "total"))
-    return Waterfall(rows, title, f"time of each {found.per}; amber: lost")
+    return Waterfall(rows, title, f"time of each {found.per}")
 
 
 def _cost(part: TimePart, unit: str) -> str:

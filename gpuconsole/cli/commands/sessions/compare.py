@@ -21,7 +21,8 @@ EXAMPLES = """examples:
   gpuconsole compare before.json after.json --html page.html      a page to share; also --markdown FILE
 
 A verdict needs an interval that is completely beyond 2 %, or within 5 % for "same". Two runs at different times differ by about 2 % even
-without any change. To prove a change, try it within one run (`gpuconsole run --try`).
+without any change. To prove a change, try it within one run (`gpuconsole run --try`). If the scripts or scenarios, the devices, the versions or the
+batch sizes differ, the report names the difference, and says that a ratio is not the speedup of a change. The exit code stays 0.
 """
 
 
