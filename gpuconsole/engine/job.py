@@ -119,7 +119,10 @@ async def start_on_terminal(
         raise SessionError(f"no terminal for the job: {error.strerror}") from None
     try:
         slave = terminal.slave
-        worker = await start(msgspec.structs.replace(command, leader=terminal.leader, stdin=slave, stdout=slave, stderr=slave))
+        own = msgspec.structs.replace(
+            command, leader=terminal.leader, stdin=slave, stdout=slave, stderr=slave, last_output=terminal.last_output
+        )
+        worker = await start(own)
     except SessionError:
         await terminal.close(ended=True)
         raise

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import psutil
 from gpuconsole.model.run import RunState
 from gpuconsole.processes.analysis import analysed
 from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child, EndProtocol
+from gpuconsole.processes.terminal.failure import failure_words
 from gpuconsole.session.job.segments import SegmentFold
 from gpuconsole.wire.events import (
     AgentOff,
@@ -82,6 +83,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     apart: bool = False
     allows_numerics: bool = False
     """Whether the user agrees to changes that alter the numbers of the job (`--allow-numerics`)."""
+    last_output: Callable[[], Awaitable[list[str]]] | None = None
+    """Gives the last lines of the output once the job has ended; None where the output does not come to this process."""
 
     @property
     def leads(self) -> bool:
@@ -162,6 +165,22 @@ class JobFolder:
             return [line.split("\t") for line in self._seen.read_text(encoding="utf-8", errors="replace").splitlines()]
         return []
 
+    def without_training(self, words: Sequence[str]) -> str:
+        """Why nothing trains so far in the job of the command `words`, in one line, where no process of the job has imported torch."""
+        seen = self.seen()
+        if not seen:
+            flag = next((word for word in words[1:2] if ISOLATED.fullmatch(word)), "")
+            return f"python {flag} does not load the agent: start the job without {flag}" if flag else OUT_OF_SIGHT
+        versions = {note[2] for note in seen if len(note) > 2}
+        if versions and all(version.startswith(OLD_PYTHONS) for version in versions):
+            return f"the job's Python is {', '.join(sorted(versions))}: the agent needs Python 3.10 or newer"
+        failed = next((note[1] for note in seen if len(note) > 1 and note[1].startswith("failed")), "")
+        if failed:
+            return f"the agent could not start: {failed.removeprefix('failed: ')}"
+        if any(len(note) > 1 and note[1] == "jax" for note in seen):
+            return "the job uses JAX, which the agent cannot watch; it watches PyTorch"
+        return "the job's Python has not imported torch"
+
 
 class JobChild(Child):
     """The user's command and its processes. Each process that trains is a rank; commands go to every rank, and the leader's answer counts.
@@ -184,6 +203,7 @@ class JobChild(Child):
         self._torch = self._stepped = self._left = False
         self.why_no_steps = ""
         """Why the job made no step, in one line, once it has ended; empty where it made steps."""
+        self._cause = ""
         self.processes: list[JobProcess] = []
 
     @property
@@ -265,7 +285,7 @@ class JobChild(Child):
             return "stopped", self.why_no_steps or None
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return "failed", "; ".join(filter(None, (f"the job {how}", self.why_no_steps)))
+            return "failed", "; ".join(filter(None, (self._cause, f"the job {how}", self.why_no_steps)))
         return "finished", self.why_no_steps or None
 
     async def _report_start(self) -> None:
@@ -284,19 +304,7 @@ class JobChild(Child):
             return ""
         if self._torch:
             return "the job has imported torch, and has made no optimizer step"
-        seen = self._folder.seen()
-        if not seen:
-            flag = next((word for word in self.command.words[1:2] if ISOLATED.fullmatch(word)), "")
-            return f"python {flag} does not load the agent: start the job without {flag}" if flag else OUT_OF_SIGHT
-        versions = {words[2] for words in seen if len(words) > 2 and words[2].startswith(OLD_PYTHONS)}
-        if versions and len(versions) == len({words[2] for words in seen if len(words) > 2}):
-            return f"the job's Python is {', '.join(sorted(versions))}: the agent needs Python 3.10 or newer"
-        failed = next((words[1] for words in seen if len(words) > 1 and words[1].startswith("failed")), "")
-        if failed:
-            return f"the agent could not start: {failed.removeprefix('failed: ')}"
-        if any(len(words) > 1 and words[1] == "jax" for words in seen):
-            return "the job uses JAX, which the agent cannot watch; it watches PyTorch"
-        return "the job's Python has not imported torch"
+        return self._folder.without_training(self.command.words)
 
     # --- the job's processes --------------------------------------------------------------------------------
 
@@ -410,6 +418,8 @@ class JobChild(Child):
             await asyncio.sleep(0.05)
         self._tasks[1].cancel()
         self.why_no_steps = self._without_steps()
-        self.exited.set()
         assert self._process.returncode is not None
+        if self._process.returncode and self.command.last_output is not None:
+            self._cause = failure_words(self._process.returncode, await self.command.last_output())
+        self.exited.set()
         self._on_exit(self._process.returncode)

@@ -63,7 +63,7 @@ def _has_links(view: View) -> bool:
 
 def _is_job(view: View) -> bool:
     """Whether the run is a job of the user's own, live."""
-    return not view.recording and view.run is not None and view.run.workload == "job"
+    return not view.recording and view.run is not None and view.run.is_job
 
 
 def _may_allow_probes(view: View) -> bool:
@@ -252,13 +252,19 @@ def for_answer(view: View) -> list[tuple[str, str]]:
         ("cancel_trial", "cancel"),
         ("try_selected", "prove"),
         ("details", "why"),
+        ("output", "output"),
         ("scenarios", "scenarios"),
         ("knobs", "knobs"),
     ]
     run = view.run
     failed = run is not None and run.state == "failed"
     useful = {"cancel_trial", "try_selected"}
-    useful |= {"scenarios"} if run is None else {"scenarios", "knobs"} if failed else {"details"} if run.findings else set()
+    if run is None:
+        useful |= {"scenarios"}
+    elif failed:
+        useful |= {"output"} if run.is_job else {"scenarios", "knobs"}
+    else:
+        useful |= {"details"} if run.findings else set()
     found = [(_named(by_id[name].keys), words) for name, words in wanted if name in useful and by_id[name].makes_sense(view)]
     several = not failed and len(facts.suggestions(view)) > 1 and facts.running_trial(view) is None
     another = "next option" if facts.healthy(run) is not None else "next cause"
@@ -321,7 +327,9 @@ def _wanted(view: View) -> tuple[str, ...]:
         return "stop", "tuning", "details", "history"
     if _running(view):
         return "try_selected", "probes", "tuning", "details", "output", "knobs", "history", "stop", "scenarios"
-    return "scenarios", "details", "history", "knobs", "export", "output"
+    if _is_job(view):
+        return "output", "details", "history", "export", "scenarios"
+    return "scenarios", "details", "history", "knobs", "export"
 
 
 def use(changed: Mapping[str, str]) -> None:

@@ -97,6 +97,17 @@ def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
     assert b"\rprogress 98 %\rprogress 99 %\n" in output and output.endswith(b"finished\n")
 
 
+def test_a_job_that_fails_before_its_first_step_names_the_cause_at_80x24(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("print('loading')\nraise ValueError('expected 10 classes, \\x1b[31mfound 9')\n")
+    with Terminal("run", "--", sys.executable, "job.py", cwd=tmp_path, columns=80, rows=24) as terminal:
+        text = terminal.wait_for("▌Failed: ValueError: expected 10 classes, found 9; the job ended with exit code")
+        assert text.splitlines()[-1].startswith("o output"), "the key of the output is the first in the bar"
+        terminal.press("o")
+        terminal.wait_for("loading", "Traceback (most recent call last):", "job.py has ended")
+        terminal.press("q", "q")
+        assert terminal.wait_exit() == 1
+
+
 def test_a_new_size_and_ctrl_c_go_to_the_job(tmp_path: Path) -> None:
     with job(tmp_path, "5") as terminal:
         terminal.press("o")

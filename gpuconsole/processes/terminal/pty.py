@@ -76,13 +76,19 @@ class JobTerminal:
         with contextlib.suppress(OSError):
             os.write(self._master, text.encode())
 
+    async def last_output(self) -> list[str]:
+        """The lines of a job that has ended; its last output is waited for."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=LAST_S)
+        return self.lines.text()
+
     async def close(self, ended: bool) -> None:
         """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited for. Otherwise the output goes to a file from now on."""
         self.job_started()
         if self._reading is not None and self._writer is not None:
             if ended:
                 self._writer.write(b"e")
-                await asyncio.wait([self._reading], timeout=LAST_S)
+                await self.last_output()
             self._reading.cancel()
             self._writer.close()
         with contextlib.suppress(OSError):
