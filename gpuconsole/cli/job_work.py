@@ -103,6 +103,7 @@ class TuneJob(JobWork):
             run.scenario,
             self._args.budget,
             allow_training_changes=self._args.allow_training_changes,
+            allow_numerics=lambda: self._args.allow_numerics,
             only=self._args.only,
             on_change=on_change,
         )

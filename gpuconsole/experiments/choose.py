@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,6 +12,7 @@ from gpuconsole.experiments.blocks import plans
 from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS
 from gpuconsole.model.experiments.certificate import LeftAlone
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
+from gpuconsole.model.job.facts import CHANGES_NUMERICS, EFFECTS
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs, show
 from gpuconsole.model.run import Run
 
@@ -21,6 +23,19 @@ LIVE_S, LOADER_S, LIVE_SERVER_S, RESTART_S, SERVER_S = 8.0, 20.0, 20.0, 40.0, 60
 MIN_SERVING_BLOCK_S, and settling time); with a second worker; with a second model server."""
 UNPREDICTED = 0.5
 """Expected gain of a change without a prediction, as a share of the time at stake."""
+
+
+class Allowed(NamedTuple):
+    """What the user allows a session to try: changes of what the model learns per step; changes that alter the numbers of the user's own job;
+    changes of the knobs in `only` (empty: of all knobs)."""
+
+    training: bool = False
+    numerics: bool = False
+    only: Collection[str] = ()
+
+
+ALLOWED = Allowed()
+"""What every session may try."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -37,31 +52,33 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.suggestion.changes
 
 
-def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[Candidate]:
+def candidates(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allowed: Allowed = ALLOWED) -> list[Candidate]:
     """The suggestions of the run's findings, each once, the best first. `tried`: pairs of the knobs at that time and the changes.
 
     Changes that may not be tried (see `barrier`) are excluded, and changes that promise too little (see `promising`).
     """
-    return [one for one in promising(run, tried) if not barrier(run, one.changes, allow_training_changes, only)]
+    return [one for one in promising(run, tried) if not barrier(run, one.changes, allowed)]
 
 
-def left_alone(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allow_training_changes: bool, only: Collection[str] = ()) -> list[LeftAlone]:
+def left_alone(run: Run, tried: Sequence[tuple[Knobs, Knobs]], allowed: Allowed = ALLOWED) -> list[LeftAlone]:
     """The promising changes that may not be tried, the best first, each with the reason."""
-    found = [(one, barrier(run, one.changes, allow_training_changes, only)) for one in promising(run, tried)]
+    found = [(one, barrier(run, one.changes, allowed)) for one in promising(run, tried)]
     return [LeftAlone(one.rule, one.changes, why, one.suggestion.predicted_speedup) for one, why in found if why]
 
 
-def barrier(run: Run, changes: Knobs, allow_training_changes: bool, only: Collection[str] = ()) -> str:
+def barrier(run: Run, changes: Knobs, allowed: Allowed = ALLOWED) -> str:
     """Why a session may not try `changes`, with the option that allows it; empty where it may. The users of a model server decide its load."""
     if reason := run.why_not(changes):
         return reason
     load = {knob.name for knob in GROUPS["load"]}
     if name := next((name for name in changes if name in load), ""):
         return f"the users of the server decide its load; --set {name}={show(changes[name])} starts with it"
-    if not allow_training_changes and any(CATALOGUE[name].changes_training for name in changes):
+    if not allowed.training and any(CATALOGUE[name].changes_training for name in changes):
         return "it changes what the model learns per step; --allow-training-changes allows it"
-    if missing := [name for name in changes if only and name not in only]:
-        return f"--only leaves it out; --only {','.join([*only, *missing])} allows it"
+    if not allowed.numerics and run.effect(changes) == CHANGES_NUMERICS:
+        return f"it changes numerics ({EFFECTS[CHANGES_NUMERICS]}); --allow-numerics allows it (on the screen: N)"
+    if missing := [name for name in changes if allowed.only and name not in allowed.only]:
+        return f"--only leaves it out; --only {','.join([*allowed.only, *missing])} allows it"
     return ""
 
 
@@ -114,11 +131,11 @@ def usual_s(changes: Knobs, run: Run) -> float:
     return LOADER_S if any(knob.loader for knob in knobs) else LIVE_S
 
 
-def tunable_knobs(knobs: Iterable[str], allow_training_changes: bool, only: Collection[str] = ()) -> set[str]:
+def tunable_knobs(knobs: Iterable[str], allowed: Allowed = ALLOWED) -> set[str]:
     """The names in `knobs` that a tuning session may change."""
     load = {knob.name for knob in GROUPS["load"]}
     return {
         name
         for name in knobs
-        if name not in load and (allow_training_changes or not CATALOGUE[name].changes_training) and (not only or name in only)
+        if name not in load and (allowed.training or not CATALOGUE[name].changes_training) and (not allowed.only or name in allowed.only)
     }

@@ -11,12 +11,24 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.diagnosis.standing import in_doubt
-from gpuconsole.experiments.choose import LIVE_S, WORTH, Candidate, candidates, left_alone, trial_s, tunable_knobs, usual_s
+from gpuconsole.experiments.choose import (
+    LIVE_S,
+    WORTH,
+    Allowed,
+    Candidate,
+    barrier,
+    candidates,
+    left_alone,
+    trial_s,
+    tunable_knobs,
+    usual_s,
+)
 from gpuconsole.experiments.until_diagnosed import until_diagnosed
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, LeftAlone, Tuning
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Run
+from gpuconsole.report.facts import probes_waiting
 from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.wire.events import AnyEvent, TuningUpdate
 
@@ -27,6 +39,7 @@ than usual. Waiting for the probes would keep the run slow, and probe results un
 a smaller prediction is tried after all probes."""
 SEEN_S = 10.0
 """Minimum seconds of steady steps before a run counts as healthy, because checkpoints, evaluations and ends of epochs are rare."""
+MORE_BY_PROBES = "short experiments in the job may find more: --probe allows them (on the screen: P)"
 TUNE_S = 300.0
 """Default length of a session in seconds: five to fifteen trials."""
 
@@ -42,15 +55,17 @@ class Tuner:
         *,
         overrides: Knobs | None = None,
         allow_training_changes: bool = False,
+        allow_numerics: Callable[[], bool] = lambda: False,
         only: Collection[str] = (),
         on_change: Callable[[Certificate], None] = lambda certificate: None,
         resumed: Certificate | None = None,
     ) -> None:
-        """`scenario`: the user's name or path of the scenario; `overrides`: the knobs that the user set. `only`: the knobs that may change (():
-        all tunable knobs). `on_change` receives the certificate after every attempt. `resumed`: the certificate of an earlier session;
+        """`scenario`: the user's name or path of the scenario; `overrides`: the knobs that the user set. `allow_numerics`: whether the user now
+        allows changes that alter the numbers of the user's own job. `only`: the knobs that may change ((): all tunable knobs). `on_change` receives the certificate after every attempt. `resumed`: the certificate of an earlier session;
         its attempts are not repeated.
         """
-        self._engine, self._budget_s, self._allow = engine, budget_s, allow_training_changes
+        self._engine, self._budget_s = engine, budget_s
+        self._allow_training, self._allow_numerics = allow_training_changes, allow_numerics
         self._on_change = on_change
         self._begun = time.monotonic()
         run = engine.view().run
@@ -74,7 +89,7 @@ class Tuner:
 
     async def run(self) -> Certificate:
         """Tune until no change is worth another trial, or the budget is spent. Raises SessionError when the run ends on its own."""
-        tunable = tunable_knobs(self.certificate.start, self._allow, self.certificate.only)
+        tunable = tunable_knobs(self.certificate.start, self._allowed)
         if not tunable:
             return await self._end("none of these knobs may change: they alter what the model learns per step (--allow-training-changes)")
         self._engine.probe_only_for(tunable)
@@ -107,22 +122,27 @@ class Tuner:
             await self._attempt(run, fitting[0])
 
     def _candidates(self, run: Run) -> list[Candidate]:
-        return candidates(run, self._tried(), self._allow, self.certificate.only)
+        return candidates(run, self._tried(), self._allowed)
+
+    @property
+    def _allowed(self) -> Allowed:
+        return Allowed(self._allow_training, self._allow_numerics(), self.certificate.only)
 
     def _training_knobs(self, run: Run) -> set[str]:
         """The knobs that are excluded only because they alter training, and that a rule may still suggest after its probe."""
-        knobs = tunable_knobs(self.certificate.start, True, self.certificate.only)
-        knobs -= tunable_knobs(self.certificate.start, False, self.certificate.only)
+        only = self.certificate.only
+        knobs = tunable_knobs(self.certificate.start, Allowed(True, only=only)) - tunable_knobs(self.certificate.start, Allowed(only=only))
         return knobs if knobs and in_doubt(run, knobs) else set()
 
     def _nothing_left(self, run: Run) -> str:
-        """The reason for the end of the search."""
-        other = "other" if left_alone(run, self._tried(), self._allow, self.certificate.only) else "further"
-        return f"no {other} change is predicted to gain {WORTH * 100:g} %"
+        """The reason for the end of the search, and what the session could not find out without the user's permission."""
+        other = "other" if left_alone(run, self._tried(), self._allowed) else "further"
+        words = f"no {other} change is predicted to gain {WORTH * 100:g} %"
+        return f"{words}; {MORE_BY_PROBES}" if probes_waiting(run) else words
 
     def _left_alone(self, run: Run) -> list[LeftAlone]:
         """What the session may not try, and what it has no time for."""
-        found = left_alone(run, self._tried(), self._allow, self.certificate.only)
+        found = left_alone(run, self._tried(), self._allowed)
         for one in self._candidates(run):
             needed_s = trial_s(one.changes, run)
             why = f"its trial takes about {needed_s:.0f} s; a larger --budget allows it"
@@ -155,6 +175,8 @@ class Tuner:
             now = self._engine.view().run
             if now is None or now.state != "running":
                 raise
+            if barrier(now, chosen.changes, self._allowed):  # it needs permission, as the attempt has shown: left alone
+                return
             number = f"refused {len(self.certificate.attempts) + 1}"
             trial = Trial(number, run.id, chosen.changes, "failed", verdict="undecided", error=str(refused))
         attempt = Attempt(chosen.rule, dict(run.knobs), trial, chosen.suggestion.code, round(self._elapsed_s(), 1))
@@ -207,7 +229,12 @@ class TuningSession:
         """Tune; returns the certificate, also after `end`. `overrides`: the knobs that the user set at the start. Raises SessionError."""
         self.check_free()
         tuner = Tuner(
-            self._engine, scenario, budget_s, overrides=overrides, on_change=lambda certificate: self._report(certificate, budget_s, True)
+            self._engine,
+            scenario,
+            budget_s,
+            overrides=overrides,
+            allow_numerics=lambda: self._engine.job is not None and self._engine.job.allows_numerics,
+            on_change=lambda certificate: self._report(certificate, budget_s, True),
         )
         self._report(tuner.certificate, budget_s, True)
         self._task = task = asyncio.create_task(tuner.run())

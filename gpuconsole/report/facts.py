@@ -88,9 +88,8 @@ def agent_state(view: View) -> str:
     return "off" if AGENT in run.unavailable else "on" if run.job is not None else "not yet"
 
 
-def probes_waiting(view: View) -> list[str]:
+def probes_waiting(run: Run | None) -> list[str]:
     """The probes that rules need, and that wait for the user's permission in the user's own job."""
-    run = view.run
     if run is None or run.steady_from_s is None:  # no probe runs before
         return []
     return [probe for probe in wanted_probes(run.findings) if probe in IN_JOB and run.unavailable.get(f"probe.{probe}") == NO_CONSENT]

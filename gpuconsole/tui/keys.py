@@ -68,7 +68,7 @@ def _is_job(view: View) -> bool:
 
 def _may_allow_probes(view: View) -> bool:
     """Whether rules wait for probes that the user has not allowed yet in the user's own job."""
-    return _is_job(view) and _running(view) and bool(facts.probes_waiting(view))
+    return _is_job(view) and _running(view) and bool(facts.probes_waiting(view.run))
 
 
 def _may_start(view: View) -> bool:

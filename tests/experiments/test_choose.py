@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpuconsole.experiments.certificate import mistakes
-from gpuconsole.experiments.choose import LIVE_S, candidates, left_alone, trial_s
+from gpuconsole.experiments.choose import LIVE_S, Allowed, candidates, left_alone, trial_s
 from gpuconsole.experiments.statistics import speedup
 from gpuconsole.model.experiments.certificate import Attempt, Certificate, CertificateError, decode, encode
 from gpuconsole.model.experiments.trial import Trial, Verdict
@@ -34,7 +34,7 @@ def run_with(*findings: Finding, knobs: Knobs = KNOBS, **more: Any) -> Run:
 
 
 def chosen(*findings: Finding, tried: list[tuple[Knobs, Knobs]] | None = None, allow: bool = False) -> list[Knobs]:
-    return [one.changes for one in candidates(run_with(*findings), tried or [], allow)]
+    return [one.changes for one in candidates(run_with(*findings), tried or [], Allowed(allow))]
 
 
 def test_the_gain_per_second_of_trial_decides() -> None:
@@ -50,17 +50,17 @@ def test_a_trial_with_many_steps_per_block_takes_longer_and_comes_later() -> Non
     now: dict[str, Any] = {"knobs": {**KNOBS, "save_every": 5}, "signals": {"step_s": Signal(0.06, "s", "account")}}
     run = run_with(rarer, fused, **now)
     assert trial_s({"optim": "adamw_fused"}, run) == LIVE_S < trial_s({"save_every": 40}, run) == pytest.approx(4 * (2.4 + 0.35))
-    assert [one.rule for one in candidates(run, [], False)] == ["b", "a"]
+    assert [one.rule for one in candidates(run, [])] == ["b", "a"]
 
 
 def test_without_a_prediction_half_of_the_time_at_stake_is_expected() -> None:
-    (one,) = candidates(run_with(finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)), [], False)
+    (one,) = candidates(run_with(finding("a", {"optim": "adamw_fused"}, None, recoverable=0.5)), [])
     assert one.gain == pytest.approx(0.5)
 
 
 def test_only_the_named_knobs_change() -> None:
     found = [finding("a", {"optim": "adamw_fused"}, Interval(1.1, 1.3)), finding("b", {"num_workers": 1}, Interval(1.2, 1.5))]
-    assert [one.changes for one in candidates(run_with(*found), [], False, ["num_workers"])] == [{"num_workers": 1}]
+    assert [one.changes for one in candidates(run_with(*found), [], Allowed(only=["num_workers"]))] == [{"num_workers": 1}]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_changes_that_are_never_tried(left_out: Finding) -> None:
 def test_a_promising_change_that_may_not_be_tried_is_named_with_the_option_that_allows_it(
     left: Finding, only: tuple[str, ...], why: str
 ) -> None:
-    (found,) = left_alone(run_with(left), [], False, only)
+    (found,) = left_alone(run_with(left), [], Allowed(only=only))
     assert found.changes == left.suggestions[0].changes and found.why.endswith(why)
-    assert left_alone(run_with(left), [], True, ()) == [] or "concurrency" in found.changes
+    assert left_alone(run_with(left), [], Allowed(True)) == [] or "concurrency" in found.changes
 
 
 def test_a_change_that_promises_little_is_not_named() -> None:
-    assert left_alone(run_with(finding("a", {"batch_size": 64}, Interval(1.0, 1.04))), [], False) == []
+    assert left_alone(run_with(finding("a", {"batch_size": 64}, Interval(1.0, 1.04))), []) == []
 
 
 SEATS = finding("serve.seats_too_few", {"max_num_seqs": 16}, Interval(1.04, 1.13))  # at most 1.07 without the error of a trial
@@ -104,9 +104,9 @@ LIVE = {"live_limit.max_num_seqs": 16.0}
 
 def test_a_change_that_applies_live_is_judged_by_what_a_trial_in_one_process_can_prove() -> None:
     """Two processes differ anyway, so their trial proves nothing below 8 %; one process with a live limit has no such noise."""
-    assert [one.changes for one in candidates(run_with(SEATS, facts=LIVE), [], False)] == [{"max_num_seqs": 16}]
-    assert candidates(run_with(SEATS, facts={"live_limit.max_num_seqs": 15.0}), [], False) == [], "above the limit: another server"
-    assert candidates(run_with(SEATS), [], False) == [], "the server reports no live limit"
+    assert [one.changes for one in candidates(run_with(SEATS, facts=LIVE), [])] == [{"max_num_seqs": 16}]
+    assert candidates(run_with(SEATS, facts={"live_limit.max_num_seqs": 15.0}), []) == [], "above the limit: another server"
+    assert candidates(run_with(SEATS), []) == [], "the server reports no live limit"
 
 
 def test_a_live_change_of_a_server_takes_no_second_server() -> None:
@@ -175,3 +175,11 @@ def _with(made: Certificate, index: int, trial: Trial) -> Certificate:
 def test_a_file_that_is_not_a_certificate_is_reported_in_one_line(data: bytes, words: str) -> None:
     with pytest.raises(CertificateError, match=words):
         decode(data)
+
+
+def test_a_change_of_the_numbers_of_a_job_needs_permission() -> None:
+    run = run_with(finding("a", {"precision": "bf16"}, Interval(1.2, 1.5)), effects={"precision": "changes numerics"})
+    run.workload = "job"
+    (found,) = left_alone(run, [])
+    assert candidates(run, []) == [] and "it changes numerics" in found.why and "--allow-numerics allows it (on the screen: N)" in found.why
+    assert [one.changes for one in candidates(run, [], Allowed(numerics=True))] == [{"precision": "bf16"}]

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from gpuconsole.diagnosis import standing
+from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.experiments import until_diagnosed as waiting
 from gpuconsole.experiments.tune import Tuner
 from gpuconsole.model.experiments.trial import Trial
@@ -20,7 +21,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.experiments.tuning import certificate_report
 from gpuconsole.report.parts import printed
-from gpuconsole.session.api import View
+from gpuconsole.session.api import SessionError, View
 
 LACKING = {
     rule: Finding(rule, "cant_tell", "", missing=("probe.concurrency_gain",))
@@ -143,6 +144,40 @@ def test_the_end_names_the_change_that_is_left_out_because_it_changes_training(q
     assert (
         "Left alone: batch_size 8 -> 64   predicted 1.80-2.70x: it changes what the model learns per step; --allow-training-changes allows it."
     ) in printed(certificate_report(certificate))
+
+
+class JobEngine(Engine):
+    """A job whose dataset proves to be random when the change is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(Interval(1.5, 2.5))
+        self.effects: dict[str, str] = {}
+
+    def view(self) -> View:
+        state = super().view()
+        assert state.run is not None
+        state.run.workload, state.run.effects, state.run.state = "job", self.effects, "running"
+        state.run.unavailable["probe.swap_optim"] = NO_CONSENT
+        state.run.findings.append(LACKS_SWAP)
+        return state
+
+    async def try_change(self, changes: Knobs, predicted: Interval | None = None) -> Trial:
+        self.effects = {"num_workers": "changes numerics"}
+        raise SessionError("the dataset is random")
+
+
+LACKS_SWAP = Finding("gpu.optimizer_unfused", "cant_tell", "", missing=("probe.optim_present_step_s",))
+
+
+def test_the_end_names_the_change_of_a_job_that_needs_permission_and_the_experiments_that_wait(quick: None) -> None:
+    certificate = asyncio.run(asyncio.wait_for(Tuner(JobEngine(), "train.py", 60.0).run(), 20.0))
+    words = printed(certificate_report(certificate))
+    assert not certificate.attempts
+    assert "Left alone: num_workers 0 -> 2   predicted 1.50-2.50x: it changes numerics" in words
+    assert "--allow-numerics allows it (on the screen: N)." in " ".join(words.split())
+    assert certificate.stopped == (
+        "no other change is predicted to gain 5 %; short experiments in the job may find more: --probe allows them (on the screen: P)"
+    )
 
 
 class LateFinding(Engine):

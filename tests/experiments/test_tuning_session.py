@@ -38,6 +38,8 @@ JUDGED: dict[str, Any] = {"steady_from_s": 0.5, "duration_s": 60.0, "signals": {
 class Engine:
     """Another trial is running at the first call; after that every change wins."""
 
+    job = None
+
     def __init__(self, findings: list[Finding]) -> None:
         self.run = Run("1", "chatty-logging", "training.gpt", {"log_every": 1}, "cpu", "running", findings=findings, **JUDGED)
         self.calls = 0

@@ -48,9 +48,15 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store-command", action="store_true", help="store the command line in the snapshot and the recording, not only its digest"
     )
-    group.add_argument("--probe", action="store_true", help="allow short experiments in the job: extra passes on copies of its last batch")
+    add_probe_option(group)
     add_summary_option(group)
     add_change_options(group)
+
+
+def add_probe_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--probe", action="store_true", help="a job of your own: allow short experiments in it, extra passes on copies of its last batch"
+    )
 
 
 def add_restart_option(parser: argparse._ActionsContainer) -> None:

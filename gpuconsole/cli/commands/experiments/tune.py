@@ -15,7 +15,7 @@ from gpuconsole.cli.job import headless_job
 from gpuconsole.cli.options.console import add_console_options, record_path
 from gpuconsole.cli.options.engine import live_engine, open_engine
 from gpuconsole.cli.options.files import add_headless_options, to_json, writable
-from gpuconsole.cli.options.job import add_change_options, add_summary_option, check_options, refuse_job_options
+from gpuconsole.cli.options.job import add_change_options, add_probe_option, add_summary_option, check_options, refuse_job_options
 from gpuconsole.cli.options.nodes import add_node_options, check_nodes
 from gpuconsole.cli.options.scenario import add_scenario, assignments, scenario, scenario_of, server_of
 from gpuconsole.cli.options.serving import add_serving_options, check_server
@@ -78,6 +78,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_headless_options(parser, "write the session as JSON when it ends", "the certificate on stdout and nothing else there")
     add_summary_option(parser)
+    add_probe_option(parser)
     add_change_options(parser)
     add_node_options(parser)
     add_serving_options(parser)
