@@ -43,12 +43,12 @@ def situation(name: str) -> View:
 @pytest.mark.parametrize(
     ("name", "head", "more"),
     [
-        ("finding", "Too few DataLoader workers: 61 % of each step   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
+        ("finding", "Too few DataLoader workers: 61 % recoverable   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
         ("healthy", "No fault found so far", "11 rules are clear, 1 can't tell   missing comm_ratio"),
-        ("trial", "Too few DataLoader workers: 61 % of each step", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
+        ("trial", "Too few DataLoader workers: 61 % recoverable", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
         ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: steady state not reached yet"),
         ("well", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   Now: Compute-bound and healthy", "optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x"),
-        ("tuning", "fp32 products on a device with tensor cores: 22 % of each step", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
+        ("tuning", "fp32 products on a device with tensor cores: 22 % recoverable", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
         ("starting", "Starting: building the model 124 M parameters", "The first figures follow the first steps."),
         ("failed", "Failed: out of memory at batch_size 32", "the worker ended with exit code 1"),
         ("server-down", "The server has not answered for 12 s: connection refused", "No conclusion while the server does not answer."),
@@ -128,7 +128,7 @@ def test_the_first_key_comes_before_the_second_cause_on_a_narrow_terminal() -> N
 
 def test_the_answer_follows_the_selection_to_the_next_cause() -> None:
     view = situation("finding")
-    assert rows(view, at=2)[0].startswith("▌fp32 products on a device with tensor cores: 22 % of each step")
+    assert rows(view, at=2)[0].startswith("▌fp32 products on a device with tensor cores: 22 % recoverable")
     assert rows(view, at=2)[1].startswith("▌compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.diagnosis.precedence import FIRST, rank
-from gpuconsole.model.finding import Finding
+from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.run import Run, Summary
 from gpuconsole.report import facts
+from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import paint_diagnosis
-from gpuconsole.report.run.findings import paint_details
+from gpuconsole.report.run.findings import finding_report, paint_details, recoverable
 from gpuconsole.session.api import View
+from gpuconsole.session.figures.account import distribution
 from tests.tui.fake_session import FP32, STARVED, gpu_view
 from tests.tui.test_paint import text
 
@@ -35,3 +38,20 @@ def test_the_clear_rules_are_listed_by_their_positive_title() -> None:
     page = " ".join(text(paint_details(of(clear), 100)).split())
     assert "Clear (1)" in page
     assert "input.too_few_workers Enough dataloader workers: data wait takes 2 % of a step" in page
+
+
+def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:
+    """The share of a finding is of the step without its wait for a core; the bar and the table of the parts show the step with it."""
+    starved = msgspec.structs.replace(STARVED, recoverable_ratio=0.6)
+    run = Run("1", "x", "training.gpt", {}, "cpu", summary=Summary(steps=9, step_time_s=distribution([0.2] * 9)))
+    assert recoverable(starved, run) == "120 of the 200 ms of each step"
+    run.signals = {"runq_ratio": Signal(0.01, "ratio", "")}
+    assert recoverable(starved, run) == "120 of the 200 ms of each step"
+    run.signals = {"runq_ratio": Signal(0.25, "ratio", "")}
+    words = "90.0 of the 150 ms that a step takes without its wait for a CPU core (200 ms with it)"
+    assert recoverable(starved, run) == words
+    page = " ".join(printed(finding_report(1, starved, run)).split())
+    assert "60 % recoverable" in page and f"Recoverable: {words}." in page
+    run.device = "gpu:0"  # the account is on the CUDA stream, where a wait for a core is not a part
+    assert recoverable(starved, run) == "120 of the 200 ms of each step"
+    assert recoverable(msgspec.structs.replace(starved, note=True), run) == ""

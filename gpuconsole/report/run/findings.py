@@ -21,6 +21,8 @@ from gpuconsole.report.run.summary import figures, run_head
 from gpuconsole.session.api import View
 
 RULE_COLUMN = 38
+WAITS_FOR_CORE = 0.02
+"""A wait for a CPU core below this share of the step is within the rounding of a share."""
 
 
 def paint_details(view: View, width: int) -> list[Row]:
@@ -76,10 +78,27 @@ def stake(finding: Finding) -> str:
     return f"{units.percent(finding.recoverable_ratio).strip()} {STAKE[finding.resource]}"
 
 
+def recoverable(finding: Finding, run: Run) -> str:
+    """`90.0 of the 167 ms of each step`: the recoverable time of a training step; empty where that is not known. A share is of the step without its
+    wait for a CPU core, so where this wait counts, the words name that time too."""
+    whole = run.summary.step_time_s
+    if finding.note or finding.resource != "time" or run.serves or whole is None:
+        return ""
+    delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
+    base_s = whole.mean * (1 - delay) if delay >= WAITS_FOR_CORE else whole.mean
+    lost, base, unit = units.durations(finding.recoverable_ratio * base_s, base_s)
+    words = f"{lost.strip()} of the {base.strip()} {unit}"
+    if delay < WAITS_FOR_CORE:
+        return f"{words} of each step"
+    return f"{words} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
+
+
 def finding_report(number: int, finding: Finding, run: Run) -> Report:
     """A finding with its evidence and its suggestions."""
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
     found: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
+    if words := recoverable(finding, run):
+        found.append(text(f"Recoverable: {words}.", indent=2))
     found.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))
     if finding.evidence:
         found.append(_evidence(finding.evidence))

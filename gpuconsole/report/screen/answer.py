@@ -15,6 +15,7 @@ from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, line_of, row_width, spread
 from gpuconsole.report.experiments.trial import NO_CAUSE, measured, verdict
 from gpuconsole.report.run.diagnosis import state_words
+from gpuconsole.report.run.findings import stake
 from gpuconsole.report.run.validity import doubtful, outage
 from gpuconsole.report.run.validity import verdict as validity_words
 from gpuconsole.session.api import View
@@ -96,7 +97,7 @@ def answer(view: View, selected: str) -> Answer:
         finding, suggestion = _chosen(view, firing, selected)
         if trial is not None:
             finding, suggestion = _on_trial(firing, trial) or (finding, suggestion)
-        head: list[Segment] = [(finding.title, "title"), *_cost(finding, run)]
+        head: list[Segment] = [(finding.title, "title"), *_cost(finding)]
         errors = finding is not firing[0] and _style(firing[0]) == "alert"  # nothing to recover, but the results may be wrong
         also: list[Segment] = [(f"{GAP}{firing[0].title}", "alert")] if errors else []
         return Answer(_style(finding), head, _about(view, run, finding, suggestion, trial), also)
@@ -164,12 +165,9 @@ def _style(finding: Finding) -> str:
     return "good" if finding.note else "wait" if finding.recoverable_ratio else "alert"
 
 
-def _cost(finding: Finding, run: Run) -> list[Segment]:
-    """`: 61 % of each step`."""
-    if finding.note or not finding.recoverable_ratio:
-        return []
-    whole = "the memory" if finding.resource == "memory" else "the time" if run.serves else "each step"
-    return [(f": {units.percent(finding.recoverable_ratio).strip()} of {whole}", "loss")]
+def _cost(finding: Finding) -> list[Segment]:
+    """`: 61 % recoverable`. This is less than the part in the bar: the cure may leave a rest, and the wait for a CPU core is not counted."""
+    return [] if finding.note or not finding.recoverable_ratio else [(f": {stake(finding)}", "loss")]
 
 
 def _about(view: View, run: Run, finding: Finding, suggestion: Suggestion | None, trial: Trial | None = None) -> list[Segment]:

@@ -17,7 +17,7 @@ from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments.sweep import setting
 from gpuconsole.report.experiments.trial import CHANGES_TRAINING, NO_CAUSE, measured, predicted, verdict
-from gpuconsole.report.run.findings import stake
+from gpuconsole.report.run.findings import recoverable, stake
 
 
 class Chain(NamedTuple):
@@ -107,13 +107,8 @@ def answer(chain: Chain) -> Answer:
 
 
 def _cost(finding: Finding, run: Run) -> str:
-    """`54 % recoverable: 89.1 ms of each step of 165 ms`."""
-    step = run.summary.step_time_s
-    words = stake(finding)
-    if finding.note or finding.resource != "time" or step is None or run.serves:
-        return words
-    lost, whole, unit = units.durations(finding.recoverable_ratio * step.mean, step.mean)
-    return f"{words}: {lost.strip()} of the {whole.strip()} {unit} of each step"
+    """`54 % recoverable: 89.1 of the 165 ms of each step`."""
+    return ": ".join(filter(None, (stake(finding), recoverable(finding, run))))
 
 
 def _fixes(chain: Chain) -> list[list[Segment]]:
