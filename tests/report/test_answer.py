@@ -44,9 +44,9 @@ def situation(name: str) -> View:
     ("name", "head", "more"),
     [
         ("finding", "Too few DataLoader workers: 61 % recoverable   The device reports errors", "use 4 DataLoader workers   num_workers 0 -> 4   predicted 2.10-2.50x"),
-        ("healthy", "No fault found so far", "11 rules are clear, 1 can't tell   missing comm_ratio"),
+        ("healthy", "No fault found so far", "11 rules are clear, 1 has no data   missing: comm_ratio"),
         ("trial", "Too few DataLoader workers: 61 % recoverable", "use 4 DataLoader workers   num_workers 0 -> 4   on trial"),
-        ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: steady state not reached yet"),
+        ("kept", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]", "Measuring: the rate is not steady yet"),
         ("well", "Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   Now: Compute-bound and healthy", "optional: compute in bf16   precision fp32 -> bf16   predicted 1.10-1.25x"),
         ("tuning", "fp32 products on a device with tensor cores: 22 % recoverable", "compute in bf16   precision fp32 -> bf16   on trial   tuning: 41 of 300 s"),
         ("starting", "Starting: building the model 124 M parameters", "The first figures follow the first steps."),

@@ -9,8 +9,8 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.report import facts
 from gpuconsole.report.parts import printed
-from gpuconsole.report.run.diagnosis import paint_diagnosis
-from gpuconsole.report.run.findings import finding_report, paint_details, recoverable
+from gpuconsole.report.run.diagnosis import paint_diagnosis, state_words
+from gpuconsole.report.run.findings import finding_report, firing_report, paint_details, recoverable, rule_counts
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.account import distribution
 from tests.tui.fake_session import FP32, STARVED, gpu_view
@@ -55,3 +55,19 @@ def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:
     run.device = "gpu:0"  # the account is on the CUDA stream, where a wait for a core is not a part
     assert recoverable(starved, run) == "120 of the 200 ms of each step"
     assert recoverable(msgspec.structs.replace(starved, note=True), run) == ""
+
+
+def test_the_rules_without_a_fault_are_counted_in_plain_words() -> None:
+    clear, unsure = Finding("a", "clear", "A"), Finding("b", "cant_tell", "B", missing=("comm_ratio",))
+    assert rule_counts([clear, clear, unsure]) == "2 rules are clear, 1 has no data"
+    assert rule_counts([clear]) == "1 rule is clear"
+    assert rule_counts([unsure, unsure]) == "2 rules have no data"
+    assert rule_counts([]) == ""
+    run = Run("1", "x", "training.gpt", {}, "cpu", "finished", findings=[clear, unsure], steady_from_s=1.0)
+    assert printed(firing_report(run)) == "diagnosis: no fault found: 1 rule is clear, 1 has no data (missing: comm_ratio)"
+
+
+def test_a_run_that_measures_says_what_it_waits_for() -> None:
+    run = Run("1", "x", "training.gpt", {}, "cpu", "running")
+    assert state_words(run) == "Measuring: waiting for the first step to end"
+    assert state_words(msgspec.structs.replace(run, summary=Summary(steps=9))) == "Measuring: the rate is not steady yet"

@@ -236,7 +236,8 @@ def _state(view: View) -> str:
 def state_words(run: Run) -> str:
     """The state of the diagnosis of a run in which no rule fires, in one clause."""
     if run.state == "running" and run.steady_from_s is None and not doubtful(run):
-        return f"Measuring: {'steady state not reached yet' if run.summary.steps else 'nothing completed yet'}"
+        first = "request" if run.serves else "step"
+        return "Measuring: the rate is not steady yet" if run.summary.steps else f"Measuring: waiting for the first {first} to end"
     if run.findings and (why := why_no_claim(run)):
         return "No conclusion: the figures cannot show what limits this run" if doubtful(run) else f"No conclusion: {why}"
     if not run.findings:

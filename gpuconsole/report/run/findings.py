@@ -63,7 +63,7 @@ def firing_report(run: Run) -> Report:
     firing = facts.firing(run)
     if not firing:
         why = why_no_claim(run)
-        words = f"no conclusion: {visible(why)}" if why else f"no rule fires{_why_none(run.findings)}"
+        words = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
         return [Line([("diagnosis: ", ""), (words, "alert" if why else "")])]
     found: Report = [Line([("diagnosis:", "")])]
     for number, finding in enumerate(firing, 1):
@@ -150,11 +150,26 @@ def _sentence(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
 
 
-def _why_none(findings: list[Finding]) -> str:
-    """The number of clear rules, and the signals that the other rules lack."""
-    unsure = [finding for finding in findings if finding.state == "cant_tell"]
-    clear = sum(1 for finding in findings if finding.state == "clear")
-    if not findings:
-        return ": no steady state was measured"
-    missing = sorted({signal for finding in unsure for signal in finding.missing})
-    return f": {clear} rules clear, {len(unsure)} can't tell" + (f" (missing {', '.join(missing)})" if missing else "")
+def rule_counts(findings: Sequence[Finding]) -> str:
+    """`35 rules are clear, 8 have no data`; empty where there is no such rule."""
+    clear, unsure = (sum(one.state == state for one in findings) for state in ("clear", "cant_tell"))
+    parts = [f"{clear} {'rule is' if clear == 1 else 'rules are'} clear"] if clear else []
+    if unsure:
+        parts.append(
+            f"{unsure} {'has' if unsure == 1 else 'have'} no data"
+            if clear
+            else f"{unsure} {'rule has' if unsure == 1 else 'rules have'} no data"
+        )
+    return ", ".join(parts)
+
+
+def missing_signals(findings: Sequence[Finding]) -> list[str]:
+    """The signals that rules lack, each once."""
+    return list(dict.fromkeys(signal for one in findings if one.state == "cant_tell" for signal in one.missing))
+
+
+def _why_none(findings: Sequence[Finding]) -> str:
+    """`no fault found: ...`, with the signals that rules lack."""
+    missing = sorted(missing_signals(findings))
+    counts = rule_counts(findings) or "no steady state was measured"
+    return f"no fault found: {counts}" + (f" (missing: {', '.join(missing)})" if missing else "")

@@ -15,7 +15,7 @@ from gpuconsole.report import facts, units
 from gpuconsole.report.cells import Row, Segment, cell_width, fill, line, line_of, row_width, spread
 from gpuconsole.report.experiments.trial import NO_CAUSE, measured, verdict
 from gpuconsole.report.run.diagnosis import state_words
-from gpuconsole.report.run.findings import stake
+from gpuconsole.report.run.findings import missing_signals, rule_counts, stake
 from gpuconsole.report.run.validity import doubtful, outage
 from gpuconsole.report.run.validity import verdict as validity_words
 from gpuconsole.session.api import View
@@ -220,13 +220,8 @@ def _kept(view: View) -> Trial | None:
 
 
 def _rest(view: View, run: Run) -> list[Segment]:
-    """How many rules have no fault to report, and what the others lack."""
+    """How many rules are clear, and what the others lack."""
     if view.probing:
         return [(f"The probe {view.probing} runs.", "dim")]
-    clear = sum(finding.state == "clear" for finding in run.findings)
-    unknown = [finding for finding in run.findings if finding.state == "cant_tell"]
-    if not run.findings:
-        return [("", "")]
-    counts = f"{clear} {'rule is' if clear == 1 else 'rules are'} clear" + (f", {len(unknown)} can't tell" if unknown else "")
-    missing = ", ".join(dict.fromkeys(signal for finding in unknown for signal in finding.missing))
-    return [(counts, "dim"), (f"missing {missing}" if missing else "", "dim")]
+    missing = missing_signals(run.findings)
+    return [(rule_counts(run.findings), "dim"), (f"missing: {', '.join(missing)}" if missing else "", "dim")]

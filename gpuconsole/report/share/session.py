@@ -15,7 +15,7 @@ from gpuconsole.report.experiments.sweep import setting, sweep_report
 from gpuconsole.report.experiments.trial import measured, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.run.findings import finding_report, firing_report, other_rules
+from gpuconsole.report.run.findings import finding_report, firing_report, other_rules, rule_counts
 from gpuconsole.report.run.models import rank_table
 from gpuconsole.report.run.runs import runs_table
 from gpuconsole.report.run.serving import server_report
@@ -102,9 +102,8 @@ def _evidence(chain: Chain) -> list[Words | Folded]:
         title = _counted(len(others), "more finding", "more findings")
         parts = [part for number, one in enumerate(others, 2) for part in [*finding_report(number, one, run), BLANK]]
         shown.append(Folded(title, [Words(parts)]))
-    clear, unsure = (sum(one.state == state for one in run.findings) for state in ("clear", "cant_tell"))
-    if clear + unsure:
-        shown.append(Folded(f"{_counted(clear, 'rule is', 'rules are')} clear, {unsure} can't tell", [Words(other_rules(run))]))
+    if counts := rule_counts(run.findings):
+        shown.append(Folded(counts, [Words(other_rules(run))]))
     return shown
 
 
