@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpuconsole.diagnosis.engine import wanted_probes
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT
@@ -13,6 +16,7 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.metrics.catalogue import series_key
 from gpuconsole.model.run import Run
+from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.session.api import View
 
@@ -130,15 +134,51 @@ def chain(view: View) -> list[Run]:
     return found[::-1]
 
 
-def since_start(view: View) -> float | None:
-    """The gain of all kept changes together: the rate of the current run over the rate of the first run of this work."""
+class Gain(NamedTuple):
+    """The rate of the current run over the rate at the start of this work. `proven`: paired blocks measured it. Otherwise two times are compared,
+    and other programs may have used the machine in one of them."""
+
+    ratio: float
+    proven: bool
+
+    @property
+    def words(self) -> str:
+        return f"{units.speedup(self.ratio).strip()} {'proven' if self.proven else 'since start, not proven'}"
+
+
+def since_start(view: View) -> Gain | None:
+    """The gain of all kept changes together. None where the settings are those of the start, or where a rate is not known."""
     runs = chain(view)
-    if len(runs) < 2:
+    if len(runs) < 2 or runs[-1].knobs == runs[0].knobs:
         return None
+    if (proven := _proven_gain(runs, view.trials)) is not None:
+        return Gain(proven, True)
     (now, unit), (first, first_unit) = runs[-1].throughput, runs[0].throughput
     if now is None or first is None or unit != first_unit or first.mean <= 0:
         return None
-    return now.mean / first.mean
+    return Gain(now.mean / first.mean, False)
+
+
+def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
+    """The gain that one trial of all changes measured; else the product of the gains of all changes, each on top of the changes before it. None
+    where a change was kept without a trial."""
+    if (whole := proof(runs, trials)) is not None and whole.speedup is not None:
+        return whole.speedup.inverse.estimate
+    gain = 1.0
+    for before, after in itertools.pairwise(runs):
+        kept = (one for one in trials if one.kept and one.baseline_run == before.id and one.changes == after.changes)
+        trial = next(kept, None)
+        if trial is None or trial.speedup is None:
+            return None
+        gain *= trial.speedup.estimate
+    return gain
+
+
+def proof(runs: Sequence[Run], trials: Sequence[Trial]) -> Trial | None:
+    """The trial at the end of a tuning session: from the last of `runs` back to the knobs of the first."""
+    first, last = runs[0], runs[-1]
+    changed = {name: value for name, value in first.knobs.items() if last.knobs.get(name) != value}
+    return next((one for one in trials if changed and one.baseline_run == last.id and one.changes == changed), None)
 
 
 def current_trials(view: View) -> list[Trial]:

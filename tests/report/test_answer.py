@@ -7,11 +7,12 @@ import itertools
 import msgspec
 import pytest
 
-from gpuconsole.model.experiments.trial import Speedup
+from gpuconsole.model.experiments.trial import Speedup, Trial
 from gpuconsole.model.figure import Attainable, RatePair
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job.facts import AGENT
-from gpuconsole.model.run import PHASES
+from gpuconsole.model.knobs.knob import Value
+from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.report import facts
 from gpuconsole.report.cells import _char_width, cell_width
@@ -22,6 +23,7 @@ from gpuconsole.report.screen.answer import paint_answer
 from gpuconsole.report.screen.chart import marks, paint_throughput
 from gpuconsole.report.screen.window import window
 from gpuconsole.session.api import View
+from gpuconsole.session.figures.account import distribution
 from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.header import paint_header
 from tests.tui.fake_session import gpu_view
@@ -228,3 +230,28 @@ def test_neighbours_in_the_bar_differ_without_colour(name: str) -> None:
         for shown in (usual, usual - {name}, usual | {name}):
             glyphs = [LOOKS[part][0] for part in order if part in shown]
             assert all(a != b for a, b in itertools.pairwise(glyphs)), (shown, glyphs)
+
+
+def after(before: Run, number: int, **changes: Value) -> Run:
+    return msgspec.structs.replace(before, id=str(number), knobs={**before.knobs, **changes}, changes=changes)
+
+
+def test_the_gain_since_the_start_is_the_proven_gain_where_trials_measured_it() -> None:
+    first = Run("1", "x", "training.gpt", {"num_workers": 0, "optim": "adamw"}, "cpu", summary=Summary(tokens_per_s=distribution([1000.0])))
+    second = msgspec.structs.replace(after(first, 2, num_workers=4), summary=Summary(tokens_per_s=distribution([1500.0])))
+    third = msgspec.structs.replace(after(second, 3, optim="adamw_fused"), summary=Summary(tokens_per_s=distribution([1400.0])))
+    one = Trial("1", "1", {"num_workers": 4}, "done", Speedup(2.0, 1.9, 2.1), verdict="win", kept=True)
+    two = Trial("2", "2", {"optim": "adamw_fused"}, "done", Speedup(1.5, 1.4, 1.6), verdict="win", kept=True)
+    back = Trial("3", "3", {"num_workers": 0, "optim": "adamw"}, "done", Speedup(0.4, 0.38, 0.42), verdict="worse")
+
+    def words(runs: list[Run], trials: list[Trial]) -> str:
+        gain = facts.since_start(idle_view(runs=tuple(runs), trials=tuple(trials)))
+        return gain.words if gain is not None else ""
+
+    assert words([first], []) == ""
+    assert words([first, second], [one]) == "2.00x proven"
+    assert words([first, second, third], [one, two]) == "3.00x proven"
+    assert words([first, second, third], [one, two, back]) == "2.50x proven", "one trial of all changes"
+    assert words([first, second, third], [one]) == "1.40x since start, not proven"
+    assert words([first, second], []) == "1.50x since start, not proven"
+    assert words([first, second, after(second, 3, num_workers=0)], [one]) == "", "the settings of the start again"

@@ -48,9 +48,8 @@ class Chain(NamedTuple):
 
     @property
     def proof(self) -> Trial | None:
-        """The trial at the end of a tuning session: from the last run back to the knobs of the first run."""
-        changed = {name: value for name, value in self.first.knobs.items() if self.last.knobs.get(name) != value}
-        return next((one for one in self.trials if changed and one.baseline_run == self.last.id and one.changes == changed), None)
+        """See `facts.proof`."""
+        return facts.proof(self.runs, self.trials)
 
     @property
     def gain(self) -> Speedup | None:

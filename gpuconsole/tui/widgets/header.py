@@ -103,7 +103,7 @@ def _rate(view: View) -> list[Segment]:
 
 def _since_start(view: View) -> list[Segment]:
     gain = facts.since_start(view)
-    return [(f"  {units.speedup(gain)} since start", "good" if gain > 1 else "")] if gain is not None else []
+    return [(f"  {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")] if gain is not None else []
 
 
 def _trouble(view: View) -> list[Segment]:
