@@ -112,6 +112,27 @@ def test_a_fault_comes_before_healthy_and_a_note_without_a_change_follows() -> N
     assert proven.startswith("▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]   The training thread waits for a CPU core")
 
 
+def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> None:
+    view = situation("kept")
+    assert view.run is not None
+    proven = "▌Proven: use 4 DataLoader workers: 2.24x [2.10, 2.40]"
+    note = Finding("host.cpu_contention", "fires", "The training thread waits for a CPU core", note=True, summary="other programs use it")
+    for state, findings, first, second in (
+        ("running", [], "", "▌Measuring: "),
+        ("running", [note], "   The training thread waits", "▌other programs use it"),
+        ("finished", [msgspec.structs.replace(note, state="clear")], "", "▌No fault found so far"),
+        ("stopped", [], "", "▌The run ended before a diagnosis"),
+    ):
+        run = msgspec.structs.replace(view.run, state=state, findings=findings, steady_from_s=None if state == "running" else 1.0)
+        found = rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], run)), 140)
+        assert found[0].startswith(proven + first) and found[1].startswith(second), found
+    cause = Finding("host.logging_io", "fires", "Training waits for logging", 0.3, "high", "it logs each step")
+    run = msgspec.structs.replace(view.run, findings=[cause, note])
+    assert rows(msgspec.structs.replace(view, runs=(*view.runs[:-1], run)), 140)[0].startswith(
+        "▌Training waits for logging: 30 % recoverable"
+    )
+
+
 def test_the_keys_of_the_answer_are_those_that_work_now() -> None:
     for name, expected in (
         ("finding", "Enter prove   d why   ↓ next cause"),

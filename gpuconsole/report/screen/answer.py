@@ -93,6 +93,8 @@ def answer(view: View, selected: str) -> Answer:
     trial = facts.running_trial(view)
     if trial is None and (well := facts.healthy(run)) is not None:
         return _healthy(view, run, well, selected)
+    if trial is None and (kept := _kept(view)) is not None and all(finding.note for finding in firing):
+        return _kept_so_far(view, run, kept, firing, selected)
     if firing:
         finding, suggestion = _chosen(view, firing, selected)
         if trial is not None:
@@ -103,8 +105,6 @@ def answer(view: View, selected: str) -> Answer:
         return Answer(_style(finding), head, _about(view, run, finding, suggestion, trial), also)
     if trial is not None:
         return Answer("accent", [(f"On trial: {in_words(trial.changes)}", "title")], _change(trial.changes, run))
-    if run.state == "running" and (kept := _kept(view)) is not None:
-        return Answer("good", _proven(kept), _rest(view, run) if view.probing else [(state_words(run), "dim")])
     words = "Measuring: a short experiment runs" if view.probing and run.state == "running" else state_words(run)
     return Answer("dim", [(words, "title")], _rest(view, run))
 
@@ -125,6 +125,13 @@ def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
     if (kept := _kept(view)) is not None:
         return Answer("good", _proven(kept), more, also or [(f"{GAP}Now: {well.title}", "title")])
     return Answer("good", [(well.title, "title")], more, also)
+
+
+def _kept_so_far(view: View, run: Run, kept: Trial, notes: list[Finding], selected: str) -> Answer:
+    """What was proven stays the headline until there is another cause. A note follows it."""
+    if notes:
+        return Answer("good", _proven(kept), _about(view, run, *_chosen(view, notes, selected)), [(f"{GAP}{notes[0].title}", "")])
+    return Answer("good", _proven(kept), _rest(view, run) if view.probing else [(state_words(run), "dim")])
 
 
 def _proven(kept: Trial) -> list[Segment]:
