@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.case import Missing
+from gpuconsole.diagnosis.case import Case, Missing
 from gpuconsole.diagnosis.engine import Steadied, evaluate
 from gpuconsole.diagnosis.suggest import TRIAL_ERROR
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case, check, loader
 
@@ -180,6 +181,49 @@ def test_python_between_phases_asks_for_the_stack_and_then_names_its_cause() -> 
     assert "garbage collector" in finding.summary and finding.suggestions[0].changes == {"gc_collect_every": 0}
     timed = check("host.python_overhead", case(knobs={"gc_collect_every": 1}, other_ratio=0.3, gc__pause_ratio=0.28))
     assert timed.state == "fires" and timed.suggestions[0].changes == {"gc_collect_every": 0}, "the collector was timed: no stack is needed"
+
+
+INPUT = ("cpu_transform", "epoch_restart", "ipc_collate", "jitter", "slow_storage", "too_few_workers")
+AT = {"stack.script_ratio": 0.6, "stack.line_ratio": 0.5}
+
+
+def own_batches(cpu: float | None, line: float = 0.5) -> Case:
+    """A script without a DataLoader whose steps pass mostly in its own lines. `cpu`: the CPU share of the line with most of this time."""
+    shared = case(data_wait_ratio=0.55, other_ratio=0.0)
+    found = {**AT, "stack.line_ratio": line} | ({} if cpu is None else {"stack.line_cpu_ratio": cpu})
+    signals = shared.signals | {
+        name: Signal(value, "ratio", "80 stack samples, most of them at train.py:12 ask") for name, value in found.items()
+    }
+    return Case({name: value for name, value in shared.knobs.items() if name != "num_workers"}, signals)
+
+
+def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line() -> None:
+    found = own_batches(cpu=0.98)
+    finding = check("host.python_overhead", found)
+    assert finding.state == "fires" and finding.title == "The script's own Python code slows every step"
+    assert finding.summary == (
+        "55% of step time is the script's own code, which makes the batches (there is no DataLoader): most of it at train.py:12 ask"
+    )
+    assert [check(f"input.{rule}", found).state for rule in INPUT] == ["clear"] * len(INPUT), "there is no loader that could be at fault"
+    with pytest.raises(Missing, match=r"stack\.script_ratio"):
+        check(
+            "host.python_overhead", Case(found.knobs, {name: one for name, one in found.signals.items() if not name.startswith("stack.")})
+        )
+
+
+def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
+    finding = check("host.python_overhead", own_batches(cpu=0.02))
+    assert finding.title == "The script's own code waits in every step"
+    assert finding.summary.endswith("most of it at train.py:12 ask. This line waits: it uses the CPU only 2% of its time")
+    between = check("host.python_overhead", case(other_ratio=0.4, **STACK, stack__line_cpu_ratio=0.1))
+    assert "40% of step time is the script's own code between the phases" in between.summary
+    unknown = check("host.python_overhead", own_batches(cpu=None))
+    assert "waits" not in unknown.title + unknown.summary, "a kernel without schedstat: nothing is said about the CPU"
+
+
+def test_a_line_with_little_of_the_time_is_not_called_most_of_it() -> None:
+    finding = check("host.python_overhead", own_batches(cpu=0.98, line=0.1))
+    assert finding.summary.endswith("the largest part, 10%, at train.py:12 ask")
 
 
 def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:

@@ -37,7 +37,14 @@ def cause(case: Case) -> Cause | None:
 
     Needs probe P6 once the wait is large enough; raises Missing until the probe has run.
     """
+    if not has_loader(case):
+        return None
     return next((name for name in CAUSES_OF_DATA_WAIT if _APPLIES[name](case)), None)
+
+
+def has_loader(case: Case) -> bool:
+    """Whether a DataLoader makes the batches. Without one, the script's own lines make them: see host.python_overhead."""
+    return "num_workers" in case.knobs
 
 
 def _waits(case: Case) -> bool:

@@ -4,50 +4,76 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
+from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 
-SHARE = Threshold("share", 0.10, "ratio", "10 % of step time outside all named phases")
+SHARE = Threshold(
+    "share", 0.10, "ratio", "10 % of step time outside all named phases; without a DataLoader also the time in which batches are made"
+)
 IN_SCRIPT = Threshold(
     "in_script", 0.05, "ratio", "stack samples must find the script: other time outside the phases is the cost of the account itself"
 )
 GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: the collector is the cause, not the lines around it")
 
 
+WAITS = Threshold("waits", 0.5, "ratio", "a line that uses the CPU for less than half of its time waits")
+
+
 class HostPythonOverhead(Rule):
     id = "host.python_overhead"
     title = "The script's own Python code slows every step"
     clear_title = "The script's own Python code takes little time"
-    thresholds = (SHARE, IN_SCRIPT, GC)
+    thresholds = (SHARE, IN_SCRIPT, GC, WAITS)
     knobs = ("gc_collect_every", "gradient_percentiles")
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
 during ordinary steps and names the line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are needed.
 Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and
-no gc.collect() in the loop, and another process for work that can wait."""
+no gc.collect() in the loop, and another process for work that can wait.
+A program without a DataLoader makes its batches in its own lines: a simulator, a replay buffer, a request. This time counts here too. The CPU
+time of the training thread says whether the line computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
+vectorised code. A line that waits, for an answer or by time.sleep, runs in a thread while the model trains on the batch before."""
 
     def check(self, case: Case) -> Finding:
-        share = case.value("other_ratio")
+        batches = 0.0 if _input.has_loader(case) else case.value("data_wait_ratio")
+        share = case.value("other_ratio") + batches
         evidence: tuple[Evidence, ...] = (case.evidence("other_ratio", SHARE.value),)
+        if batches:
+            evidence += (case.evidence("data_wait_ratio", SHARE.value),)
         if share < SHARE.value:
             return self.clear(share / SHARE.value, evidence)
         pause = case.get("gc.pause_ratio", 0.0)
         collects = pause >= GC.value and pause >= share / 2
         if not collects and case.value("stack.script_ratio") < IN_SCRIPT.value and pause < GC.value:
             return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
-        what = f"the garbage collector, {pause:.0%}"
-        if not collects:
-            what = f"most of it at {case.signal('stack.line_ratio').source.rpartition(' at ')[2]}"
+        waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS.value
         return self.fires(
-            f"{share:.0%} of step time is Python between the phases: {what}",
+            f"{share:.0%} of step time is {_what(waits, bool(batches))}: {f'the garbage collector, {pause:.0%}' if collects else _line(case, waits)}",
             recoverable=share * 0.9,
             confidence="high" if share >= 2 * SHARE.value else "medium",
             evidence=evidence + self._measured(case),
             suggestions=[_collect_less(case, share) if collects else _by_tensors(case, share)],
             level=share / SHARE.value,
+            title="The script's own code waits in every step" if waits else "",
         )
 
     def _measured(self, case: Case) -> tuple[Evidence, ...]:
-        return case.if_known("stack.script_ratio", "stack.line_ratio", "gc.pause_ratio")
+        return case.if_known("stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio")
+
+
+def _what(waits: bool, batches: bool) -> str:
+    """What the time is, in words. `batches`: the script's own lines make the batches."""
+    if batches:
+        return "the script's own code, which makes the batches (there is no DataLoader)"
+    return "the script's own code between the phases" if waits else "Python between the phases"
+
+
+def _line(case: Case, waits: bool) -> str:
+    """The line with most of the time, in words."""
+    place, share = case.signal("stack.line_ratio").source.rpartition(" at ")[2], case.value("stack.line_ratio")
+    most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part, {share:.0%},"
+    cpu = f". This line waits: it uses the CPU only {case.value('stack.line_cpu_ratio'):.0%} of its time" if waits else ""
+    return f"{most} at {place}{cpu}"
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:

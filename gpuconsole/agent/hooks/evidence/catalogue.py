@@ -11,7 +11,7 @@ from . import passes, stacks, updates
 Probe = Callable[[Any], Generator[None, None, Signals]]
 
 PROBES: dict[str, Probe] = {
-    "script_lines": lambda loop: stacks.script_lines(),
+    "script_lines": lambda loop: stacks.script_lines(loop.account.times),
     "cached_batch": passes.cached_batch,
     "batch_elasticity": passes.batch_elasticity,
     "swap_optim": updates.swap_optim,

@@ -12,12 +12,16 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
-from ...clock import now
+from ...clock import ThreadTimes, now
 from ...probes import ProbeError
-from ..recorder import FORWARD, GAP, OWN
+from ..recorder import DATA, FORWARD, GAP, OWN
 from ..watch import program_frame, recorder
 
 EVERY_S = 0.01
+LOOK_S = 0.001
+"""Length of a look at the CPU time of the training thread, after a sample within the script's own lines."""
+LEAST_LOOKED_S = 0.005
+"""Seconds of such looks at one line, below which nothing is said about its CPU time."""
 LENGTH_S = 1.0
 LEAST_STEPS = 4
 MOST_S = 10.0
@@ -26,10 +30,17 @@ _registered: list[bool] = []
 
 
 class StackSamples:
-    """Samples of the training thread until `stop`. `places`: file, line and function; empty within a segment."""
+    """Samples of the training thread until `stop`. `places`: file, line and function; empty within a segment. A function of the program that makes
+    batches counts as the script's own lines.
 
-    def __init__(self) -> None:
+    `looked`: by place, the seconds that the samples looked at the thread, and the seconds in which it used a core or waited for one. A look that
+    lasts into another segment does not count. `times`: those of the training thread.
+    """
+
+    def __init__(self, times: ThreadTimes) -> None:
         self.places: list[str] = []
+        self.looked: dict[str, tuple[float, float]] = {}
+        self._times = times
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpuconsole-stacks", daemon=True)
         if not _registered:
@@ -49,7 +60,10 @@ class StackSamples:
             try:
                 code = recorder.stack[-1]
                 if code != OWN:
-                    self.places.append(self._place() if code == GAP else "")
+                    place = self._place() if code in (GAP, DATA) else ""
+                    self.places.append(place)
+                    if place and self._times.available:
+                        self._look(place)
             except Exception:  # the training thread has just changed the list: the next sample will do
                 continue
 
@@ -62,6 +76,19 @@ class StackSamples:
         code = frame.f_code
         return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
 
+    def _look(self, place: str) -> None:
+        segment, begun, busy = _segment(), now(), sum(self._times.cpu_and_runq_s())
+        self._stop.wait(LOOK_S)
+        seconds, busy = now() - begun, sum(self._times.cpu_and_runq_s()) - busy
+        if _segment() == segment:
+            total, used = self.looked.get(place, (0.0, 0.0))
+            self.looked[place] = total + seconds, used + min(busy, seconds)
+
+
+def _segment() -> tuple[int, int]:
+    """The present segment: the step, and how many segments of the step have ended."""
+    return recorder.index, len(recorder.codes)
+
 
 def stop_all() -> None:
     """End all sampling threads."""
@@ -69,9 +96,10 @@ def stop_all() -> None:
         samples.stop()
 
 
-def script_lines() -> Generator[None, None, dict[str, Any]]:
-    """The share of time in the program's own lines between the segments, and the line with most of it. Ordinary steps go on meanwhile."""
-    samples, start, first = StackSamples(), now(), recorder.index
+def script_lines(times: ThreadTimes) -> Generator[None, None, dict[str, Any]]:
+    """The share of time in the program's own lines between the segments, the line with most of it, and whether this line computes or waits.
+    Ordinary steps go on meanwhile. `times`: those of the training thread. Raises ProbeError where no sample was possible."""
+    samples, start, first = StackSamples(times), now(), recorder.index
     try:
         while now() - start < LENGTH_S or (recorder.index - first < LEAST_STEPS and now() - start < MOST_S):
             yield
@@ -83,7 +111,7 @@ def script_lines() -> Generator[None, None, dict[str, Any]]:
     counted = Counter(place for place in places if place)
     place, most = counted.most_common(1)[0] if counted else ("nowhere", 0)
     source = f"{len(places)} stack samples of ordinary steps"
-    return {
+    found = {
         "stack.script_ratio": {
             "value": counted.total() / len(places),
             "unit": "ratio",
@@ -91,3 +119,8 @@ def script_lines() -> Generator[None, None, dict[str, Any]]:
         },
         "stack.line_ratio": {"value": most / len(places), "unit": "ratio", "source": f"{source}, most of them at {place}"},
     }
+    looked_s, used_s = samples.looked.get(place, (0.0, 0.0))
+    if looked_s >= LEAST_LOOKED_S:
+        source = f"schedstat of the training thread within that line, {looked_s * 1e3:.0f} ms: time on a core or a run queue"
+        found["stack.line_cpu_ratio"] = {"value": used_s / looked_s, "unit": "ratio", "source": source}
+    return found

@@ -69,6 +69,7 @@ def test_stack_samples_name_the_line(outputs: Outputs) -> None:
     line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
     assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train")
     assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2
+    assert signals["stack.line_cpu_ratio"].value < 0.4, "the line sleeps"
 
 
 def test_side_work_is_never_left_out(outputs: Outputs) -> None:
