@@ -2,7 +2,7 @@
 
     python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...]
 
-Runs 18 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
+Runs 37 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
 each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
 must be bit for bit those of a run without the agent, and what the loop prints must be the same. Exit code 1: a phase differs by more than 2 points, or
 losses, weights or output differ.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, alone, differences, digests, watched
+from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, RIGHT_AT_ONCE, UNUSUAL, alone, differences, digests, watched
 
 POINTS = 0.02
 
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of loops")
     args = parser.parse_args()
-    names = args.only or [*LOOPS, *FRAMEWORKS]
+    names = args.only or [*LOOPS, *UNUSUAL, *RIGHT_AT_ONCE, *FRAMEWORKS]
     wrong = 0
     for name in names:
         if name in FRAMEWORKS and importlib.util.find_spec(FRAMEWORKS[name]) is None:
@@ -41,7 +41,7 @@ def main() -> int:
 
 def agrees(name: str, steps: int, rounds: int) -> bool:
     """Whether the account of one loop is within the limit; prints its line."""
-    program = "frameworks.py" if name in FRAMEWORKS else "loops.py"
+    program = "frameworks.py" if name in FRAMEWORKS else "unusual.py"
     command = (
         str(PROGRAMS / program),
         *(() if name in FRAMEWORKS else ("fork",)),

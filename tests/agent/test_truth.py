@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, Ran, alone, differences, digests, watched
+from tests.agent.truth import FRAMEWORKS, LOOPS, PROGRAMS, UNUSUAL, Ran, alone, differences, digests, watched
 
 pytestmark = pytest.mark.xdist_group("loops with stamps")
 
@@ -20,15 +20,20 @@ POINTS = 0.15
 
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return watched(tmp_path_factory.mktemp("loops"), str(PROGRAMS / "loops.py"), "fork", str(STEPS), *LOOPS)
+    return watched(tmp_path_factory.mktemp("loops"), str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *LOOPS, *UNUSUAL)
 
 
-@pytest.mark.parametrize("loop", [*(loop for loop in LOOPS if loop != "ddp"), "ddp0", "ddp1"])
+@pytest.mark.parametrize("loop", [*(loop for loop in LOOPS if loop != "ddp"), "ddp0", "ddp1", *UNUSUAL])
 def test_steps_and_phases_agree_with_stamps_by_hand(loops: Ran, loop: str, tmp_path: Path) -> None:
     wrong = far(loops, loop)
     if wrong:  # another test may have taken the core during this loop: the loop runs again, without the others
-        wrong = far(watched(tmp_path, str(PROGRAMS / "loops.py"), "fork", str(STEPS), loop.rstrip("01")), loop)
+        wrong = far(watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), loop.rstrip("01")), loop)
     assert wrong == {}
+
+
+def test_samples_and_tokens_of_a_dataclass_are_counted(loops: Ran) -> None:
+    last = loops.watched["dataclass_batch"].steps[-1]
+    assert (last.samples, last.tokens) == (8, 8 * 31)
 
 
 def far(ran: Ran, loop: str) -> dict[str, float]:
@@ -37,8 +42,8 @@ def far(ran: Ran, loop: str) -> dict[str, float]:
 
 
 def test_losses_and_weights_are_bit_for_bit_the_same(loops: Ran, tmp_path: Path) -> None:
-    out = alone(tmp_path, str(PROGRAMS / "loops.py"), "fork", str(STEPS), *LOOPS)
-    assert sorted(digests(loops.out)) == sorted(digests(out)) and len(digests(out)) == 2 * (len(LOOPS) + 1)
+    out = alone(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *LOOPS, *UNUSUAL)
+    assert sorted(digests(loops.out)) == sorted(digests(out)) and len(digests(out)) == 2 * (len(LOOPS) + 1 + len(UNUSUAL))
 
 
 @pytest.mark.parametrize("loop", FRAMEWORKS)

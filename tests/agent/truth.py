@@ -21,6 +21,13 @@ LOOPS = (
     "inline_batches", "prefetch_thread", "teacher", "forward_called", "within_backward", "own_gradients",
     "alternating", "scaled", "checkpointed",
 )  # fmt: skip
+UNUSUAL = ("ppo", "dqn", "distilled", "muon_and_adam", "zipped", "dataclass_batch")
+"""Loops of programs/unusual.py that once were wrong."""
+RIGHT_AT_ONCE = (
+    "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",
+    "closure_sgd", "two_backwards", "tiny_steps", "growing",
+)  # fmt: skip
+"""The others: only benchmarks/own_job/truth.py runs them."""
 FRAMEWORKS = {"hf_trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}
 
 

@@ -206,6 +206,7 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "torch._dynamo.eval_frame": on_dynamo,
     "torch": on_torch,
     "torch.autograd": around(("", "grad", BACKWARD)),
+    "torch.nn.modules.module": around(("Module", "zero_grad", ZERO)),
     "torch.serialization": around(("", "save", SAVE)),
     "torch.distributed.distributed_c10d": around(("", COLLECTIVES, COMM)),
     "torch.distributed.checkpoint.state_dict_saver": around(("", "save async_save", SAVE)),

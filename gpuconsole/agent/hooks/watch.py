@@ -114,13 +114,17 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first argument with a shape; in mappings and sequences the first element stands for all."""
+    """The first argument with a shape; in mappings, sequences and objects of the program's own the first element stands for all."""
     for value in (*args, *kwargs.values()):
         for _ in range(2):
-            if not hasattr(value, "shape") and hasattr(value, "values"):
+            if hasattr(value, "shape"):
+                break
+            if callable(getattr(value, "values", None)):
                 value = next(iter(value.values()), None)
             elif isinstance(value, (tuple, list)):
                 value = value[0] if value else None
+            else:  # an object such as a dataclass: its attributes
+                value = next((one for one in getattr(value, "__dict__", {}).values() if getattr(one, "shape", None)), None)
         if getattr(value, "shape", None):
             return value
     return None

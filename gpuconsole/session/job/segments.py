@@ -37,6 +37,8 @@ FIXED = {
 }
 """The phase of a segment that needs no neighbours."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
+RECENT = 32
+"""Steps by which a pass without gradients is judged: one in most steps is a teacher's or a policy's, not an evaluation."""
 STREAM_STEPS = 16
 """Steps on the stream's timeline by which the time of other steps is divided."""
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
@@ -103,6 +105,8 @@ class SegmentFold:
         """Whether the last pass with gradients was a framework's training step with its loss."""
         self._last: int | None = None
         """The last mark of the step before."""
+        self._passed_without: deque[bool] = deque(maxlen=RECENT)
+        """For each of the last steps, whether it had a pass without gradients."""
 
     def add(self, event: Segments) -> Steps:
         """The same message with steps. Raises ValueError where it is damaged."""
@@ -179,8 +183,10 @@ class SegmentFold:
             return P_OPTIMIZER  # clipping, unscaling
         if before == OPTIMIZER and after == ZERO:
             return P_OPTIMIZER
-        if before == FORWARD and after in (ZERO, FORWARD):
+        if (before == FORWARD and after in (ZERO, FORWARD, NO_GRAD)) or (before == NO_GRAD and after == ZERO):
             return P_FORWARD
+        if before == NO_GRAD and after == FORWARD and self._has_data:
+            return P_FORWARD  # a teacher's output; without a loader, an environment may run in these lines
         if not self._has_data and after in PASSES:
             return P_DATA  # no loader, and no function that makes batches: the lines before the pass
         if before == DATA and after in PASSES and self.on_device:
@@ -218,10 +224,13 @@ class SegmentFold:
     def _evaluated(self, codes: list[int]) -> set[int]:
         """Segments of evaluation: batches that met only passes without gradients, and all between such passes; and evaluation loaders."""
         evaluated, batch, touched, graded = set(), list[int](), False, False
+        self._passed_without.append(NO_GRAD in codes)
+        rare = 2 * sum(self._passed_without) <= len(self._passed_without)
+        ends = (OPTIMIZER, ZERO) if self._has_data and rare else ()  # without batches that are seen, an environment may run between passes
         tests = {loader for loader, (train, test) in self._loaders.items() if test > train}
         for i, code in enumerate(codes):
             data = code == DATA or code >= LOADER
-            if data or (touched and (code in (OPTIMIZER, ZERO) or (code == NO_GRAD and not batch))):
+            if data or (touched and code in ends):
                 if touched and not graded:
                     evaluated.update(batch)
                 batch, touched, graded = [], False, False

@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import queue
+import random
 import sys
 import threading
 import time
@@ -49,8 +50,8 @@ class Images(Dataset):
 
     def __getitem__(self, index):
         time.sleep(self.cost_s)
-        random = np.random.default_rng(index)
-        return torch.from_numpy(random.standard_normal((3, 12, 12), dtype=np.float32)), index % 10
+        values = np.random.default_rng(index)
+        return torch.from_numpy(values.standard_normal((3, 12, 12), dtype=np.float32)), index % 10
 
 
 def convnet(width=24):
@@ -295,8 +296,8 @@ class Stream(IterableDataset):
     def __iter__(self):
         for index in itertools.count():
             time.sleep(0.0001)
-            random = np.random.default_rng(index)
-            yield torch.from_numpy(random.standard_normal((3, 12, 12), dtype=np.float32)), index % 10
+            values = np.random.default_rng(index)
+            yield torch.from_numpy(values.standard_normal((3, 12, 12), dtype=np.float32)), index % 10
 
 
 def iterable(steps):
@@ -588,6 +589,7 @@ LOOPS = {
 def run(name, steps):
     """Run one loop; print digests of its losses and weights."""
     torch.manual_seed(1337)
+    random.seed(1337)
     torch.set_num_threads(1)
     model = LOOPS[name](steps)
     KEPT.append(model)
@@ -619,7 +621,8 @@ def in_fork(name, steps, environment):
         os._exit(0)
 
 
-if __name__ == "__main__":
+def main():
+    """The command line of this program."""
     if sys.argv[1] == "fork":
         for name in sys.argv[3:]:
             ranks = [{"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["PORT"]} for r in (0, 1)]
@@ -627,3 +630,7 @@ if __name__ == "__main__":
                 os.waitpid(pid, 0)
     else:
         run(sys.argv[1], int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
