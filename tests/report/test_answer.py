@@ -212,6 +212,17 @@ def test_the_throughput_after_a_kept_change_is_green_and_a_trial_has_the_colour_
     assert not {"gained", "trial"} & {one for row in paint_throughput(session.view(), session.history, 120, 14) for _, one in row}
 
 
+def test_lines_show_without_colour_where_a_trial_begins_and_where_it_ended() -> None:
+    for name, most in (("trial-finished", 4), ("tuning", 3), ("finding", 0)):  # the end of a trial that runs is the present
+        session = FoldedSession(SITUATIONS[name]())
+        view = session.view()
+        painted = text(paint_throughput(view, session.history, 120, 14)).splitlines()
+        columns = {column for row in painted for column, char in enumerate(row) if char in "╎▓"}
+        assert len(columns) == most, (name, columns)
+        label = next(row for row in painted if "▼" in row) if most else ""
+        assert {column for column, char in enumerate(label) if char == "▼"} <= columns
+
+
 @pytest.mark.parametrize("columns", [10, 60, 190])
 def test_at_most_a_third_of_the_time_axis_is_in_the_future(columns: int) -> None:
     for seconds in range(20, 20_000, 37):

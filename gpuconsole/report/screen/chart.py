@@ -21,6 +21,8 @@ from gpuconsole.session.api import View
 GUTTER = 9
 """Cells of the figures at the left edge."""
 GRID = "▔"
+BOUNDS = {" ": "╎", "█": "▓"}
+"""What stands above and below the curve where a trial begins and where it ended. Colours show this too, but not every terminal has colours."""
 LEAST_TICK = 3
 """Rows between two figures at the left edge."""
 LEAST_LABEL = 10
@@ -57,7 +59,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     high = _top(max(value for value in values if value is not None))
     rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
     styles = _styles(found, time)
-    texts = spark(values, plot, high)
+    texts = [_ruled(text, _bounds(found, time)) for text in spark(values, plot, high)]
     ticks = _ticks(high, plot)
     spans = _spans(styles)
     for n, text in enumerate(texts):
@@ -153,6 +155,17 @@ def _styles(found: list[Mark], time: Window) -> list[str]:
         elif mark.style == "accent":
             styles[first : last + 1] = ["trial"] * len(styles[first : last + 1])
     return styles
+
+
+def _bounds(found: list[Mark], time: Window) -> set[int]:
+    """The columns where a change begins, and where a trial ended."""
+    ends = {time.column(mark.end_s) for mark in found if mark.style != "accent"}
+    return {column for column in ends | {time.column(mark.begin_s) for mark in found} if 0 <= column < time.columns}
+
+
+def _ruled(text: str, bounds: set[int]) -> str:
+    """A row of the curve with lines at `bounds`."""
+    return "".join(BOUNDS.get(char, char) if column in bounds else char for column, char in enumerate(text))
 
 
 def _spans(styles: list[str]) -> list[tuple[int, int, str]]:
