@@ -6,13 +6,15 @@ import os
 import platform
 import random
 import socket
+import statistics
 import sys
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S
+from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
 from ..inbox import Inbox
@@ -63,6 +65,8 @@ POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S = 0.05, 0.1, 0.02
 SEND_EVERY_S, SEND_AT_LOW_RATE_S = 0.5, 1.0
 """The periods of messages, in seconds: of a job that is new or has just received a command (see reporter.py), and of one that the console only watches.
 A message takes 0.8 ms between two steps of 6 ms: 10 µs a step with the first period, 5 µs with the second."""
+MOST_SPANS = 4
+"""A step that is to be sampled later than so many of the usual distances is chosen anew."""
 COUNT_AT = 20
 """The step after which one step's operators are counted."""
 EAGER = 8
@@ -118,18 +122,30 @@ class SegmentAccount:
 
 
 class StepSampler:
-    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, with random gaps."""
+    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, at random distances.
+
+    The distances are counted in steps. With distances in seconds, the step after a long step would be chosen most often, and a long step, such as the
+    one with the rollouts of reinforcement learning, hardly ever.
+    """
 
     def __init__(self) -> None:
         self._random = random.Random(0)
-        self._next_t = 0.0
+        self._step_s: deque[float] = deque(maxlen=USUAL_OF)
+        self._last: tuple[int, float] | None = None
+        self._next = 0
 
-    def wants(self, start: float, low_rate: bool) -> bool:
-        """Whether the step that begins at `start` is sampled."""
-        if start < self._next_t:
-            return False
-        self._next_t = start + 2 * self._random.random() * (LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S)
-        return True
+    def next(self, index: int, start: float, low_rate: bool) -> int:
+        """The step to sample next: `index`, which begins at `start`, or a later one. Call it from time to time."""
+        if self._last is not None and index > self._last[0]:
+            self._step_s.append((start - self._last[1]) / (index - self._last[0]))
+        self._last = index, start
+        usual = statistics.median(self._step_s) if self._step_s else SAMPLE_SPAN_S
+        every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
+        if self._next > index + MOST_SPANS * every:  # a step takes longer than before
+            self._next = index
+        while self._next < index:
+            self._next += self._random.randint(1, 2 * every - 1)
+        return self._next
 
 
 def _cost_of_a_mark() -> float:
@@ -458,7 +474,8 @@ class Agent:
         if self._every_step or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
         recorder.sample_all = bool(recorder.arm)
-        if recorder.sample_all or self._sampler.wants(recorder.start, service.loop.account.low_rate):
+        recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
+        if recorder.sample_all or recorder.sample_at == recorder.index:
             recorder.sampled(True)
 
     def _serve(self, service: JobService, connection: Connection) -> None:

@@ -72,6 +72,7 @@ class Recorder:
         "readings",
         "reads_loss",
         "sample_all",
+        "sample_at",
         "samples",
         "settle",
         "stack",
@@ -112,6 +113,8 @@ class Recorder:
         """On CUDA: divides finished steps into those whose events are known, and the rest."""
         self.sample_all = False
         """Whether every step has readings: in a trial both sides pay the same for them."""
+        self.sample_at = -1
+        """The step that has readings, also where `sample_all` is not set."""
         self.sampled(False)
         self.at_end: Callable[[], None] | None = None
         """Called after a step that ends at `due` or later."""
@@ -168,8 +171,8 @@ class Recorder:
         self.start, self.codes, self.times = end, [], []
         self.samples = self.tokens = self.passes = self.backwards = 0
         self.loss = None
-        if self.readings is not None:
-            self.sampled(self.sample_all)
+        if self.readings is not None or self.index == self.sample_at:
+            self.sampled(self.sample_all or self.index == self.sample_at)
         self.reads_loss = self.sample_all or end >= self._loss_t
         if self.reads_loss:
             self._loss_t = end + LOSS_EVERY_S
