@@ -9,7 +9,7 @@ from gpuconsole.experiments.statistics import MIN_BLOCKS, RUN_TO_RUN, RUNS_FOR_S
 from gpuconsole.model.experiments.baseline import Baseline, BaselineComparison, BaselineKey, BaselineRun, BaselineVerdict, RateChange
 from gpuconsole.model.knobs.knob import Knobs, Value, show
 from gpuconsole.model.run import Validity
-from gpuconsole.model.text import visible
+from gpuconsole.model.text import percent, visible
 from gpuconsole.report import units
 
 RUN_QUEUE_DIFFERS = 0.15
@@ -18,7 +18,7 @@ OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Minimum load that the signals of rule host.cpu_contention count as contention (docs/diagnosis.md)."""
 WORTH_REPORTING = 0.02
 """Run-queue delay below this share is less than the smallest relevant difference, so the result does not mention it."""
-FEW_RUNS = f"runs are assumed to differ by {RUN_TO_RUN:.0%} until {RUNS_FOR_SPREAD} runs are kept"
+FEW_RUNS = f"runs are assumed to differ by {percent(RUN_TO_RUN)} until {RUNS_FOR_SPREAD} runs are kept"
 
 
 def doubts(validity: Validity | None) -> str:

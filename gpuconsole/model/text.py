@@ -1,4 +1,4 @@
-"""Untrusted text, made safe for the screen."""
+"""Text that several layers write: untrusted text, made safe for the screen, and the one spelling of a share."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def _visible(character: str) -> str:
         code = ord(character)
         return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return character
+
+
+def percent(ratio: float, places: int = 0) -> str:
+    """`31 %`: a share in a sentence. `report.units` has the forms for columns."""
+    return f"{ratio * 100:.{places}f} %"

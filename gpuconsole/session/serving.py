@@ -14,6 +14,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
+from gpuconsole.model.text import percent
 from gpuconsole.session.figures.account import percentile
 from gpuconsole.session.figures.latencies import Latencies
 from gpuconsole.session.figures.outages import Outages
@@ -192,7 +193,7 @@ class ServingRecord:
             found["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
             full = sum(value >= FULL_KV for value in usage) / len(usage)
             found["server.kv_cache_full_ratio"] = Signal(
-                full, "ratio", f"{SERVER}, share of {len(usage)} readings at {FULL_KV:.0%} or more"
+                full, "ratio", f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
             )
         running = [one.gauges["requests_running"] for one in states if "requests_running" in one.gauges]
         if running and "max_num_seqs" in facts:  # the sequence slots of a server that was not started here are not known

@@ -67,15 +67,15 @@ def on_h100(scenario: str, **changes: object) -> Check:
 @pytest.mark.parametrize(
     ("scenario", "changes", "said"),
     [
-        ("train-gpt", {"seq_len": 1024, "d_model": 768, "n_layer": 12, "batch_size": 16}, "MFU 33%"),
+        ("train-gpt", {"seq_len": 1024, "d_model": 768, "n_layer": 12, "batch_size": 16}, "MFU 33 %"),
         ("finetune-lora", {"d_model": 4096, "n_layer": 24, "batch_size": 2}, "out of memory"),
         ("fragmented-memory", {"batch_size": 1024}, "out of memory"),
         ("dynamic-shapes", {"batch_size": 4096}, "5 lengths"),
-        ("quantized", {"d_model": 1024, "n_layer": 8}, "share of the memory bandwidth 3%"),
+        ("quantized", {"d_model": 1024, "n_layer": 8}, "share of the memory bandwidth 3 %"),
         ("vision-healthy", {"batch_size": 256, "width": 64, "h2d_stream": False}, "copies to the GPU take"),
-        ("serve-chat", {"d_model": 2048, "n_layer": 16}, "the GPU computes 52%"),
+        ("serve-chat", {"d_model": 2048, "n_layer": 16}, "the GPU computes 52 %"),
         ("serve-long", {"d_model": 2048, "n_layer": 16, "concurrency": 4, "output_tokens": 64}, "prefill"),
-        ("long-sequence", {"seq_len": 16384, "d_model": 2048, "memory_limit_mb": 53500}, "memory used 86%"),
+        ("long-sequence", {"seq_len": 16384, "d_model": 2048, "memory_limit_mb": 53500}, "memory used 86 %"),
     ],
 )
 def test_settings_that_do_not_teach_are_found(scenario: str, changes: dict[str, object], said: str) -> None:

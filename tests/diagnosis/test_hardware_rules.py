@@ -284,7 +284,7 @@ def test_a_gpu_that_waits_for_the_host_while_requests_run(eager: bool) -> None:
 def test_the_embedded_server_waits_for_the_host_and_has_no_setting_against_that() -> None:
     finding = of("serve.host_overhead_eager", server({"server": "embedded", "enforce_eager": False}, hw__busy_ratio=0.3))
     assert finding.state == "fires" and finding.suggestions == ()
-    assert "the GPU works only 30% of the time. The embedded server launches every kernel alone" in finding.summary
+    assert "the GPU works only 30 % of the time. The embedded server launches every kernel alone" in finding.summary
 
 
 @pytest.mark.parametrize(

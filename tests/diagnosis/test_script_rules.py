@@ -202,7 +202,7 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
     finding = check("host.python_overhead", found)
     assert finding.state == "fires" and finding.title == "The script's own Python code slows every step"
     assert finding.summary == (
-        "55% of step time is the script's own code, which makes the batches (there is no DataLoader): most of it at train.py:12 ask"
+        "55 % of step time is the script's own code, which makes the batches (there is no DataLoader): most of it at train.py:12 ask"
     )
     assert [check(f"input.{rule}", found).state for rule in INPUT] == ["clear"] * len(INPUT), "there is no loader that could be at fault"
     with pytest.raises(Missing, match=r"stack\.script_ratio"):
@@ -214,16 +214,16 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
 def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.02))
     assert finding.title == "The script's own code waits in every step"
-    assert finding.summary.endswith("most of it at train.py:12 ask. This line waits: it uses the CPU only 2% of its time")
+    assert finding.summary.endswith("most of it at train.py:12 ask. This line waits: it uses the CPU only 2 % of its time")
     between = check("host.python_overhead", case(other_ratio=0.4, **STACK, stack__line_cpu_ratio=0.1))
-    assert "40% of step time is the script's own code between the phases" in between.summary
+    assert "40 % of step time is the script's own code between the phases" in between.summary
     unknown = check("host.python_overhead", own_batches(cpu=None))
     assert "waits" not in unknown.title + unknown.summary, "a kernel without schedstat: nothing is said about the CPU"
 
 
 def test_a_line_with_little_of_the_time_is_not_called_most_of_it() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.98, line=0.1))
-    assert finding.summary.endswith("the largest part, 10%, at train.py:12 ask")
+    assert finding.summary.endswith("the largest part, 10 %, at train.py:12 ask")
 
 
 def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:

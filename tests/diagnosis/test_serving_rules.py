@@ -206,7 +206,7 @@ def test_rules_about_training_and_about_serving_keep_apart() -> None:
     }
 
 
-@pytest.mark.parametrize(("dtype", "left"), [("float32", "25%"), ("bfloat16", "50%")])
+@pytest.mark.parametrize(("dtype", "left"), [("float32", "25 %"), ("bfloat16", "50 %")])
 def test_int8_of_the_embedded_server_keeps_a_quarter_of_fp32_and_half_of_bf16(dtype: str, left: str) -> None:
     reading = {"server.weight_bytes": 1.7e8, "server.requests_running": 1.0, "client.chunk_gap_p50_s": 0.013}
     on_gpu = Case({**KNOBS, "concurrency": 1, "dtype": dtype}, case(reading | {"is_gpu": 1.0}).signals, serves=True)
@@ -219,7 +219,7 @@ def test_a_server_behind_a_starved_client_is_not_called_healthy() -> None:
     roof = {"mbu_ratio": 0.7, "client.runq_ratio": 0.38}
     found = {finding.rule: finding for finding in evaluate(case(roof))}
     assert found["serve.client_bound"].state == "fires"
-    assert "waits for a CPU 38% of the time" in found["serve.client_bound"].summary
+    assert "waits for a CPU 38 % of the time" in found["serve.client_bound"].summary
     assert found["serve.saturated_healthy"].state == "clear"
 
 

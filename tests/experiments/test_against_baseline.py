@@ -23,7 +23,7 @@ def test_a_regression_in_words() -> None:
     assert found.words.startswith("12.3 % [")
     assert "] slower than the baseline of 2026-11-20 (18 240 tokens/s), more than the noise" in found.words
     assert "largest change in backward: 200 ms -> 270 ms per step" in found.words
-    assert "runs are assumed to differ by 2% until 3 runs are kept" in found.words
+    assert "runs are assumed to differ by 2 % until 3 runs are kept" in found.words
     assert found.short == "-12 % vs baseline"
     several = compare(now, baseline(*(kept(18_240 + n, f"2026-11-{18 + n}T10:00:00Z") for n in range(3))))
     assert "than the baseline of 3 runs, 2026-11-18 to 2026-11-20 (18 241 tokens/s)" in several.words

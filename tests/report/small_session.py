@@ -17,7 +17,7 @@ from gpuconsole.report.share.session import session_document
 GOLDEN = Path(__file__).parent / "golden" / "session.md"
 KNOBS: Knobs = {"batch_size": 16, "num_workers": 0, "precision": "fp32"}
 WAITS = Finding(
-    "input.slow_storage", "fires", "The DataLoader waits for storage", 0.54, "high", "a step waits 54% of its time for data",
+    "input.slow_storage", "fires", "The DataLoader waits for storage", 0.54, "high", "a step waits 54 % of its time for data",
     (Evidence("data_wait_ratio", 0.54, "ratio", 0.1, "step account, n=28"), Evidence("step_s", 0.165, "s", None, "step account, n=28")),
     (Suggestion({"num_workers": 2}, Interval(1.66, 2.74), "waiting workers need no core", "DataLoader(dataset, ..., num_workers=2)"),),
 )  # fmt: skip

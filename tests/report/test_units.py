@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import gpuconsole
+from gpuconsole.model.text import percent
 from gpuconsole.report import units
 
 
@@ -112,3 +117,11 @@ def test_bytes_have_their_prefix_before_the_unit() -> None:
     """Signals of the rules have the units `B` and `B/s`."""
     assert units.quantity(303e6, "B") == units.quantity(303e6, "bytes") == "289 MiB"
     assert units.quantity(14.6e9, "B/s") == "14.6 GB/s"
+
+
+def test_a_share_has_one_spelling() -> None:
+    """`31 %`, as in all columns. Python's own format writes `31%`."""
+    package = Path(gpuconsole.__file__).parent
+    files = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "agent"]
+    assert [path.name for path in files if re.search(r":\.\d%\}", path.read_text())] == []
+    assert (percent(0.314), percent(0.0036, 1)) == ("31 %", "0.4 %")

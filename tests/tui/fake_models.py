@@ -20,7 +20,7 @@ FIGURES = [
     *(Figure(f"more.{n}", f"Another figure, number {n}", "s", 0.01 * n, 0.011 * n, "t = n", "clock") for n in range(1, 16)),
 ]
 STRAGGLER = Finding(
-    "comm.straggler", "fires", "One process is slower than the others", 0.31, "high", "rank 1 takes 129% longer than the others"
+    "comm.straggler", "fires", "One process is slower than the others", 0.31, "high", "rank 1 takes 129 % longer than the others"
 )
 
 

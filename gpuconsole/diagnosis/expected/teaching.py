@@ -25,6 +25,7 @@ from gpuconsole.diagnosis.rules import (
     serve_long_context_cliff,
     serve_prefill_bound,
 )
+from gpuconsole.model.text import percent
 
 RECOMPILE_LIMIT = 8
 """torch._dynamo.config.recompile_limit."""
@@ -72,7 +73,7 @@ def _unfused(work: Work, variant: Variants) -> Verdict:
     saved = (max(work.device_s["optimizer"], 0.0) - work.figure("fused_update_s")) / work.step_s
     share = work.share("optimizer")
     found = _least("optimizer", share, gpu_optimizer_unfused.SHARE.value)
-    return found if saved >= _swap.GAIN.value else Verdict(False, f"the fused optimizer saves {saved:.0%} of the step")
+    return found if saved >= _swap.GAIN.value else Verdict(False, f"the fused optimizer saves {percent(saved)} of the step")
 
 
 def _plain_attention(work: Work, variant: Variants) -> Verdict:
@@ -100,7 +101,7 @@ def _checkpoints(work: Work, variant: Variants) -> Verdict:
 
 def _slow_storage(work: Work, variant: Variants) -> Verdict:
     if work.figure("loading_cpu_ratio") >= _input.SLEEPS.value:
-        return Verdict(False, f"the loader computes {work.figure('loading_cpu_ratio'):.0%} of its time")
+        return Verdict(False, f"the loader computes {percent(work.figure('loading_cpu_ratio'))} of its time")
     return _least("data_wait", work.share("data loading"), _input.WAIT.value)
 
 
@@ -108,14 +109,14 @@ def _few_workers(work: Work, variant: Variants) -> Verdict:
     wait = work.share("data loading")
     if wait < _input.WAIT.value:
         return _least("data_wait", wait, _input.WAIT.value)
-    return Verdict(True, f"data_wait {wait:.0%}; one worker alone gives {work.figure('one_worker_speedup'):.2f}x")
+    return Verdict(True, f"data_wait {percent(wait)}; one worker alone gives {work.figure('one_worker_speedup'):.2f}x")
 
 
 def _fed(work: Work, variant: Variants) -> Verdict:
     """The loader and the copies do not hold back the step."""
     copies = work.figure("copies_ratio")
     if copies >= _input.WAIT.value:
-        return Verdict(False, f"copies to the GPU take {copies:.0%} of the step")
+        return Verdict(False, f"copies to the GPU take {percent(copies)} of the step")
     found = _most("data_wait", work.share("data loading"), _input.WAIT.value)
     return Verdict(found.teaches, f"{found.why}, if the workers have cores")
 
@@ -123,14 +124,14 @@ def _fed(work: Work, variant: Variants) -> Verdict:
 def _states(work: Work, variant: Variants) -> Verdict:
     used, states = work.memory_bytes / work.figure("limit_bytes"), work.figure("states_bytes") / work.memory_bytes
     if states < mem_state_capped.PART.value:
-        return Verdict(False, f"states are only {states:.0%} of the used memory")
+        return Verdict(False, f"states are only {percent(states)} of the used memory")
     return _least("memory used", used, mem_state_capped.USED.value)
 
 
 def _activations(work: Work, variant: Variants) -> Verdict:
     used, part = work.memory_bytes / work.figure("limit_bytes"), work.figure("activations_bytes") / work.memory_bytes
     if part < mem_activation_capped.PART.value:
-        return Verdict(False, f"activations are only {part:.0%} of the used memory")
+        return Verdict(False, f"activations are only {percent(part)} of the used memory")
     return _least("memory used", used, mem_activation_capped.USED.value)
 
 
@@ -189,7 +190,7 @@ def _preemption(work: Work, variant: Variants) -> Verdict:
 
 def _seats(work: Work, variant: Variants) -> Verdict:
     full = work.figure("kv_bytes") / max(1.0, work.figure("kv_bytes") / work.figure("running") * work.figure("wanted"))
-    return Verdict(work.figure("wanted") > work.figure("running"), f"{full:.0%} of the requests run, and the KV cache has room")
+    return Verdict(work.figure("wanted") > work.figure("running"), f"{percent(full)} of the requests run, and the KV cache has room")
 
 
 def _over_capacity(work: Work, variant: Variants) -> Verdict:
@@ -226,11 +227,11 @@ def _served_well(work: Work, variant: Variants) -> Verdict:
 
 
 def _least(what: str, value: float, least: float) -> Verdict:
-    return Verdict(value >= least, f"{what} {value:.0%}, the rule needs {least:.0%}")
+    return Verdict(value >= least, f"{what} {percent(value)}, the rule needs {percent(least)}")
 
 
 def _most(what: str, value: float, most: float) -> Verdict:
-    return Verdict(value <= most, f"{what} {value:.0%}, at most {most:.0%}")
+    return Verdict(value <= most, f"{what} {percent(value)}, at most {percent(most)}")
 
 
 TESTS: dict[str, Callable[[Work, Variants], Verdict]] = {

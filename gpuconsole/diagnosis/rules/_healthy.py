@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rules import _input, _side_work
 from gpuconsole.model.finding import Evidence
+from gpuconsole.model.text import percent
 
 LIMITS = {"data_wait_ratio": _input.WAIT, "logging_ratio": _side_work.SHARE, "checkpoint_ratio": _side_work.SHARE}
 
@@ -14,6 +15,6 @@ def lost_beside_passes(case: Case) -> tuple[tuple[Evidence, ...], str]:
     evidence: list[Evidence] = []
     for signal, limit in LIMITS.items():
         if case.value(signal) >= limit.value:
-            return tuple(evidence), f"{signal} is {case.value(signal):.0%}"
+            return tuple(evidence), f"{signal} is {percent(case.value(signal))}"
         evidence.append(case.evidence(signal, limit.value))
     return tuple(evidence), ""

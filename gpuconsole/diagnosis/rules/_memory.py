@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.model.finding import Evidence
+from gpuconsole.model.text import percent
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def memory_evidence(case: Case, limit_share: float) -> tuple[Evidence, ...]:
     """Evidence: every part, and the used bytes with the share of the limit at which the rule applies."""
     memory = memory_of(case)
     used = Evidence(
-        "memory used", memory.used, "B", limit_share * memory.limit, f"sum of the parts; threshold {limit_share:.0%} of the limit"
+        "memory used", memory.used, "B", limit_share * memory.limit, f"sum of the parts; threshold {percent(limit_share)} of the limit"
     )
     names = ("parameters", "gradients", "optimizer", "activations", "limit")
     return (used, *(case.evidence(f"memory.{name}_bytes") for name in names))

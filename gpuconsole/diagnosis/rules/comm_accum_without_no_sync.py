@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _comm
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding
+from gpuconsole.model.text import percent
 
 TOO_MANY = Threshold("exchanges", 1.5, "", "one exchange per optimizer step is enough (train-doctor has the same rule)")
 GAIN = Threshold("recoverable", 0.05, "ratio", "below 5 % of step time the gain is not worth a finding")
@@ -36,7 +37,7 @@ Predicted speed-up for n exchanges per step: 1 / (1 - (n - 1) E / T), with E the
         if saved < GAIN.value:
             return self.clear(0.99, evidence, "computation hides the extra exchanges")
         return self.fires(
-            f"gradients are exchanged {exchanges:.0f} times per optimizer step; one exchange would be enough. The others take {saved:.0%} of a step",
+            f"gradients are exchanged {exchanges:.0f} times per optimizer step; one exchange would be enough. The others take {percent(saved)} of a step",
             recoverable=saved,
             confidence="high",
             evidence=evidence,

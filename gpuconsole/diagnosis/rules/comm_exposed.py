@@ -8,6 +8,7 @@ from gpuconsole.diagnosis.rules import _comm
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.text import percent
 
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
@@ -44,7 +45,7 @@ gather parameters in every pass."""
         certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
         matrices = int(case.knobs.get("tensor_parallel", 1)) > 1
         return self.fires(
-            f"{ratio:.0%} of a step is communication that computation does not hide ({_what(case)})",
+            f"{percent(ratio)} of a step is communication that computation does not hide ({_what(case)})",
             recoverable=ratio if matrices else _comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
             confidence="high" if certain and ratio >= 2 * limit else "medium" if certain else "low",
             evidence=evidence,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _comm
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 PREDICTION_ERROR = 0.3
 
@@ -44,7 +45,7 @@ of a step without communication, per process. A slow link is different: it makes
             else 1 - 1 / ratio,
         )
         return self.fires(
-            f"rank {rank} takes {ratio - 1:.0%} longer than the others{_where(case, in_passes)}. The others wait for rank {rank} in every step",
+            f"rank {rank} takes {percent(ratio - 1)} longer than the others{_where(case, in_passes)}. The others wait for rank {rank} in every step",
             recoverable=share,
             confidence="high" if ratio >= 1 + 2 * (limit - 1) else "medium",
             evidence=evidence,

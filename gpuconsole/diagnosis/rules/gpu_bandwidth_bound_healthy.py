@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _healthy
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 MBU = Threshold("mbu", 0.70, "ratio", "a plain copy reaches 85-92 % of an HBM datasheet figure; BabelStream triad on CPUs 70-90 %")
 
@@ -32,7 +33,7 @@ passes."""
         if mbu < MBU.value:
             return self.clear(min(0.99, mbu / MBU.value), evidence)
         return self.fires(
-            f"the necessary bytes move at {mbu:.0%} of the memory bandwidth; only fewer bytes would be faster",
+            f"the necessary bytes move at {percent(mbu)} of the memory bandwidth; only fewer bytes would be faster",
             recoverable=0.0,
             confidence="high",
             evidence=evidence,

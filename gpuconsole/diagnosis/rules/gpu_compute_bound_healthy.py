@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _comm, _healthy
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
 
@@ -28,7 +29,7 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
         if lost:
             return self.clear(0.0, evidence, lost)
         if _comm.several(case) and _comm.exposed_ratio(case) >= _comm.EXPOSED.value:
-            return self.clear(0.0, evidence, f"{_comm.exposed_ratio(case):.0%} of a step is communication")
+            return self.clear(0.0, evidence, f"{percent(_comm.exposed_ratio(case))} of a step is communication")
         if mfu < MFU.value:
             return self.clear(min(0.59, mfu / MFU.value), evidence)
         threads, cores = case.get("threads", 0), case.get("cores", 0)
@@ -38,7 +39,7 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
             else ""
         )
         return self.fires(
-            f"{mfu:.0%} of the peak, no wait above its threshold, no gain from a larger batch{on_cpu}",
+            f"{percent(mfu)} of the peak, no wait above its threshold, no gain from a larger batch{on_cpu}",
             recoverable=0.0,
             confidence="high" if mfu >= 0.5 else "medium",
             evidence=evidence,

@@ -8,6 +8,7 @@ from gpuconsole.diagnosis.rules import _claims
 from gpuconsole.diagnosis.rules._claims import SHARE, TOUCHED
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 DENSE_PASSES = 8
 """The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments are written."""
@@ -41,8 +42,8 @@ subtracts the time that this rule claims."""
         moved = DENSE_PASSES * case.value("embedding.table_bytes")
         gain = 1 / (1 - _claims.embedding_claim(case))
         return self.fires(
-            f"a step uses {touched:.1%} of the rows, but backward pass and optimizer move the whole table {DENSE_PASSES} times"
-            f" ({moved / 1e9:.2g} GB). They take {share:.0%} of the step",
+            f"a step uses {percent(touched, 1)} of the rows, but backward pass and optimizer move the whole table {DENSE_PASSES} times"
+            f" ({moved / 1e9:.2g} GB). They take {percent(share)} of the step",
             recoverable=1 - 1 / gain,
             confidence="high",
             evidence=evidence,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _claims
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
+from gpuconsole.model.text import percent
 
 SHARE = Threshold(
     "share_of_step", 0.35, "ratio", "healthy GPTs and convnets spend 10-15 % of the step in such operations, an unfused chain 85 %"
@@ -44,7 +45,7 @@ decides. The gradient of an embedding table is also filled elementwise; the rule
             return self.clear(max(0.0, level), evidence)
         gain = Interval(1 / (1 - share * (1 - LEFT[1])), 1 / (1 - share * (1 - LEFT[0])))
         return self.fires(
-            f"operations with little arithmetic take {share:.0%} of the step; each of them reads from memory and writes to memory",
+            f"operations with little arithmetic take {percent(share)} of the step; each of them reads from memory and writes to memory",
             recoverable=1 - 1 / gain.middle,
             confidence="high" if share >= 0.5 else "medium",
             evidence=evidence,

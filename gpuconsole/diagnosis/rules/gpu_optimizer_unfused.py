@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _claims, _swap
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step no kernel can gain much")
 ERROR = 0.2
@@ -39,7 +40,7 @@ The share is largest with many parameters and few tokens per step. Gradient accu
         if recoverable < _swap.GAIN.value:
             return self.clear(max(0.0, min(level, 0.99)), evidence)
         return self.fires(
-            f"the optimizer takes {share:.0%} of the step; fused, the same update takes {fused * 1e3:.1f} ms instead of {present * 1e3:.1f} ms",
+            f"the optimizer takes {percent(share)} of the step; fused, the same update takes {fused * 1e3:.1f} ms instead of {present * 1e3:.1f} ms",
             recoverable=recoverable,
             confidence="high",
             evidence=evidence,

@@ -8,6 +8,7 @@ from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.text import percent
 
 SHARE = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
 SERIOUS = 0.20
@@ -52,9 +53,9 @@ copy behind the work. In a user's own job the agent counts for a few steps which
         fixable = pageable or serial
         by_hand = f"; a change in the program's own code: {BY_HAND_CODE}" if copies and not _changes(case, PINNED) else ""
         return self.fires(
-            f"copying the batch to the GPU takes {share:.0%} of a step, {how}{by_hand}"
+            f"copying the batch to the GPU takes {percent(share)} of a step, {how}{by_hand}"
             if fixable
-            else f"copying takes {share:.0%} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)",
+            else f"copying takes {percent(share)} of a step, although from pinned memory and in parallel with the work: send fewer bytes (uint8 inputs, fewer columns)",
             recoverable=share if fixable else 0.0,
             confidence="high" if share >= SERIOUS else "medium",
             evidence=evidence,

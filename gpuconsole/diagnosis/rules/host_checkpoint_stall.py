@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _side_work
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 
 class HostCheckpointStall(Rule):
@@ -27,7 +28,7 @@ copy while training continues."""
         case.value("probe.step_no_side_work_s")
         every = _side_work.rarer(case, "save_every")
         return self.fires(
-            f"writing checkpoints takes {share:.0%} of training time (save_every is {case.knobs['save_every']})",
+            f"writing checkpoints takes {percent(share)} of training time (save_every is {case.knobs['save_every']})",
             recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
             confidence="high",
             evidence=(case.evidence("checkpoint_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),

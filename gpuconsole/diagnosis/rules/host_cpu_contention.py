@@ -9,6 +9,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules._cores import DELAY
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.text import percent
 
 NOISE = Threshold("noise", 0.1, "cores", "other programs that use less than a tenth of a core are ignored")
 
@@ -52,7 +53,7 @@ rules use times without this delay."""
             else None
         )
         return self.fires(
-            f"the training thread waits {delay:.0%} of step time for a core: {who}",
+            f"the training thread waits {percent(delay)} of step time for a core: {who}",
             recoverable=delay if fix else 0.0,
             confidence="medium",
             evidence=tuple(

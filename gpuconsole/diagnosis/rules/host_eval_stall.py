@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _side_work
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 SHARE = Threshold("share", 0.10, "ratio", "10 % of step time: evaluation is useful work, so it may cost more than logging")
 
@@ -30,7 +31,7 @@ logging, checkpoints and evaluation, and so measures their total cost."""
         every = _side_work.rarer(case, "eval_every")
         size, small = int(case.knobs.get("batch_size", 0)), int(case.knobs.get("eval_batch_size", 0))
         return self.fires(
-            f"evaluation takes {share:.0%} of step time (once every {case.knobs['eval_every']} steps)",
+            f"evaluation takes {percent(share)} of step time (once every {case.knobs['eval_every']} steps)",
             recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
             confidence="high",
             evidence=(case.evidence("eval_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _side_work
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 
 class HostLoggingIo(Rule):
@@ -28,7 +29,7 @@ of logging."""
         case.value("probe.step_no_side_work_s")
         every = _side_work.rarer(case, "log_every")
         return self.fires(
-            f"log records take {share:.0%} of step time (log_every is {case.knobs['log_every']})",
+            f"log records take {percent(share)} of step time (log_every is {case.knobs['log_every']})",
             recoverable=share * (1 - 1 / _side_work.TIMES_RARER),
             confidence="high",
             evidence=(case.evidence("logging_ratio", limit), case.evidence("probe.step_no_side_work_s"), case.evidence("step_s")),

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
+from gpuconsole.model.text import percent
 
 SHARE = Threshold(
     "share", 0.10, "ratio", "10 % of step time outside all named phases; without a DataLoader also the time in which batches are made"
@@ -48,7 +49,7 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
             return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
         waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS.value
         return self.fires(
-            f"{share:.0%} of step time is {_what(waits, bool(batches))}: {f'the garbage collector, {pause:.0%}' if collects else _line(case, waits)}",
+            f"{percent(share)} of step time is {_what(waits, bool(batches))}: {f'the garbage collector, {percent(pause)}' if collects else _line(case, waits)}",
             recoverable=share * 0.9,
             confidence="high" if share >= 2 * SHARE.value else "medium",
             evidence=evidence + self._measured(case),
@@ -71,8 +72,8 @@ def _what(waits: bool, batches: bool) -> str:
 def _line(case: Case, waits: bool) -> str:
     """The line with most of the time, in words."""
     place, share = case.signal("stack.line_ratio").source.rpartition(" at ")[2], case.value("stack.line_ratio")
-    most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part, {share:.0%},"
-    cpu = f". This line waits: it uses the CPU only {case.value('stack.line_cpu_ratio'):.0%} of its time" if waits else ""
+    most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part, {percent(share)},"
+    cpu = f". This line waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))} of its time" if waits else ""
     return f"{most} at {place}{cpu}"
 
 

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.text import percent
 
 EVERY = Threshold("recompiles_per_step", 0.05, "1/step", "one step in 20: rarer compilations pay off within some minutes")
 COUNT = Threshold("recompiles", 2, "", "one is normal: with dynamic=None, torch finds the sizes that change at the second shape")
@@ -44,7 +45,7 @@ between them."""
                 case, evidence, "torch has reached its recompile limit and runs the model uncompiled from now on", given_up=True
             )
         if often >= 1:
-            words = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {case.value('compile.time_ratio'):.0%} of the time"
+            words = f"{recompiles:.0f} recompiles in {case.value('compile.steps'):.0f} steps took {percent(case.value('compile.time_ratio'))} of the time"
             return self._compiles(case, evidence, words, given_up=False)
         if breaks:
             words = (

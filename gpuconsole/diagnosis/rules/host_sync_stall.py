@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.text import percent
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
@@ -47,7 +48,7 @@ gaps with other causes (launches, data)."""
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"the GPU is idle for {share:.0%} of a step right after the host has waited for the GPU ({case.value('probe.syncs_per_step'):.0f} times per step)."
+            f"the GPU is idle for {percent(share)} of a step right after the host has waited for the GPU ({case.value('probe.syncs_per_step'):.0f} times per step)."
             " Keep figures on the device and read them only every few steps; avoid .item(), .cpu(), nonzero() and boolean masks within a step",
             recoverable=share,
             confidence="high" if share >= SERIOUS else "medium",

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 CLOCK = Threshold("clock", 0.90, "ratio", "90 % of the highest SM clock (survey T40)")
 HELD = Threshold("held", 0.10, "ratio", "heat, power or another cause for 10 % of the time explains a low clock; other rules report these")
@@ -50,7 +51,7 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
             else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows locks, nvidia-smi -rgc removes them (root)"
         )
         return self.fires(
-            f"under load the SM clock is {clock:.0%} of its maximum; {why}",
+            f"under load the SM clock is {percent(clock)} of its maximum; {why}",
             recoverable=min(_gpu.MOST, loss),
             confidence="high" if by_setting else "medium",
             evidence=evidence,

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 TIME = Threshold("power_time", 0.10, "ratio", "10 % of the time (survey T39)")
 LOSS = Threshold(
@@ -39,7 +40,7 @@ set it. Otherwise the finding is a note. An external brake is different: the pow
             return self.clear(level, evidence)
         cure = _cure(case)
         return self.fires(
-            f"power lowers the clock for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum. "
+            f"power lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum. "
             + (cure or "The limit is at its maximum, so the board cannot do more"),
             recoverable=_gpu.lost_to_power(case) if cure else 0.0,
             confidence="medium",

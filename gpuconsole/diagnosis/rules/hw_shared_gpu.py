@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 BUSY = Threshold("others_busy", 0.10, "ratio", "10 % of the GPU's time; a smaller loss is within the usual variation of steps")
 MEMORY = Threshold("others_memory", 500e6, "B", "500 MB of other processes; a bare CUDA context takes about as much (survey T41)")
@@ -41,7 +42,7 @@ them differently. A process that only holds memory costs no time and is a note. 
         who = "1 other process" if others == 1 else f"{others:.0f} other processes"
         return self.fires(
             f"{who} on this GPU "
-            + (f"use {busy:.0%} of its time" if takes else f"hold {memory / 1e9:.1f} GB of its memory")
+            + (f"use {percent(busy)} of its time" if takes else f"hold {memory / 1e9:.1f} GB of its memory")
             + ": choose another GPU (--device) or end the other program; timings vary with its work",
             recoverable=min(_gpu.MOST, busy) if takes else 0.0,
             confidence="medium",

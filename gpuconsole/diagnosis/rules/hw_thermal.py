@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 TIME = Threshold(
     "thermal_time", 0.05, "ratio", "the driver counts the time in which heat lowers clocks; a healthy GPU has none (survey T38)"
@@ -37,7 +38,7 @@ are left out, since an idle GPU lowers its clocks to save power. Memory-bound wo
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"heat lowers the clock for {held:.0%} of the time; under load the SM clock is {1 - loss:.0%} of its maximum."
+            f"heat lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its maximum."
             " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps",
             recoverable=_gpu.lost_to_heat(case),
             confidence="high" if held >= SURE else "medium",

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 
 class InputCpuTransform(Rule):
@@ -28,7 +29,7 @@ torch.set_num_threads(1) is right."""
         cpu = _input.loading_cpu_ratio(case)
         cost = int(case.knobs.get("transform_cost", 0))
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data. The transforms compute {cpu:.0%} of the time, and no core is free for more workers",
+            f"a step waits {percent(wait)} of its time for data. The transforms compute {percent(cpu)} of the time, and no core is free for more workers",
             recoverable=wait,
             confidence="high" if cpu >= _input.SATURATED.value else "medium",
             evidence=_input.evidence(case, _input.SATURATED),

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.text import percent
 
 
 class InputEpochRestart(Rule):
@@ -37,7 +38,7 @@ wait for data, because the batches after the first batch are late too."""
             return self.clear(0.0 if cause else min(0.99, ratio / limit), evidence)
         keep = not case.knobs.get("persistent_workers", True)
         return self.fires(
-            f"{ratio:.0%} of the time passes between the end of an epoch and the first batch of the next epoch",
+            f"{percent(ratio)} of the time passes between the end of an epoch and the first batch of the next epoch",
             recoverable=0.9 * ratio if keep else 0.5 * ratio,
             confidence="high" if keep and ratio >= 2 * limit else "medium",
             evidence=evidence,

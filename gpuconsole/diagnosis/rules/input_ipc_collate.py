@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
+from gpuconsole.model.text import percent
 
 
 class InputIpcCollate(Rule):
@@ -32,7 +33,7 @@ normalise later). Where batches arrive as lists of samples, P6 also drains a loa
         receive = case.value("probe.loader_receive_ratio")
         predicted, evidence = _stacked(case)
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data; receiving takes {receive:.0%} of the time of the loader alone",
+            f"a step waits {percent(wait)} of its time for data; receiving takes {percent(receive)} of the time of the loader alone",
             recoverable=1 - 1 / predicted.middle if predicted else 0.8 * wait,
             confidence="high" if receive >= 0.7 else "medium",
             evidence=(

@@ -9,6 +9,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.text import percent
 
 TIMES_DEEPER = 4
 REFILLS = Threshold("refills", 1.5, "x", "a queue is refilled soon if the loader delivers 1.5x as many samples as the model uses")
@@ -57,7 +58,7 @@ that is too slow for ordinary batches makes every step wait."""
         if capacity is not None and capacity * (1 - excess) < REFILLS.value:
             changes.reverse()
         return self.fires(
-            f"most steps find their batch ready, but a few wait long. The long waits take {excess:.0%} of the time",
+            f"most steps find their batch ready, but a few wait long. The long waits take {percent(excess)} of the time",
             recoverable=0.8 * excess,
             confidence="medium",
             evidence=(

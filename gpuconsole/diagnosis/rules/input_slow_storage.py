@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 HELPS = Threshold("helps", 1.05, "x", "more workers are suggested from a predicted gain of 5 % on: less is not worth a trial")
 
@@ -33,7 +34,7 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
         helps = _input.predicted(case, workers) >= HELPS.value
         limit = "" if helps else ". More workers would get no more from the storage"
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data. The loading processes wait for storage: they use the CPU only {cpu:.0%} of the time{limit}",
+            f"a step waits {percent(wait)} of its time for data. The loading processes wait for storage: they use the CPU only {percent(cpu)} of the time{limit}",
             recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
             confidence="high" if wait >= 0.2 and cpu < 0.4 else "medium",
             evidence=_input.evidence(case, _input.SLEEPS),

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.diagnosis.rules import _input
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 
 class InputTooFewWorkers(Rule):
@@ -28,7 +29,7 @@ Similar cases: a loader that waits for storage (input.slow_storage), and cores t
         workers = _input.next_workers(case)
         now = int(case.knobs["num_workers"])
         return self.fires(
-            f"a step waits {wait:.0%} of its time for data. {now} workers are too slow, and a core is free for another worker",
+            f"a step waits {percent(wait)} of its time for data. {now} workers are too slow, and a core is free for another worker",
             recoverable=1 - 1 / max(1.0, _input.predicted(case, workers)),
             confidence="high" if wait >= 0.2 else "medium",
             evidence=_input.evidence(case, _input.SATURATED),

@@ -10,6 +10,7 @@ from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.training import GRAPH_MODES
+from gpuconsole.model.text import percent
 
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of the limit (PyTorch profiler 90 %, TraceML 92 %)")
 PART = Threshold("activations", 0.50, "ratio", "half of the used memory: otherwise the states are larger")
@@ -40,7 +41,7 @@ finding is a share of memory, not of time."""
         if memory.used_ratio < USED.value or part < PART.value:
             return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
         return self.fires(
-            f"{memory.used_ratio:.0%} of the memory is used, and activations are {part:.0%} of it. A longer sequence or a larger batch will fail",
+            f"{percent(memory.used_ratio)} of the memory is used, and activations are {percent(part)} of it. A longer sequence or a larger batch will fail",
             recoverable=CHECKPOINTED * memory.activations / memory.limit,
             confidence="high",
             evidence=evidence,

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
+from gpuconsole.model.text import percent
 
 LOST = Threshold(
     "lost_of_reserved", 0.30, "ratio", "30 % of the reserved memory (TraceML: reserved is 2x allocated, at 30 % of the memory)"
@@ -39,7 +40,7 @@ threshold or another malloc returns large blocks to the system."""
         if level < 1:
             return self.clear(level, evidence)
         return self.fires(
-            f"at the peak, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {of_limit:.0%}"
+            f"at the peak, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {percent(of_limit)}"
             " of the memory limit",
             recoverable=of_limit,
             confidence="high",

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 USED = Threshold("memory_used", 0.90, "ratio", "90 % of device memory (PyTorch profiler 90 %, TraceML 92 %)")
 
@@ -26,7 +27,7 @@ may fail at the next larger input. On a GPU, the caching allocator also starts t
             return self.clear(used / USED.value * 0.99, evidence)
         batch = int(case.knobs.get("batch_size", 1))
         return self.fires(
-            f"{used:.0%} of the memory is in use",
+            f"{percent(used)} of the memory is in use",
             recoverable=0.0,
             confidence="high",
             evidence=evidence,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules._memory import Memory, memory_evidence, memory_of
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval, Suggestion
+from gpuconsole.model.text import percent
 
 USED = Threshold(
     "memory_used", 0.70, "ratio", "70 % of the limit: states do not shrink with the batch, so only the rest is left for training"
@@ -41,7 +42,7 @@ finding is a share of memory, not of time."""
             return self.clear(min(level, 0.99) if part >= PART.value else 0.0, evidence)
         found = [entry for entry in (*_sharded(case, memory), _lora(case, memory), _eight_bit(case, memory)) if entry is not None]
         return self.fires(
-            f"{memory.used_ratio:.0%} of the memory is used; parameters, gradients and optimizer state are {part:.0%} of it. A smaller batch would not help",
+            f"{percent(memory.used_ratio)} of the memory is used; parameters, gradients and optimizer state are {percent(part)} of it. A smaller batch would not help",
             recoverable=found[0][1] / memory.limit if found else 0.0,
             confidence="high",
             evidence=evidence,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 from gpuconsole.session.figures.validity import STARVED
 
 LATE = Threshold("late", 0.010, "s", "10 ms late (survey I01): 10 % of a time to first token of 100 ms")
@@ -37,9 +38,9 @@ The rule also fires if other programs use the machine."""
         level = max(waited / WAIT.value, late / LATE.value, busy / BUSY.value)
         if level < 1:
             return self.clear(level, evidence)
-        wait = f"waits for a CPU {waited:.0%} of the time, " if waited >= WAIT.value else ""
+        wait = f"waits for a CPU {percent(waited)} of the time, " if waited >= WAIT.value else ""
         return self.fires(
-            f"the load generator {wait}wakes {late * 1e3:.0f} ms late and uses {busy:.0%} of a core. Measured latencies are too high and rates too low",
+            f"the load generator {wait}wakes {late * 1e3:.0f} ms late and uses {percent(busy)} of a core. Measured latencies are too high and rates too low",
             recoverable=min(0.9, busy if busy >= BUSY.value else max(0.1, waited if waited >= WAIT.value else 0.0)),
             confidence="high" if max(busy / BUSY.value, waited / WAIT.value) >= 1 else "medium",
             evidence=evidence,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Evidence, Finding, Interval
 from gpuconsole.model.serving import served_precision
+from gpuconsole.model.text import percent
 
 REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memory bandwidth is the practical limit (tensward; survey I08)")
 DOMINATE = Threshold("dominate", 8.0, "ratio", "if weights are 8 times the keys and values, the bytes per weight decide")
@@ -55,7 +56,7 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
         left = (weights * per_weight + kv) / (weights + kv)
         gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
         return self.fires(
-            f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {reached:.0%} of the memory bandwidth. "
+            f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {percent(reached)} of the memory bandwidth. "
             "Only fewer bytes or more sequences per reading help",
             recoverable=1 - 1 / gain,
             confidence="medium",
@@ -65,7 +66,7 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
                     case,
                     {"quantization": kind},
                     Interval(gain, most),
-                    f"{per_weight:.0%} of the bytes per weight; the trial also compares perplexity",
+                    f"{percent(per_weight)} of the bytes per weight; the trial also compares perplexity",
                 )
             ],
             level=reached / REACHED.value,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules._serving import FRONTEND_BUSY as BUSY
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 FULL = 0.9
 LATER = Threshold("later", 1.2, "ratio", "the time between tokens is 20 % longer at the client than in the engine (survey I11)")
@@ -40,7 +41,7 @@ tokens at the client over the time between tokens in the engine. What helps: --a
             return self.clear(min(0.59, busy / BUSY.value), evidence)
         processes = int(case.setting("api_server_count"))
         return self.fires(
-            f"the API server process uses {busy:.0%} of a core. The engine makes a token every {made * 1e3:.1f} ms, the client receives one every {got * 1e3:.1f} ms",
+            f"the API server process uses {percent(busy)} of a core. The engine makes a token every {made * 1e3:.1f} ms, the client receives one every {got * 1e3:.1f} ms",
             recoverable=max(0.05, 1 - 1 / max(1.0, later)),
             confidence="high" if later >= LATER.value and busy >= FULL else "medium",
             evidence=evidence,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu, _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.text import percent
 
 BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than 75 % of the time (survey I10)")
 ROOF = Threshold(
@@ -49,7 +50,7 @@ behind an API server process that is short of CPU, is a different case."""
         eager = bool(case.knobs.get("enforce_eager", False)) and not embedded  # a server that was not started here does not report it
         share = min(_gpu.MOST, 1 - busy)
         return self.fires(
-            f"with {running:.0f} requests running, the GPU works only {busy:.0%} of the time"
+            f"with {running:.0f} requests running, the GPU works only {percent(busy)} of the time"
             + (EMBEDDED if embedded else EAGER if eager else GRAPHS),
             recoverable=share,
             confidence="high" if eager or embedded else "low",

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.text import percent
 
 RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable, 5 are high (tensward; survey I04)")
 FULL = Threshold("full", 0.9, "ratio", "peak use of the KV cache of 90 % or more (survey I04)")
@@ -37,8 +38,8 @@ parallelism. vLLM's counter lags by some seconds; a falling number of running re
             return self.clear(min(rate / RATE.value, peak / FULL.value), evidence)
         again, waiting = _computed_again(case), _serving.queue_ratio(case)
         return self.fires(
-            f"{rate:.2f} preemptions per request, with the KV cache {peak:.0%} full. Requests wait in the queue for {waiting:.0%} of their time, and "
-            f"{again:.0%} of the prompt tokens were computed again",
+            f"{rate:.2f} preemptions per request, with the KV cache {percent(peak)} full. Requests wait in the queue for {percent(waiting)} of their time, and "
+            f"{percent(again)} of the prompt tokens were computed again",
             recoverable=max(0.05, min(0.9, max(again, waiting))),
             confidence="high",
             evidence=evidence,

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 QUEUE = Threshold("queue", 0.2, "ratio", "20 % of a request's time in the queue is notable, 50 % is high (tensward; survey I02)")
 BELOW_KNEE = 0.85
@@ -40,7 +41,7 @@ A trial of it measures fewer tokens per second and far shorter latencies: that i
             return self.clear(queue / QUEUE.value, evidence)
         rate = float(f"{BELOW_KNEE * min(offered, served):.2g}")
         return self.fires(
-            f"{offered:.3g} requests/s arrive and {served:.3g} are answered. Requests wait in the queue for {queue:.0%} of their time",
+            f"{offered:.3g} requests/s arrive and {served:.3g} are answered. Requests wait in the queue for {percent(queue)} of their time",
             recoverable=min(0.95, queue),
             confidence="high" if queue >= 0.5 else "medium",
             evidence=evidence,

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.suggest import suggest
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 SHARE = Threshold("share", 0.5, "ratio", "half of the time in prefill is notable, 70 % is high (tensward; survey I05)")
 
@@ -33,7 +34,7 @@ own times of prefill and decode, both from admission on, without the queue."""
         if share < SHARE.value:
             return self.clear(share / SHARE.value, evidence)
         return self.fires(
-            f"prefill takes {share:.0%} of the time from admission to the last token: {case.value('client.prompt_tokens'):.0f} prompt tokens "
+            f"prefill takes {percent(share)} of the time from admission to the last token: {case.value('client.prompt_tokens'):.0f} prompt tokens "
             f"for {case.value('client.output_tokens'):.0f} output tokens",
             recoverable=share * 0.5,
             confidence="high" if share >= 0.7 else "medium",

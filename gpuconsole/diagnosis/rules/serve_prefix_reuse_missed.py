@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.diagnosis.suggest import speedup_interval, suggest
 from gpuconsole.model.finding import Evidence, Finding, Interval
+from gpuconsole.model.text import percent
 
 SHARED = Threshold("shared", 0.2, "ratio", "20 % of the text of the prompts is a prefix of another prompt too (survey I13)")
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "10 %: the resolution of a probe with 2.5 s per side on a quiet machine")
@@ -44,7 +45,7 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
         elif case.has("server.prefix_hit_ratio"):
             found = case.value("server.prefix_hit_ratio")
             evidence += (case.evidence("server.prefix_hit_ratio", FOUND.value * shared),)
-            reuse = f"{found:.0%} of the prompt tokens came from the cache"
+            reuse = f"{percent(found)} of the prompt tokens came from the cache"
             if found >= FOUND.value * shared:
                 return self.clear(min(0.59, FOUND.value * shared / max(found, 1e-9)), evidence)
         else:  # the server reports no hits: probe P13 decides
@@ -65,7 +66,7 @@ token still attends to a reused prefix. The prediction subtracts that: bytes of 
         else:
             recoverable, predicted, for_prediction = _at_stake(case, shared), None, ("probe.prefix_cut_gain",)
         return self.fires(
-            f"{shared:.0%} of the text of the prompts is a shared prefix, and {reuse}",
+            f"{percent(shared)} of the text of the prompts is a shared prefix, and {reuse}",
             recoverable=recoverable,
             confidence="high",
             evidence=evidence,

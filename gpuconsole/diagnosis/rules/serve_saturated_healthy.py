@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 MFU = Threshold("mfu", 0.5, "of the arithmetic", "half of the peak (survey I19)")
 MBU = Threshold("mbu", 0.6, "of the bandwidth", "60 % of the memory bandwidth (survey I19)")
@@ -34,7 +35,7 @@ devices. With a long queue there is more load than fits (serve.over_capacity).""
         if level < 1 or queue >= QUEUE.value:
             return self.clear(min(0.59, level), evidence)
         return self.fires(
-            f"the server uses {mfu:.0%} of the FLOP/s and {mbu:.0%} of the memory bandwidth; requests wait in the queue for {queue:.0%} of their time",
+            f"the server uses {percent(mfu)} of the FLOP/s and {percent(mbu)} of the memory bandwidth; requests wait in the queue for {percent(queue)} of their time",
             recoverable=0.0,
             confidence="medium",
             evidence=evidence,

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Finding
+from gpuconsole.model.text import percent
 
 TAKEN = Threshold(
     "taken",
@@ -47,8 +48,8 @@ the server is read while slots change. In an open loop any number of slots fills
         wanted = _power_of_two(slots + waiting)
         queue = _serving.queue_ratio(case)
         return self.fires(
-            f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {queue:.0%} of a request's time, "
-            f"although the KV cache is only {case.value('server.kv_cache_usage_ratio'):.0%} full",
+            f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {percent(queue)} of a request's time, "
+            f"although the KV cache is only {percent(case.value('server.kv_cache_usage_ratio'))} full",
             recoverable=queue,
             confidence="high",
             evidence=evidence,

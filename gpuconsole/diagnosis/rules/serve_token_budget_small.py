@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.case import Case
 from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _serving
 from gpuconsole.model.finding import Evidence, Finding
+from gpuconsole.model.text import percent
 
 PIECES = Threshold("pieces", 4.0, "pieces", "a prompt takes four iterations or more (survey I07)")
 IDLE = Threshold("idle", 0.3, "MFU", "below 30 % of the FLOP/s there is room for larger pieces (survey I07)")
@@ -41,7 +42,7 @@ throughput and 2048 for better inter-token latency."""
             return self.clear(0.5, evidence, "tokens of other requests already stall: larger pieces would stall them longer")
         larger = min(round(prompt), 4 * budget)
         return self.fires(
-            f"{prompt:.0f} prompt tokens take {pieces:.0f} iterations of {budget} and {share:.0%} of a request's time, at {used:.0%} of the "
+            f"{prompt:.0f} prompt tokens take {pieces:.0f} iterations of {budget} and {percent(share)} of a request's time, at {percent(used)} of the "
             "FLOP/s, while the tokens of other requests come evenly",
             recoverable=share * (1 - used / IDLE.value) * 0.5,
             confidence="medium",

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import Rule, Threshold
 from gpuconsole.diagnosis.rules import _gpu, _serving
 from gpuconsole.diagnosis.suggest import speedup_interval
 from gpuconsole.model.finding import Finding, Suggestion
+from gpuconsole.model.text import percent
 
 SHARE = Threshold("share", 0.20, "ratio", "the link is in use for 20 % of the time (survey I15: share of all-reduces in a step)")
 FITS = 0.8
@@ -47,7 +48,7 @@ GPUs. The rule suggests half the GPUs only if the weights fit and the exchange c
             return self.clear(level, evidence, "there is little traffic; the latency of small exchanges does not show in traffic")
         share = min(_gpu.MOST, share)
         return self.fires(
-            f"{size} GPUs without NVLink keep PCIe busy for {share:.0%} of the time. Several servers with fewer GPUs each give more tokens per GPU;"
+            f"{size} GPUs without NVLink keep PCIe busy for {percent(share)} of the time. Several servers with fewer GPUs each give more tokens per GPU;"
             " pipeline parallelism exchanges far less",
             recoverable=share,
             confidence="medium",

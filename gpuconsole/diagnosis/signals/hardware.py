@@ -13,6 +13,7 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine.device import Link
 from gpuconsole.model.machine.process import Process
 from gpuconsole.model.metrics.catalogue import series_key
+from gpuconsole.model.text import percent
 from gpuconsole.session.figures.trend import steady_growth
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -43,7 +44,7 @@ HELD = {
 LIST_AGE_S = 5.0
 UNNAMED_BYTES = 500e6
 """More than the driver uses in addition to its reserve; about the size of an empty CUDA context."""
-UNDER_LOAD = f"under load (utilization {LOADED:.0%} or more)"
+UNDER_LOAD = f"under load (utilization {percent(LOADED)} or more)"
 
 Signals = dict[str, Signal]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gpuconsole.diagnosis.expected.card import Card
 from gpuconsole.diagnosis.expected.check import Check
+from gpuconsole.model.text import percent
 from gpuconsole.report import units
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Report, Table, text
@@ -44,7 +45,7 @@ def _figures(card: Card) -> str:
 def _rows(one: Check) -> list[list[Segment]]:
     """One row, and further rows where the reason does not fit into its column."""
     memory = units.NA if one.memory_bytes is None else f"{one.memory_bytes / 1e9:.1f}/{one.usable_bytes / 1e9:.1f} GB"
-    limit = "" if one.limit_ratio is None else f"{one.limit} {one.limit_ratio:.0%}"
+    limit = "" if one.limit_ratio is None else f"{one.limit} {percent(one.limit_ratio)}"
     first, *more = textwrap.wrap(one.why, WHY) or [""]
     head: list[Segment] = [
         (one.scenario, ""),

@@ -16,6 +16,7 @@ import msgspec
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.finding import Signal
+from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Failed, ProbeDone, Progress, Start
 from gpuconsole.workloads.serving.load.client import RequestFailed, connect
@@ -35,7 +36,7 @@ async def examine(channel: ChildChannel, start: Start) -> None:
             channel.send(Progress(now(), "measuring", "perplexity"))
             await _tell(channel, 0, "perplexity", _perplexity(session, server.url, server.model))
             for number, (length, depth) in enumerate(((length, depth) for length in lengths for depth in depths), 1):
-                channel.send(Progress(now(), "measuring", f"a passkey {depth:.0%} deep in {length:.0f} characters"))
+                channel.send(Progress(now(), "measuring", f"a passkey {percent(depth)} deep in {length:.0f} characters"))
                 await _tell(channel, number, "passkey", _passkey(session, server.url, server.model, int(length), depth))
         finally:
             await server.stop()
@@ -58,7 +59,7 @@ async def _perplexity(session: aiohttp.ClientSession, url: str, model: str) -> d
 
 async def _passkey(session: aiohttp.ClientSession, url: str, model: str, length: int, depth: float) -> dict[str, Signal]:
     found = await finds_passkey(session, url, model, length, depth, 0)
-    return {"quality.passkey": Signal(float(found), "", f"{depth:.0%} deep in {length} characters")}
+    return {"quality.passkey": Signal(float(found), "", f"{percent(depth)} deep in {length} characters")}
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ HEALTHY = Finding(
     "Compute-bound and healthy",
     0.0,
     "high",
-    "52% of the peak, no wait above its threshold.",
+    "52 % of the peak, no wait above its threshold.",
     note=True,
 )
 CLEAR = [

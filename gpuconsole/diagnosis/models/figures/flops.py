@@ -11,6 +11,7 @@ from gpuconsole.diagnosis.models.figures.inputs import ModelInputs, with_note
 from gpuconsole.diagnosis.models.mfu import mfu, nearest_anchor, published_tokens_per_s
 from gpuconsole.diagnosis.models.shape import lengths
 from gpuconsole.model.figure import Figure
+from gpuconsole.model.text import percent
 
 NO_FORMULA = "not predicted: only transformers and matrix products have a closed formula"
 NOT_COUNTED = "not measured: the workload has counted no FLOPs"
@@ -102,7 +103,7 @@ def _other_counts(inputs: ModelInputs) -> list[Figure]:
                 "FLOP",
                 predicted=(flops_per_sample(inputs) or 0.0) + again,
                 formula="model FLOPs + 16 L d^2 + 4 L d T per token: each block again without its last matrix, not causal",
-                note=f"{again / (flops_per_sample(inputs) or 1.0):.0%} more work; not measured: MFU counts no recomputation",
+                note=f"{percent(again / (flops_per_sample(inputs) or 1.0))} more work; not measured: MFU counts no recomputation",
             )
         )
     return figures
@@ -168,7 +169,7 @@ def _over_published(inputs: ModelInputs) -> Figure:
     if anchor is None:
         return with_note(figure, f"not predicted: no published throughput for this device at {inputs.precision}")
     peak: float | None = getattr(inputs.peaks, f"{inputs.precision}_flops_per_s", None)
-    published = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {anchor.mfu_ratio:.1%}" if anchor.mfu_ratio else "")
+    published = f"{anchor.tokens_per_s:,.0f} tokens/s" + (f", MFU {percent(anchor.mfu_ratio, 1)}" if anchor.mfu_ratio else "")
     formula = f"FLOP/s of {anchor.model} on {anchor.device} ({anchor.source}: {published}) / our FLOPs per token"
     return with_note(replace(figure, predicted=published_tokens_per_s(anchor, each, peak), formula=formula), anchor.note)
 

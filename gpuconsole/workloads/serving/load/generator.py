@@ -25,6 +25,7 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.recorded import parse_recorded, shared_ratio
 from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Request, settle_s
+from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import (
     AnyCommand,
@@ -147,7 +148,7 @@ class Generator:
         """One note about prompts that do not fit in the server's context, for each share of such prompts."""
         if not (ratio := self._prompts.shortened_ratio(self._traffic.knobs)):
             return
-        share = "all prompts" if ratio == 1 else f"{ratio:.0%} of the prompts" if ratio >= 0.01 else "a few prompts"
+        share = "all prompts" if ratio == 1 else f"{percent(ratio)} of the prompts" if ratio >= 0.01 else "a few prompts"
         text = f"{share} are shortened: prompt and answer must fit in the server's max_model_len of {self._prompts.max_model_len} tokens"
         if text != self._shortened:
             self._shortened = text
