@@ -5,6 +5,7 @@ Without the agent the same trials run: the lines of both must be equal. The name
 
 import atexit
 import contextlib
+import gc
 import hashlib
 import os
 import sys
@@ -88,6 +89,7 @@ def train(name, at, loaded):
 
 
 torch.set_num_threads(1)
+gc.freeze()  # a look at all objects would copy the memory of torch into each process
 for name in NAMES:
     pid = os.fork()
     if pid == 0:

@@ -4,6 +4,7 @@
 """
 
 import copy
+import gc
 import hashlib
 import itertools
 import math
@@ -624,6 +625,7 @@ def in_fork(name, steps, environment):
 def main():
     """The command line of this program."""
     if sys.argv[1] == "fork":
+        gc.freeze()  # a look at all objects would copy the memory of torch into each process
         for name in sys.argv[3:]:
             ranks = [{"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["PORT"]} for r in (0, 1)]
             for pid in [in_fork(name, int(sys.argv[2]), environment) for environment in (ranks if name == "ddp" else [{}])]:

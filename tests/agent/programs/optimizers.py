@@ -14,6 +14,7 @@ import threading
 import traceback
 
 import torch
+import torch._dynamo  # the first optimizer imports it in 1 s: once here, not in each forked process
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

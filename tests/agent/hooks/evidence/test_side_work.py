@@ -11,6 +11,8 @@ import pytest
 from gpuconsole.model.run import PHASES
 from tests.agent.listener import Listener, Watched
 
+pytestmark = pytest.mark.xdist_group("side work")  # one process makes the run
+
 PROGRAM = Path(__file__).parents[2] / "programs" / "side_work.py"
 EPOCHS, BATCHES = 3, 20
 
