@@ -178,7 +178,7 @@ def answered(server: FaultyServer) -> float:
 def test_an_outage_is_said_at_once_and_is_in_no_rate(tmp_path: Path) -> None:
     with FaultyServer() as server:
         errors = tmp_path / "errors"
-        words = ("--url", server.url, "--device", "cpu", "--json", "--duration", "6", "--set", "output_tokens=16")
+        words = ("--url", server.url, "--device", "cpu", "--json", "--duration", "10", "--set", "output_tokens=16")
         command = [sys.executable, "-m", "gpuconsole", "run", "serve-chat", *words]
         with errors.open("w") as stderr:
             console = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)

@@ -28,6 +28,8 @@ GPU = torch.device("cuda", 0)
 SYNCS = Path(os.environ["SIMULATED_CUDA_SYNCS"])
 device: Any = torch.simulated_cuda  # type: ignore[attr-defined]  # runtime.py
 found: dict[str, object] = {}
+AHEAD, TRIES = 0.8, 5
+"""The host is ahead if it issues the work in less than this share of its time."""
 for probes in (catalog, gpu, memory, stacks, swaps):
     probes.BUDGET_S = 0.05  # type: ignore[attr-defined]  # few repetitions are enough here
 
@@ -45,11 +47,22 @@ def spans(loop: TrainingLoop) -> list[float]:
 
 
 def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
-    """The seconds of the account and of the kernels of two steps, how far ahead the host was, and where it waited."""
+    """The seconds of the account and of the kernels of two steps, how far ahead the host was, and where it waited. The steps are made again where
+    the host was not ahead: only then the account can follow the kernels."""
     device.library.sim_set_kernel_s(1e-3)
     loop = loop_of(gpt, "train-gpt", precision=precision)
     for _ in range(3):
         loop.step()
+    found = two_steps(loop)
+    for _ in range(TRIES - 1):
+        if found["issued_s"] < AHEAD * found["whole_s"]:
+            break
+        found = two_steps(loop)  # other programs took the core of the host
+    device.library.sim_set_kernel_s(3e-6)
+    return found
+
+
+def two_steps(loop: TrainingLoop) -> dict[str, Any]:
     loop.account.finish()
     spans(loop)
     device.library.sim_launch(0, 0.1)  # the host is ahead from the first kernel on
@@ -61,7 +74,6 @@ def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
     syncs = SYNCS.read_text().splitlines()[known:]
     loop.account.finish()
     whole = time.perf_counter() - start
-    device.library.sim_set_kernel_s(3e-6)
     return {"account_s": sum(spans(loop)), "kernels_s": busy, "issued_s": issued, "whole_s": whole, "syncs": syncs}
 
 
