@@ -58,6 +58,8 @@ LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.co
 ISOLATED = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 """Options of Python that keep PYTHONPATH or `sitecustomize` away."""
 OLD_PYTHONS = tuple(f"3.{minor}." for minor in range(10))
+NO_STEP_YET = "the job has imported torch, and has made no optimizer step"
+NO_STEP = f"{NO_STEP_YET}: neither inference nor updates by torch.func are measured"
 NO_PYTHON_YET = "the job has started; its Python has not"
 FIRST_PYTHON_S = 10.0
 """Seconds until a job without a Python process is no longer expected to start one."""
@@ -303,7 +305,7 @@ class JobChild(Child):
         if self._stepped:
             return ""
         if self._torch:
-            return "the job has imported torch, and has made no optimizer step"
+            return NO_STEP_YET if not self._ended.is_set() else NO_STEP
         return self._folder.without_training(self.command.words)
 
     # --- the job's processes --------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def facts() -> dict[str, float]:
     found = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1])}
     optimizers = watch.alive(watch.optimizers)
     trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    if not optimizers:
+        trained = {id(weight): weight for weight in watch.alive(watch.weights)}
     everything, linear = dict(trained), 0
     for root in watch.alive(watch.roots):
         everything.update({id(parameter): parameter for parameter in root.parameters()})
@@ -108,6 +110,8 @@ def device() -> str:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 return str(parameter.device)
+    for weight in watch.alive(watch.weights):
+        return str(weight.device)
     return ""
 
 

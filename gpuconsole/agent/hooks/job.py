@@ -51,6 +51,7 @@ from .evidence.arithmetic import Arithmetic, memory_parts
 from .evidence.catalogue import PROBES, why_refused
 from .evidence.copies import CopyCount
 from .evidence.loading import loading
+from .evidence.own_updates import own_updates
 from .evidence.stream import StreamClock
 from .evidence.window import Window
 from .evidence.writers import writers
@@ -77,6 +78,7 @@ DESCRIBE_EVERY_S = 2.0
 LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
+OWN_UPDATES = "the job updates its weights without torch.optim: a step is counted for each update between two backward passes"
 SETTLE_AFTER_S = 0.05
 """A probe that holds the program for so long lets the queue of its loader fill up."""
 
@@ -93,6 +95,8 @@ class SegmentAccount:
             recorder.on_stream, recorder.read, recorder.settle = True, self.stream.record, self.stream.settle
         else:
             recorder.read = times.runq_s if times.available else None
+        if own_updates.on:  # the start of such a step is known too late for readings
+            recorder.read = None
         self._mark_s = _cost_of_a_mark()
         self._marks = 0
 
@@ -101,7 +105,7 @@ class SegmentAccount:
         return recorder.index
 
     def message(self, t: float, sending_s: float, memory_bytes: float, dropped: int, rank: int, counters: dict[str, float]) -> Message:
-        steps = recorder.take() if steppers.decided else []
+        steps = recorder.take() if steppers.decided or own_updates.confirmed else []
         self._marks += sum(len(step[2]) for step in steps)
         overhead_s = self._marks * self._mark_s + recorder.own_s + sending_s
         return segments(t, pack(steps), self.times.cpu_s(), self.times.runq_s(), overhead_s, memory_bytes, dropped, rank, counters)
@@ -450,13 +454,14 @@ class Agent:
     def step_ended(self) -> None:
         """Called after a step of the program that ends at `recorder.due` or later."""
         recorder.enter(OWN)
+        begun = recorder.times[-1]
         try:
             self._work()
         finally:
             if recorder.on:
                 recorder.leave()
-            recorder.due = 0.0 if self._every_step else recorder.start + self._poll_s()
-            recorder.own_s += now() - recorder.start
+            recorder.due = 0.0 if self._every_step else begun + self._poll_s()
+            recorder.own_s += now() - begun
 
     def _poll_s(self) -> float:
         """Seconds until the agent works again."""
@@ -548,6 +553,8 @@ class Agent:
         self.rank, self._world_size = described.place()
         self._connection.send(rank_joined(now(), self.rank, socket.gethostname(), os.getpid(), self.rank == 0, self._world_size))
         self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
+        if own_updates.on:
+            self._connection.send({"event": "note", "t": now(), "text": OWN_UPDATES, "level": "warning"})
         self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
 
     def _announce(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from . import calls, passes, tracing
 from .calls import spanned
 from .evidence.iterations import Stack, iterations, stack_of
+from .evidence.own_updates import own_updates
 from .guard import entry, hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, OWN, ZERO, Mark, get_ident
 from .watch import recorder, watch
@@ -60,6 +61,7 @@ class Steppers:
         self._open: Mark | None = None
         """The end of the last optimizer step, if the step of the program was not ended there because another optimizer should follow."""
         iterations.reset()
+        own_updates.reset()
 
     def has_stepped(self, key: int) -> bool:
         """An optimizer has stepped. Returns whether the step of the program ends here."""
@@ -103,6 +105,7 @@ class Steppers:
     def close(self) -> None:
         """The process ends: the last step is not continued."""
         self.decide()
+        own_updates.close()
         if self._open is not None:
             recorder.split(self._open)
             self._open = None
@@ -199,6 +202,7 @@ def on_scaler(module: Any) -> None:
 def note_made(optimizer: Any) -> None:
     watch.optimizers.append(weakref.ref(optimizer))
     watch.note_made("optimizer", optimizer)
+    own_updates.optimizer_made()
     watch_class(type(optimizer))
     if not iterations.on and len(watch.alive(watch.optimizers)) > 1:
         steppers.several()

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from . import tracing
+from .evidence.own_updates import own_updates
 from .evidence.stream import PinnedLoss
 from .guard import hot_entry, switch, wrappers_without_level
 from .recorder import BACKWARD, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, get_ident
@@ -189,6 +190,10 @@ def begin_backward() -> bool:
             return not recorder.index  # the first optimizer may step within this pass
         if recorder.thread != get_ident() or BACKWARD in recorder.stack:
             return False
+        if own_updates.on and own_updates.backward_begins():
+            if recorder.index == 2:
+                find_roots()
+            recorder.work()
         recorder.enter(BACKWARD)
         if state.counting is not None:
             state.counting.enter()
@@ -204,12 +209,17 @@ def end_backward(tensors: Any) -> None:
         if state.counting is not None:
             state.counting.leave()
         if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
+            if not recorder.thread and own_updates.may_begin():
+                find_roots()
+                own_updates.begin()
             return
         recorder.leave()
         recorder.backwards += 1
         state.sized = False
         if recorder.reads_loss or recorder.readings is not None:
             read_loss(tensors)
+        if own_updates.on:
+            own_updates.backward_ended()
         if state.inner and state.end_in_backward is not None:
             state.end_in_backward()
     except Exception as problem:

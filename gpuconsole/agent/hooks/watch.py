@@ -37,6 +37,8 @@ class Watch:
         self.iterators: list[weakref.ref[Any]] = []
         self.optimizers: list[weakref.ref[Any]] = []
         self.roots: list[weakref.ref[Any]] = []
+        self.weights: list[weakref.ref[Any]] = []
+        """What a program without an optimizer trains."""
         self.called: set[type] = set()
         """Classes of the modules that the program has called itself."""
         self.made: dict[tuple[str, str, int], Made] = {}

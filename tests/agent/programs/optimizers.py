@@ -244,12 +244,105 @@ def without_passes():
         yield
 
 
+# --- no optimizer: the program updates its weights ------------------------------------------------------------
+
+
+def by_data():
+    """The gradients are dropped before the backward pass, and the update goes by way of `.data`."""
+    for _ in range(STEPS):
+        x, y = get_batch()
+        loss = F.cross_entropy(A(x), y)
+        for p in A.parameters():
+            p.grad = None
+        loss.backward()
+        for p in A.parameters():
+            p.data += -0.1 * p.grad
+        yield
+
+
+def by_own_class():
+    """Two backward passes for each update, an evaluation now and then, `zero_grad` of the module after the update."""
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        for _ in range(2):
+            F.cross_entropy(A(x), y).backward()
+        with torch.no_grad():
+            for p in A.parameters():
+                p.sub_(p.grad, alpha=0.1)
+        A.zero_grad(set_to_none=False)
+        if n % 10 == 5:
+            with torch.no_grad():
+                print(end=str(A(x).sum().item())[:0])
+        yield
+
+
+def by_tensors():
+    """Weights that belong to no module, and no call of a module."""
+    a, b = torch.randn((), requires_grad=True), torch.randn((), requires_grad=True)
+    x = torch.linspace(-1, 1, 100)
+    for _ in range(STEPS):
+        loss = (a + b * x - x.sin()).square().sum()
+        loss.backward()
+        with torch.no_grad():
+            for p in (a, b):
+                p -= 1e-3 * p.grad
+                p.grad = None
+        yield
+
+
+def then_an_optimizer():
+    """The first half updates the weights without an optimizer."""
+    optimizer = None
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        if n == STEPS // 2:
+            A.zero_grad()
+            optimizer = torch.optim.SGD(A.parameters(), 0.1)
+        F.cross_entropy(A(x), y).backward()
+        if optimizer is None:
+            with torch.no_grad():
+                for p in A.parameters():
+                    p -= 0.1 * p.grad
+            A.zero_grad()
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+        yield
+
+
+def gradients_before_the_optimizer():
+    """Backward passes that train nothing, more of them than the agent waits for; then a training."""
+    for _ in range(100):
+        x, y = get_batch()
+        F.cross_entropy(A(x), y).backward()
+    A.zero_grad()
+    optimizer = torch.optim.SGD(A.parameters(), 0.1)
+    for _ in range(STEPS):
+        update(A, optimizer, *get_batch())
+        yield
+
+
+def few_gradients_before_the_optimizer():
+    x, y = get_batch()
+    F.cross_entropy(A(x), y).backward()
+    optimizer = torch.optim.SGD(A.parameters(), 0.1)
+    for x, y in itertools.islice(batches(), STEPS):
+        update(A, optimizer, x, y)
+        yield
+
+
+WITHOUT_OPTIMIZER = (
+    by_data,
+    by_own_class,
+    by_tensors,
+    then_an_optimizer,
+    gradients_before_the_optimizer,
+    few_gradients_before_the_optimizer,
+)
 LOOPS = {
     loop.__name__: loop
     for loop in (
         even_and_odd, one_call_for_both, every_five, two_conditions, continued, second_takes_over, second_joins_later, two_loops,
         epochs_in_turn, critic_first, critic_last, every_fifth, actor_and_critic, one_loss, ensemble, meta_learning, step_fails,
-        left_out_by_a_scaler, in_a_thread, without_passes,
+        left_out_by_a_scaler, in_a_thread, without_passes, *WITHOUT_OPTIMIZER,
     )
 }  # fmt: skip
 
@@ -258,7 +351,8 @@ def run(name):
     global A, B, C, of_a, of_b, of_c
     torch.manual_seed(0)
     A, B, C = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
-    of_a, of_b = torch.optim.SGD(A.parameters(), 0.01), torch.optim.Adam(B.parameters(), 0.001)
+    if LOOPS[name] not in WITHOUT_OPTIMIZER:
+        of_a, of_b = torch.optim.SGD(A.parameters(), 0.01), torch.optim.Adam(B.parameters(), 0.001)
     if name in ("actor_and_critic", "ensemble"):
         of_c = torch.optim.AdamW(C.parameters(), 0.001)
     sys.argv[0] = name
