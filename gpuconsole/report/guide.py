@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.report import facts
 from gpuconsole.session.api import View
 
 STEPS = 4
+CLOSING_S = 60.0
+"""How long the hint after the first win stays: time to read it."""
 
 
 def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tuple[int, str]:
     """The present step (1 to STEPS) and what to do; (0, "") where no hint is useful. `keys`: what to press, by action.
     `choosing`: the list of scenarios is open.
 
-    A recording takes no keys. After the first trial the user has seen the whole way.
+    A recording takes no keys. After the first win the last hint says what to do with it: the user has seen the whole way.
     """
     run, trial = view.run, facts.running_trial(view)
-    if view.recording or view.tuning is not None or any(one.state == "done" and one.verdict != "undecided" for one in view.trials):
+    if view.recording or view.tuning is not None:
         return 0, ""
+    if decided := [one for one in view.trials if one.state == "done" and one.verdict != "undecided"]:
+        return (0, "") if choosing or trial is not None or len(decided) > 1 else _after(view, decided[0], keys)
     start = f"Press {keys['scenarios']}, choose an example, press {keys['start']}."
     if choosing:
         return 1, f"{keys['start']} starts the selected example. Choose one with a fault."
@@ -39,6 +44,16 @@ def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tup
     if run.findings and run.steady_from_s is not None and not view.probing:
         return 2, "No fault found so far." + ("" if run.is_job else f" Press {keys['scenarios']} for an example with a fault.")
     return 2, "Wait for the finding. The console measures where the time goes."
+
+
+def _after(view: View, trial: Trial, keys: Mapping[str, str]) -> tuple[int, str]:
+    """What to do with the first win, for some time after it."""
+    ended_s = view.trial_times.get(trial.id, (0.0, view.now))[1]
+    if not trial.kept or trial not in facts.current_trials(view) or not facts.active(view) or view.now - ended_s > CLOSING_S:
+        return 0, ""
+    if view.run is not None and view.run.is_job:
+        return STEPS, f"Proven and kept. {keys['quit']} leaves, and prints the patch for your code."
+    return STEPS, f"Proven and kept. {keys['export']} writes a snapshot, {keys['revert']} reverts, {keys['quit']} saves and quits."
 
 
 def narrate(view: View) -> tuple[int, str]:

@@ -84,6 +84,23 @@ def test_the_end_of_a_job_has_no_empty_hint() -> None:
     assert guide(msgspec.structs.replace(view, runs=(ended,)), keys.written()) == (0, "")
 
 
+def test_the_first_win_has_a_last_hint_that_says_what_to_do_with_it() -> None:
+    view = situation("kept")
+    trial = next(one for one in view.trials if one.kept)
+    first = msgspec.structs.replace(view, trials=(trial,))
+    assert view.run is not None
+    words = "Proven and kept. e writes a snapshot, u reverts, q saves and quits."
+    assert guide(first, keys.written()) == (4, words)
+    job = msgspec.structs.replace(first, runs=(*view.runs[:-1], msgspec.structs.replace(view.run, workload="job")))
+    assert guide(job, keys.written()) == (4, "Proven and kept. q leaves, and prints the patch for your code.")
+    assert all(len(f"step 4 of 4  {text}") <= 80 for _, text in (guide(first, keys.written()), guide(job, keys.written())))
+    second = msgspec.structs.replace(trial, id="9")
+    reverted = msgspec.structs.replace(trial, kept=False)
+    for other in ({"trials": (trial, second)}, {"trials": (reverted,)}, {"now": view.now + 61.0}, {"recording": True}):
+        assert guide(msgspec.structs.replace(first, **other), keys.written()) == (0, ""), other
+    assert guide(first, keys.written(), choosing=True) == (0, "")
+
+
 def test_a_healthy_run_reads_healthy_before_the_change_that_could_be_tried() -> None:
     after = situation("well").runs[-1]
     view = msgspec.structs.replace(situation("well"), runs=(msgspec.structs.replace(after, changes={}),), trials=())
