@@ -64,7 +64,8 @@ class ConsoleApp(App[int]):
     CSS = """
     Screen { background: ansi_default; }
     Input { height: 1; border: none; padding: 0; }
-    Toast { padding: 0 1; margin-top: 0; }
+    ToastRack { dock: top; align: right top; margin: 6 0 0 0; }
+    Toast { padding: 0 1; margin-top: 0; width: auto; max-width: 75%; }
     """
 
     def __init__(

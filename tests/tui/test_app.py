@@ -176,6 +176,25 @@ def broken_off_view() -> View:
     return msgspec.structs.replace(gpu_view(), trials=(msgspec.structs.replace(trial, state="failed", verdict="undecided"),))
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (44, 14)])
+def test_a_message_is_whole_and_covers_neither_the_answer_nor_the_trial(size: tuple[int, int]) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
+        await shows(app, "q quit")
+        before = text_of(app).splitlines()
+        app.actions.report("nothing to revert: no change was kept", wrong=True)
+        app.actions.report(" ".join(f"word{n}" for n in range(20)), wrong=True)
+        await until(lambda: "word19" in text_of(app))
+        after = text_of(app).splitlines()
+        assert all(word in " ".join(after) for word in ("nothing", "revert:", "kept", "word0 ", "word10 "))
+        covered = [row for row, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+        assert covered[0] >= 4, "title, answer and step bar stay"
+        if size[1] >= 24:
+            last = next(row for row, text in enumerate(before) if "tried ─" in text)
+            assert covered[-1] < last, "what was tried stays"
+
+    on_screen(trial_view(), body, size)
+
+
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
