@@ -61,7 +61,9 @@ class RunPoints:
         if record.serving is not None:
             points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
         else:
-            points = {"workload.samples_per_s": samples, "workload.memory_bytes": event.memory_bytes}
+            points = {"workload.memory_bytes": event.memory_bytes}
+            if samples:
+                points["workload.samples_per_s"] = samples
             if tokens:
                 points["workload.tokens_per_s"] = tokens
             points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
@@ -73,7 +75,7 @@ class RunPoints:
             points["workload.flops_per_s"] = flops
             if rates.peak:
                 points["workload.mfu_ratio"] = flops / rates.peak[0]
-        points |= rates_per_watt(tokens, samples, flops, rates.power_w)
+        points |= rates_per_watt(tokens, samples or None, flops, rates.power_w)
         if rates.price_per_hour is not None and tokens:
             points["workload.cost_per_million_tokens"] = cost_per_million_tokens(tokens, rates.price_per_hour)
         for metric, value in points.items():

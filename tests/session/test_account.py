@@ -44,6 +44,12 @@ def test_summary_figures() -> None:
     assert summary.mfu_ratio == pytest.approx(0.8)
 
 
+def test_samples_that_are_not_known_give_no_rate() -> None:
+    """A job may call no model with a batch, as in a script with single tensors."""
+    unknown = Step(1, 1.0, 0.1, 0, 0, (0.1, *[0.0] * (len(PHASES) - 1)), None)
+    assert summarize([unknown], flops_per_sample=None, peak=None).samples_per_s is None
+
+
 def test_percentiles_are_nearest_rank() -> None:
     found = distribution([float(i) for i in range(1, 101)])
     assert found is not None

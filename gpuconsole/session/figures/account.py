@@ -109,7 +109,8 @@ def summarize(steps: Sequence[Step], flops_per_sample: float | None, peak: tuple
     if not steps:
         return summary
     wall = sum(step.wall_s for step in steps)
-    summary.samples_per_s = distribution(rates(steps, "samples"))
+    if any(step.samples for step in steps):  # else they are not known: a job may call no model with a batch
+        summary.samples_per_s = distribution(rates(steps, "samples"))
     if any(step.tokens for step in steps):
         summary.tokens_per_s = distribution(rates(steps, "tokens"))
     if flops_per_sample:

@@ -7,11 +7,15 @@ NO_PRICE = "no price is known: --price PER_HOUR"
 NO_POWER = "the device reports no power"
 
 
-def rates_per_watt(tokens_per_s: float | None, samples_per_s: float, flops_per_s: float | None, power_w: float | None) -> dict[str, float]:
+def rates_per_watt(
+    tokens_per_s: float | None, samples_per_s: float | None, flops_per_s: float | None, power_w: float | None
+) -> dict[str, float]:
     """Work per joule, by metric: work per second over watts of the same time. Empty if the power is not known."""
     if not power_w:
         return {}
-    found = {"workload.samples_per_j": samples_per_s / power_w}
+    found = {}
+    if samples_per_s:
+        found["workload.samples_per_j"] = samples_per_s / power_w
     if tokens_per_s:
         found["workload.tokens_per_j"] = tokens_per_s / power_w
     if flops_per_s:

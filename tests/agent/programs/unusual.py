@@ -142,9 +142,10 @@ def dqn(steps):
         with phase("optimizer"):
             optimizer.step()
         step()
-        LOSSES.append(loss.item())
-        if n % 20 == 0:
-            target.load_state_dict(online.state_dict())
+        with phase("data_wait"):  # without a loader, all lines up to the next pass
+            LOSSES.append(loss.item())
+            if n % 20 == 0:
+                target.load_state_dict(online.state_dict())
     return online
 
 
