@@ -195,10 +195,11 @@ class RunRecord:
 
     def _probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
-        self.work.probed()
-        self.compiled.probed()
-        if self.serving is not None:
-            self.serving.probed(event.t - event.cost_s, event.t)
+        if event.error is None or event.cost_s:  # a probe that was refused has taken no time, and has changed no count
+            self.work.probed()
+            self.compiled.probed()
+            if self.serving is not None:
+                self.serving.probed(event.t - event.cost_s, event.t)
         if event.error:
             self.run.unavailable[f"probe.{event.probe}"] = event.error
         else:
