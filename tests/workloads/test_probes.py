@@ -14,7 +14,7 @@ from gpuconsole.agent.probes import ProbeError
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.training import churn, gpt, vision
 from gpuconsole.workloads.training.loop.loop import TrainingLoop
-from gpuconsole.workloads.training.probes import gpu
+from gpuconsole.workloads.training.probes import gpu, loader
 from gpuconsole.workloads.training.probes.catalog import PROBES
 from gpuconsole.workloads.training.probes.gpu import GPU_PROBES, h2d_copies, launch, sync_gaps
 from gpuconsole.workloads.training.probes.loader import loader_alone
@@ -130,6 +130,7 @@ def test_a_loader_that_cannot_have_more_workers_is_still_measured(tmp_path: Path
         return opened(knobs)
 
     monkeypatch.setattr(loop.task, "open_stream", no_memory_for_workers)
+    monkeypatch.setattr(loader, "SLEEPS", 0.0)  # one worker more, also where other programs make this loader wait
     found = loader_alone(loop)
     assert set(found) == {"probe.loader_samples_per_s", "probe.loader_cpu_ratio"}
     assert "num_workers 0 -> 1 failed: unable to allocate shared memory" in found["probe.loader_samples_per_s"].source
