@@ -120,8 +120,13 @@ def test_suggestions_for_a_server_at_an_address_start_from_its_own_settings_and_
     assert "no trial: the suggestion cannot be tried from here" in done.stderr and "trial 1" not in done.stdout
 
 
+ONE_BY_ONE = ("--set", "concurrency=1")
+"""A failure counts at once, an answer when it is whole. With eight requests on their way, a slow machine has many more failures than answers at the
+end of a short run."""
+
+
 def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) -> None:
-    url = ("--url", f"{fake_server}/every-other", "--device", "cpu")
+    url = ("--url", f"{fake_server}/every-other", *ONE_BY_ONE, "--device", "cpu")
     done = cli("run", "serve-chat", *url, "--json", "--duration", "4", "--set", "output_tokens=8")
     assert done.returncode == 0, done.stderr
     run = only_run(done)
@@ -135,7 +140,7 @@ def test_failures_are_counted_and_the_run_goes_on(cli: Cli, fake_server: str) ->
 
 
 def test_degraded_figures_fail_the_command_where_valid_figures_are_required(cli: Cli, fake_server: str) -> None:
-    url = ("--url", f"{fake_server}/every-other", "--device", "cpu")
+    url = ("--url", f"{fake_server}/every-other", *ONE_BY_ONE, "--device", "cpu")
     done = cli("run", "serve-chat", *url, "--headless", "--require-valid", "--duration", "3", "--set", "output_tokens=8")
     assert done.returncode == 1 and "gpuconsole: run 1 is degraded: " in done.stderr
     assert done.stdout.splitlines()[1].split()[:2] == ["figures", "degraded:"], "the first line of the summary"
