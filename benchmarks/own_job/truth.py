@@ -2,7 +2,7 @@
 
     python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...]
 
-Runs 37 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
+Runs 38 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
 each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
 must be bit for bit those of a run without the agent, and what the loop prints must be the same. Exit code 1: a phase differs by more than 2 points, or
 losses, weights or output differ.

@@ -51,7 +51,7 @@ def why_no_claim(run: Run) -> str:
     if run.steady_from_s is None and not run.summary.steps:
         return "nothing was measured"
     if run.is_job and run.state not in ("starting", "running") and run.steady_from_s is None:
-        return f"the job ended before its step time was steady, after {run.summary.steps} steps"
+        return f"the job ended before its step time was steady, after {run.summary.steps} step{'' if run.summary.steps == 1 else 's'}"
     if run.validity is not None and run.validity.verdict != "valid":
         return f"the figures are {run.validity.verdict}: {run.validity.reasons[0]}"
     return ""

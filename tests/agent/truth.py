@@ -25,7 +25,7 @@ UNUSUAL = ("ppo", "dqn", "distilled", "manual_sgd", "no_subclass", "muon_and_ada
 """Loops of programs/unusual.py that once were wrong."""
 RIGHT_AT_ONCE = (
     "rate_limited", "own_optimizer", "engine", "several_roots", "two_towers", "checkpoint_call", "method_called", "rlhf", "last_group",
-    "closure_sgd", "two_backwards", "tiny_steps", "growing",
+    "closure_sgd", "two_backwards", "growing",
 )  # fmt: skip
 """The others: only benchmarks/own_job/truth.py runs them."""
 FRAMEWORKS = {"hf_trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}

@@ -256,7 +256,11 @@ def end(optimizer: Any, done: bool) -> None:
 @entry("optimizer.begin_scaled")
 def begin_scaled() -> int | None:
     """Begin the segment of a scaler. Returns how often optimizers have stepped; None: there is nothing to end."""
-    if recorder.thread != get_ident() or tracing.is_compiling():
+    if tracing.is_compiling():
+        return None
+    if not (recorder.thread or recorder.index or switch.failed):
+        recorder.begin([])  # the first step of this process may be left out
+    if recorder.thread != get_ident():
         return None
     recorder.enter(OPTIMIZER)
     return steppers.events

@@ -209,7 +209,7 @@ def end_backward(tensors: Any) -> None:
         if state.counting is not None:
             state.counting.leave()
         if recorder.thread != get_ident() or recorder.stack[-1] != BACKWARD:
-            if not recorder.thread and own_updates.may_begin():
+            if not recorder.thread and not switch.failed and own_updates.may_begin():
                 find_roots()
                 own_updates.begin()
             return

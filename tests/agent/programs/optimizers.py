@@ -220,6 +220,18 @@ def left_out_by_a_scaler():
         yield
 
 
+def left_out_at_first():
+    """A large scale: the first steps have gradients that are not finite, as usual with fp16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+        loss = F.cross_entropy(A(x), y)
+        scaler.scale(loss * math.inf if n < 3 else loss).backward()
+        scaler.step(of_a)
+        scaler.update()
+        of_a.zero_grad()
+        yield
+
+
 def in_a_thread():
     """The training thread ends before the process."""
 
@@ -342,7 +354,7 @@ LOOPS = {
     for loop in (
         even_and_odd, one_call_for_both, every_five, two_conditions, continued, second_takes_over, second_joins_later, two_loops,
         epochs_in_turn, critic_first, critic_last, every_fifth, actor_and_critic, one_loss, ensemble, meta_learning, step_fails,
-        left_out_by_a_scaler, in_a_thread, without_passes, *WITHOUT_OPTIMIZER,
+        left_out_by_a_scaler, left_out_at_first, in_a_thread, without_passes, *WITHOUT_OPTIMIZER,
     )
 }  # fmt: skip
 

@@ -646,25 +646,6 @@ def two_backwards(steps):
 # --- sizes --------------------------------------------------------------------------------------------------
 
 
-def tiny_steps(steps):
-    """A step of 0.3 ms."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x, y = torch.randn(16, 4), torch.randn(16, 1)
-    for _ in range(steps * 20):
-        with phase("forward"):
-            loss = F.mse_loss(model(x), y)
-        with phase("optimizer"):
-            optimizer.zero_grad()
-        with phase("backward"):
-            loss.backward()
-        with phase("optimizer"):
-            optimizer.step()
-        step()
-    LOSSES.append(loss.item())
-    return model
-
-
 def growing(steps):
     """Texts whose length varies by a factor of 10."""
     model = GPT(length=160, width=48)
@@ -696,7 +677,7 @@ LOOPS.update(
     (loop.__name__, loop)
     for loop in (
         rate_limited, ppo, dqn, distilled, manual_sgd, functional, own_optimizer, muon_and_adam, engine, no_subclass, several_roots,
-        two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards, tiny_steps,
+        two_towers, checkpoint_call, method_called, rlhf, last_group, closure_sgd, zipped, dataclass_batch, two_backwards,
         growing,
     )
 )  # fmt: skip

@@ -14,6 +14,7 @@ from gpuconsole.session.figures.peak import ceilings, measured_bandwidth, measur
 
 CALIBRATE = "`gpuconsole calibrate` measures it"
 NOT_STEADY = "the run is not steady yet"
+NO_SAMPLES = "the number of samples of a step is not known"
 NO_WORK = "the workload has counted neither the FLOPs nor the bytes of a sample"
 FORMULA = "forward and backward: max(FLOPs / peak, bytes / bandwidth); optimizer: bytes / bandwidth; bytes: each value moved once"
 TOO_LOW = "more than 100 %: the peaks in use are too low for this run (data in caches, or a calibration on a busy machine); calibrate again"
@@ -36,7 +37,7 @@ def training_attainable(inputs: ModelInputs) -> Attainable:
     """The attainable rate of a training run at its shapes and precision, with the waterfall of a step. `reason` where it is not known."""
     rate, samples, shares = inputs.summary.samples_per_s, inputs.samples_per_step, _shares(inputs)
     if rate is None or not rate.mean or not samples or inputs.value("step_s") is None:
-        return Attainable(reason=NOT_STEADY)
+        return Attainable(reason=NOT_STEADY if samples or inputs.value("step_s") is None else NO_SAMPLES)
     work = _work(inputs, samples)
     if isinstance(work, str):
         return Attainable(reason=work)
