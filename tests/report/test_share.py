@@ -192,8 +192,11 @@ def test_words_from_outside_are_text(words: str) -> None:
 
 
 def test_a_folded_title_is_read_as_written() -> None:
-    written = markdown_page(session_document(small_session()))
-    assert "1 has no data</summary>" in written and "x27" not in written
+    made = small_session()
+    for run in made.runs:
+        run.scenario = "it's <b>"
+    written = markdown_page(session_document(made))
+    assert "knobs of it's &lt;b&gt; on cpu</summary>" in written and "x27" not in written
 
 
 def test_backquotes_do_not_end_a_code_block() -> None:
