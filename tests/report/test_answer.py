@@ -150,6 +150,17 @@ def test_what_was_proven_stays_the_headline_until_there_is_another_cause() -> No
     )
 
 
+def test_a_long_cause_leaves_the_second_row_to_the_key_of_the_output() -> None:
+    view = situation("failed")
+    assert view.run is not None
+    run = msgspec.structs.replace(view.run, workload="job", error="ValueError: " + "a bad shape " * 9)
+    job = msgspec.structs.replace(view, runs=(*view.runs[:-1], run), notes=())
+    assert rows(job, 80)[1] == "▌o output"
+    assert rows(msgspec.structs.replace(job, notes=("a note",)), 80)[1] == "▌a note"
+    run.error = "ValueError: short"
+    assert rows(job, 80)[0].endswith("   o output") and rows(job, 80)[1] == "▌"
+
+
 def test_the_keys_of_the_answer_are_those_that_work_now() -> None:
     for name, expected in (
         ("finding", "Enter prove   d why   ↓ next cause"),

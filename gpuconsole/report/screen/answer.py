@@ -36,7 +36,8 @@ class Answer(NamedTuple):
 
 
 def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int) -> list[Row]:
-    """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the keys."""
+    """`selected` is the id of the suggestion that Enter tries. `keys`: the keys that make sense now. The headline keeps its room before the keys, which take the
+    second row where it is free."""
     found = answer(view, selected)
     mark: Segment = ("▌", found.style)
     room = width - 1 - row_width(line_of(found.head)) - len(GAP)
@@ -44,7 +45,9 @@ def paint_answer(view: View, selected: str, keys: Keys, width: int, height: int)
     beside = found.also if not keys or also + row_width(line_of(_fitting_keys(keys[:1], width))) <= room else []
     shown = _fitting_keys(keys, room - also * bool(beside))
     rows = [spread(width, [mark, *found.head, *beside], shown)]
-    rows.append(line(width, mark, *_fitting(found.more, width - 1)))
+    more = _fitting(found.more, width - 1)
+    below = [] if shown or any(text for text, _ in more) else _fitting_keys(keys, width - 1)
+    rows.append(line(width, mark, *more, *below))
     return fill(rows, width, height)
 
 
