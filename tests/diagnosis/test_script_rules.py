@@ -189,7 +189,7 @@ AT = {"stack.script_ratio": 0.6, "stack.line_ratio": 0.5}
 
 def own_batches(cpu: float | None, line: float = 0.5) -> Case:
     """A script without a DataLoader whose steps pass mostly in its own lines. `cpu`: the CPU share of the line with most of this time."""
-    shared = case(data_wait_ratio=0.55, other_ratio=0.0)
+    shared = case(data_wait_ratio=0.55, data_wait_excess_ratio=0.1, other_ratio=0.0)
     found = {**AT, "stack.line_ratio": line} | ({} if cpu is None else {"stack.line_cpu_ratio": cpu})
     signals = shared.signals | {
         name: Signal(value, "ratio", "80 stack samples, most of them at train.py:12 ask") for name, value in found.items()
@@ -202,7 +202,7 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
     finding = check("host.python_overhead", found)
     assert finding.state == "fires" and finding.title == "The script's own Python code slows every step"
     assert finding.summary == (
-        "55 % of step time is the script's own code, which makes the batches (there is no DataLoader): most of it at train.py:12 ask"
+        "55 % of step time is the script's own code, most of it at train.py:12 ask. This code makes the batches: there is no DataLoader"
     )
     assert [check(f"input.{rule}", found).state for rule in INPUT] == ["clear"] * len(INPUT), "there is no loader that could be at fault"
     with pytest.raises(Missing, match=r"stack\.script_ratio"):
@@ -214,16 +214,16 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
 def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.02))
     assert finding.title == "The script's own code waits in every step"
-    assert finding.summary.endswith("most of it at train.py:12 ask. This line waits: it uses the CPU only 2 % of its time")
+    assert ", most of it at train.py:12 ask, which waits: it uses the CPU only 2 % of its time." in finding.summary
     between = check("host.python_overhead", case(other_ratio=0.4, **STACK, stack__line_cpu_ratio=0.1))
-    assert "40 % of step time is the script's own code between the phases" in between.summary
+    assert between.summary.startswith("40 % of step time is the script's own code, ") and "batches" not in between.summary
     unknown = check("host.python_overhead", own_batches(cpu=None))
     assert "waits" not in unknown.title + unknown.summary, "a kernel without schedstat: nothing is said about the CPU"
 
 
 def test_a_line_with_little_of_the_time_is_not_called_most_of_it() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.98, line=0.1))
-    assert finding.summary.endswith("the largest part, 10 %, at train.py:12 ask")
+    assert ", the largest part (10 %) at train.py:12 ask." in finding.summary
 
 
 def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:

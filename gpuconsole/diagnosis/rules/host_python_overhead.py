@@ -18,6 +18,7 @@ IN_SCRIPT = Threshold(
 GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: the collector is the cause, not the lines around it")
 
 
+BATCHES = ". This code makes the batches: there is no DataLoader"
 WAITS = Threshold("waits", 0.5, "ratio", "a line that uses the CPU for less than half of its time waits")
 
 
@@ -48,8 +49,14 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         if not collects and case.value("stack.script_ratio") < IN_SCRIPT.value and pause < GC.value:
             return self.clear(0.99, evidence + self._measured(case), "this time is not in the script")
         waits = not collects and case.get("stack.line_cpu_ratio", 1.0) < WAITS.value
+        if collects:
+            words = f" is Python between the phases: the garbage collector, {percent(pause)}"
+        elif batches or waits:
+            words = f" is the script's own code, {_line(case, waits)}{BATCHES if batches else ''}"
+        else:
+            words = f" is Python between the phases: {_line(case, waits)}"
         return self.fires(
-            f"{percent(share)} of step time is {_what(waits, bool(batches))}: {f'the garbage collector, {percent(pause)}' if collects else _line(case, waits)}",
+            f"{percent(share)} of step time{words}",
             recoverable=share * 0.9,
             confidence="high" if share >= 2 * SHARE.value else "medium",
             evidence=evidence + self._measured(case),
@@ -62,18 +69,11 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         return case.if_known("stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio")
 
 
-def _what(waits: bool, batches: bool) -> str:
-    """What the time is, in words. `batches`: the script's own lines make the batches."""
-    if batches:
-        return "the script's own code, which makes the batches (there is no DataLoader)"
-    return "the script's own code between the phases" if waits else "Python between the phases"
-
-
 def _line(case: Case, waits: bool) -> str:
     """The line with most of the time, in words."""
     place, share = case.signal("stack.line_ratio").source.rpartition(" at ")[2], case.value("stack.line_ratio")
-    most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part, {percent(share)},"
-    cpu = f". This line waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))} of its time" if waits else ""
+    most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part ({percent(share)})"
+    cpu = f", which waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))} of its time" if waits else ""
     return f"{most} at {place}{cpu}"
 
 

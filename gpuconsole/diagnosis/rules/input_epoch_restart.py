@@ -24,9 +24,11 @@ Predicted: 1 / (1 - s). For the lower end, s is the share of the restarts minus 
 wait for data, because the batches after the first batch are late too."""
 
     def check(self, case: Case) -> Finding:
+        if not _input.has_loader(case):
+            return self.clear(0.0, summary="there is no DataLoader")
+        ratio = case.value("loader.restart_ratio")
         if not int(case.knobs.get("num_workers", 0)):
             return self.clear(0.0, summary="there are no loader processes to restart")
-        ratio = case.value("loader.restart_ratio")
         limit = _input.least_restart(case).value
         evidence = (
             case.evidence("loader.restart_ratio", limit),
