@@ -17,7 +17,7 @@ LOOPS = (
     "even_and_odd", "one_call_for_both", "every_five", "two_conditions", "continued", "second_takes_over", "second_joins_later", "two_loops",
     "epochs_in_turn", "critic_first", "critic_last", "every_fifth", "actor_and_critic", "one_loss", "ensemble", "meta_learning", "step_fails",
     "left_out_by_a_scaler", "left_out_at_first", "in_a_thread", "without_passes",
-    "by_data", "by_own_class", "by_tensors", "then_an_optimizer", "gradients_before_the_optimizer", "few_gradients_before_the_optimizer",
+    "by_data", "by_own_class", "by_tensors", "after_looks_at_gradients", "then_an_optimizer", "gradients_before_the_optimizer", "few_gradients_before_the_optimizer",
 )  # fmt: skip
 
 

@@ -190,10 +190,13 @@ def begin_backward() -> bool:
             return not recorder.index  # the first optimizer may step within this pass
         if recorder.thread != get_ident() or BACKWARD in recorder.stack:
             return False
-        if own_updates.on and own_updates.backward_begins():
-            if recorder.index == 2:
-                find_roots()
-            recorder.work()
+        if own_updates.on:
+            if own_updates.backward_begins():
+                if recorder.index == 2:
+                    find_roots()
+                recorder.work()
+            if not recorder.thread:  # given up, or the console has ended
+                return False
         recorder.enter(BACKWARD)
         if state.counting is not None:
             state.counting.enter()

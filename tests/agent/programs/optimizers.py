@@ -301,6 +301,20 @@ def by_tensors():
         yield
 
 
+def after_looks_at_gradients():
+    """First the gradients are only looked at, and zeroed: these passes train nothing."""
+    for _ in range(20):
+        x, y = get_batch()
+        F.cross_entropy(A(x), y).backward()
+        A.zero_grad()
+    for x, y in itertools.islice(batches(), STEPS):
+        F.cross_entropy(A(x), y).backward()
+        for p in A.parameters():
+            p.data.sub_(p.grad, alpha=0.1)
+        A.zero_grad()
+        yield
+
+
 def then_an_optimizer():
     """The first half updates the weights without an optimizer."""
     optimizer = None
@@ -342,6 +356,7 @@ def few_gradients_before_the_optimizer():
 
 
 WITHOUT_OPTIMIZER = (
+    after_looks_at_gradients,
     by_data,
     by_own_class,
     by_tensors,

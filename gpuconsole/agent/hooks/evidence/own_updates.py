@@ -7,6 +7,7 @@ gradients are one step. The end of a step is known at the next backward pass onl
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -31,6 +32,8 @@ class OwnUpdates:
         """As in a process that has not trained yet."""
         self.on = self.confirmed = self.over = False
         self._tracked: list[weakref.ref[Any]] = []
+        self._copies: list[Any] = []
+        """The tracked weights as they were at the start; empty once an update was seen."""
         self._seen: list[tuple[int, ...]] = []
         """The gradients after the last backward pass."""
         self._end: Mark | None = None
@@ -48,7 +51,9 @@ class OwnUpdates:
             self.over = True
             return
         watch.weights = [weakref.ref(weight) for weight in weights]
-        self._tracked = watch.weights[:: 1 + len(weights) // TRACKED]
+        smallest = sorted(weights, key=lambda weight: weight.numel())[:TRACKED]
+        self._tracked = [weakref.ref(weight) for weight in smallest]
+        self._copies = [weight.detach().clone() for weight in smallest]
         self.on = True
         recorder.begin([BACKWARD])
         recorder.leave()
@@ -63,11 +68,22 @@ class OwnUpdates:
             self.give_up()
 
     def backward_begins(self) -> bool:
-        """Whether a step has ended since the last backward pass; it is split off then."""
-        if self._end is None or self._states() == self._seen:
+        """Whether a step has ended since the last backward pass; it is split off then. Gradients that are zeroed are no update: a program may look at
+        gradients only."""
+        if self._end is None or self._states() == self._seen or not (self.confirmed or self._updated()):
             return False
         self._split(self._end)
         return True
+
+    def _updated(self) -> bool:
+        """Whether the weights have changed since the start. Gives up where they do not exist any more: the program makes new tensors."""
+        import torch
+
+        weights = watch.alive(self._tracked)
+        if len(weights) < len(self._tracked):
+            self.give_up()
+            return False
+        return not all(torch.equal(weight, copy) for weight, copy in zip(weights, self._copies, strict=True))
 
     def optimizer_made(self) -> None:
         """The program has an optimizer, which shows the steps from now on."""
@@ -78,13 +94,17 @@ class OwnUpdates:
         self.on, self.over = False, True
 
     def close(self) -> None:
-        """The process ends: the last update has been made."""
-        if self.on and self.confirmed and self._end is not None:
+        """The process ends: the last update has been made, unless an exception came before it."""
+        if not (self.on and self.confirmed):
+            return
+        if hasattr(sys, "last_value"):
+            self.backward_begins()
+        elif self._end is not None:
             self._split(self._end)
 
     def give_up(self) -> None:
         """The program does not train in a way that is seen."""
-        self.on, self.over = False, True
+        self.on, self.over, self._copies = False, True, []
         recorder.off()
 
     def _split(self, end: Mark) -> None:
@@ -98,7 +118,7 @@ class OwnUpdates:
         recorder.split(end._replace(segments=last))
         recorder.passes = recorder.backwards = 0
         watch.micro_batches = self._backwards
-        self.confirmed, self._backwards, self._end = True, 0, None
+        self.confirmed, self._backwards, self._end, self._copies = True, 0, None, []
 
     def _states(self) -> list[tuple[int, ...]]:
         """The place and the versions of the tracked weights and their gradients."""
