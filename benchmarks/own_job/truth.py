@@ -1,19 +1,19 @@
 """How well does the agent's account of a user's loop agree with stamps by hand?
 
-    python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...]
+    python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...] [--python PATH]
 
 Runs 38 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
 each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
 must be bit for bit those of a run without the agent, and what the loop prints must be the same. Exit code 1: a phase differs by more than 2 points, or
-losses, weights or output differ.
+losses, weights or output differ. `--python`: the Python of the loops, which has another version, or another version of torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -28,18 +28,24 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of loops")
+    parser.add_argument("--python", default=sys.executable, help="the Python of the loops; it needs torch only")
     args = parser.parse_args()
     names = args.only or [*LOOPS, *UNUSUAL, *RIGHT_AT_ONCE, *FRAMEWORKS]
     wrong = 0
     for name in names:
-        if name in FRAMEWORKS and importlib.util.find_spec(FRAMEWORKS[name]) is None:
+        if name in FRAMEWORKS and not has(args.python, FRAMEWORKS[name]):
             print(f"{name:<16} not run: {FRAMEWORKS[name]} is not installed")
             continue
-        wrong += not agrees(name, args.steps, args.rounds)
+        wrong += not agrees(name, args.steps, args.rounds, args.python)
     return 1 if wrong else 0
 
 
-def agrees(name: str, steps: int, rounds: int) -> bool:
+def has(python: str, module: str) -> bool:
+    """Whether a Python has a module."""
+    return not subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode
+
+
+def agrees(name: str, steps: int, rounds: int, python: str) -> bool:
     """Whether the account of one loop is within the limit; prints its line."""
     program = "frameworks.py" if name in FRAMEWORKS else "unusual.py"
     command = (
@@ -52,9 +58,9 @@ def agrees(name: str, steps: int, rounds: int) -> bool:
         for number in range(rounds):
             own = Path(folder) / str(number)
             own.mkdir()
-            ran = watched(own, *command)
+            ran = watched(own, *command, python=python)
             found += [differences(ran, loop) for loop in ran.stamps]
-        expected = alone(own, *command)
+        expected = alone(own, *command, python=python)
     same = sorted(digests(ran.out)) == sorted(digests(expected))
     printed = sorted(without_times(ran.out)) == sorted(without_times(expected))
     medians = {phase: statistics.median(one[phase] for one in found) for phase in found[0]}

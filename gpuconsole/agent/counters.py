@@ -75,5 +75,7 @@ def compile_counters() -> dict[str, float]:
         "compile.graphs": float(dynamo.counters["stats"]["unique_graphs"]),
         "compile.graph_breaks": float(sum(dynamo.counters["graph_break"].values())),
         "compile.given_up": float(frames["total"] - frames["ok"]),
-        "compile.total_s": dynamo.calculate_time_spent()["total_wall_time"],
+        "compile.total_s": dynamo.calculate_time_spent().get(
+            "total_wall_time", 0.0
+        ),  # torch 2.5: an empty dict before the first compilation
     }

@@ -46,17 +46,19 @@ def environment(folder: Path) -> dict[str, str]:
         return {"STAMPS": str(folder), "PORT": str(free.getsockname()[1])}
 
 
-def watched(folder: Path, *command: str) -> Ran:
+def watched(folder: Path, *command: str, python: str = sys.executable) -> Ran:
+    """Run a program under the agent. `python`: the Python of the program, which needs torch only."""
     listener = Listener(folder)
-    done = listener.run(sys.executable, *command, environment=environment(folder / "stamps"), cwd=folder)
+    done = listener.run(python, *command, environment=environment(folder / "stamps"), cwd=folder)
     assert done.returncode == 0, done.stderr
     stamps = {path.stem: json.loads(path.read_text()) for path in (folder / "stamps").glob("*.json")}
     return Ran(done.stdout, listener.by_script(), stamps)
 
 
-def alone(folder: Path, *command: str) -> str:
+def alone(folder: Path, *command: str, python: str = sys.executable) -> str:
+    """The output of the same program without the agent."""
     env = {**os.environ, **environment(folder / "alone")}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=folder, check=True, timeout=150)
+    done = subprocess.run([python, *command], capture_output=True, text=True, env=env, cwd=folder, check=True, timeout=150)
     return done.stdout
 
 
