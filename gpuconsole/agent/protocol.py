@@ -130,7 +130,7 @@ def started(t: float, knobs: Knobs, facts: dict[str, float], notes: dict[str, st
 
 
 def agent_off(t: float, pid: int, rank: int, where: str, cause: str, detail: str) -> Message:
-    """The agent has switched itself off; the program continues."""
+    """The agent has switched itself off, and the program continues; or the process ends."""
     return {"event": "agentoff", "t": t, "pid": pid, "rank": rank, "where": where, "cause": cause, "detail": detail}
 
 

@@ -227,9 +227,9 @@ class Segments(Event, frozen=True):
 
 
 class AgentOff(Event, frozen=True):
-    """The agent in a process of the job has switched itself off; the job continues unwatched.
+    """The agent in a process of the job has switched itself off, and the job continues unwatched; or the process ends.
 
-    `where`: the entry point that failed; empty where the console asked for the end. `cause` is one line, `detail` the end of the traceback.
+    `where`: the entry point that failed; empty where the console asked for the end, or where the process ends. `cause` is one line, `detail` the end of the traceback.
     """
 
     pid: int

@@ -43,7 +43,7 @@ class Watched:
 
     @property
     def off(self) -> AgentOff | None:
-        return next((event for event in self.events if isinstance(event, AgentOff)), None)
+        return next((event for event in self.events if isinstance(event, AgentOff) and event.where), None)
 
     @property
     def started(self) -> Started:

@@ -33,10 +33,23 @@ def agent(rank, world_size, pid):
 TWO_RANKS = "lines = [agent(0, 2, 7), agent(1, 2, 8)]; time.sleep(0.3)"
 TWO_TRAININGS = "first = agent(0, 1, 7); time.sleep(0.3); second = agent(0, 1, 8); second.recv(100)"
 
+SILENT = "agent(0, 1, os.getpid()).close(); time.sleep(2)"
+SLOW_END = """
+import ctypes, torch
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.sleep, None)  # the C library calls sleep(exit code) after the end of Python
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    weight.sum().backward()
+    optimizer.step()
+raise SystemExit(2)
+"""
+
 
 async def events_of(program: str, folder: Path) -> list[AnyEvent]:
     events: list[AnyEvent] = []
-    child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), folder, events.append, lambda code: None)
+    child = JobChild(JobCommand((sys.executable, "-c", program)), folder, events.append, lambda code: None)
     await child.start()
     async with asyncio.timeout(20):
         await child.exited.wait()
@@ -45,7 +58,7 @@ async def events_of(program: str, folder: Path) -> list[AnyEvent]:
 
 def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
     """The rank is the one of the first optimizer step: a program may start its processes itself, and set no RANK."""
-    events = asyncio.run(events_of(TWO_RANKS, tmp_path))
+    events = asyncio.run(events_of(AGENT + TWO_RANKS, tmp_path))
     assert [(steps.rank, steps.steps[0].index) for steps in events if isinstance(steps, Steps)] == [(0, 7), (1, 8)]
     assert sorted(joined.rank for joined in events if isinstance(joined, RankJoined)) == [0, 1]
 
@@ -70,7 +83,7 @@ def test_a_long_tmpdir_does_not_keep_the_job_from_starting(tmp_path: Path, monke
     """The address of a Unix socket has at most 107 bytes."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    assert [steps.rank for steps in asyncio.run(events_of(TWO_RANKS, long)) if isinstance(steps, Steps)] == [0, 1]
+    assert [steps.rank for steps in asyncio.run(events_of(AGENT + TWO_RANKS, long)) if isinstance(steps, Steps)] == [0, 1]
     listener = socket.socket(socket.AF_UNIX)
     monkeypatch.chdir(long)
     listener.bind("socket")
@@ -80,11 +93,22 @@ def test_a_long_tmpdir_does_not_keep_the_job_from_starting(tmp_path: Path, monke
 
 
 def test_a_second_training_of_its_own_is_not_mixed_into_the_first(tmp_path: Path) -> None:
-    events = asyncio.run(events_of(TWO_TRAININGS, tmp_path))
+    events = asyncio.run(events_of(AGENT + TWO_TRAININGS, tmp_path))
     assert [steps.steps[0].index for steps in events if isinstance(steps, Steps)] == [7]
     assert [event.text for event in events if isinstance(event, Note)] == [
         "process 8 of the job trains too, apart from the others: only the first training is shown"
     ]
+
+
+def test_a_process_that_closes_its_connection_and_goes_on_is_named(tmp_path: Path) -> None:
+    (note,) = (event.text for event in asyncio.run(events_of(AGENT + SILENT, tmp_path)) if isinstance(event, Note))
+    assert note.endswith("goes on without its connection to the console: its steps are not measured any more")
+
+
+def test_a_process_that_takes_long_to_end_has_ended(tmp_path: Path) -> None:
+    events = asyncio.run(events_of(SLOW_END, tmp_path))
+    assert sum(len(event.steps) for event in events if isinstance(event, Steps)) == 3
+    assert [event.text for event in events if isinstance(event, Note)] == []
 
 
 def test_the_rank_comes_from_the_process_group_and_else_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -526,6 +526,7 @@ class Agent:
         if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
             steppers.close()
             self._service.end()
+            self._connection.send(agent_off(now(), os.getpid(), self.rank, "", "", ""))  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
 
     def forked(self) -> None:
