@@ -16,6 +16,22 @@ pytestmark = pytest.mark.xdist_group("a job")
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+WITHOUT_OPTIMIZER = """
+import sys, torch
+model = torch.nn.Linear(16, 4)
+for _ in range(int(sys.argv[1])):
+    model(torch.randn(8, 16)).square().mean().backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+with torch.no_grad():
+    model(torch.randn(8, 16))
+print("done")
+sys.exit(3)
+"""
+
+
 class Ran(NamedTuple):
     """A finished command. `run`: the last run of the snapshot."""
 
@@ -114,6 +130,20 @@ def test_a_job_that_is_over_soon_has_what_the_agent_saw(tmp_path: Path) -> None:
     ran = watched(tmp_path, sys.executable, str(PROGRAMS / "plain.py"), "1")
     assert ran.run["summary"]["steps"] < 80
     assert ran.run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(8 * ran.run["facts"]["parameters"], rel=0.01)
+
+
+def test_a_program_without_an_optimizer_is_named(tmp_path: Path) -> None:
+    """The same program with no step, and with updates of its own."""
+    program = tmp_path / "own.py"
+    program.write_text(WITHOUT_OPTIMIZER)
+    ran = watched(tmp_path, sys.executable, str(program), "0")
+    assert (ran.code, ran.out) == (3, "done\n")
+    assert "made no optimizer step: neither inference nor updates by torch.func are measured" in ran.err
+    ran = watched(tmp_path, sys.executable, str(program), "15")
+    assert (ran.code, ran.out) == (3, "done\n")
+    assert "updates its weights without torch.optim: a step is counted for each update" in ran.err
+    assert ran.run["summary"]["steps"] == 14, "the account of the first step began in its middle"
+    assert ran.run["facts"]["trainable_parameters"] == 17 * 4
 
 
 def test_a_program_without_torch_is_named(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def ppo(steps):
 
 def dqn(steps):
     """One step of the environment, one sample of the memory, one update; the target network is copied now and then."""
-    online = network(128, 16, 4)
+    online = network(512, 16, 4)
     target = copy.deepcopy(online)
     optimizer = torch.optim.AdamW(online.parameters(), lr=1e-3)
     memory, world, state = collections.deque(maxlen=1000), Simulator(), torch.zeros(16)
