@@ -313,6 +313,12 @@ class JobService(Service):
     def between_steps(self) -> bool:
         if self.loop.settles_until and recorder.index >= self.loop.settles_until:
             recorder.kind, self.loop.settles_until = COUNTS, 0
+        if changes_of.loader.inheriting() and self._changing is None:
+            recorder.kind, self.loop.settles_until = SETTLING, recorder.index + 1
+        while changes_of.loader.lost:
+            self._channel.send({"event": "note", "t": now(), "text": changes_of.loader.lost.pop()})
+            self.loop.knobs = described.observed_knobs()
+            self._announce()
         if self._changing is not None:
             self._go_on_changing(self._changing)
         if self._probing is not None:

@@ -142,6 +142,10 @@ class Control:
         self.allows_numerics = False
         self.random = False
         """Whether a change has shown that the dataset draws random numbers: workers draw others."""
+        self.likeness: tuple[Any, ...] | None = None
+        """What the DataLoader that replaces this one has in common with it."""
+        self.inherited = False
+        """Whether the settings are those of the DataLoader before."""
         self.failure = ""
         self.epoch: weakref.ref[Epoch] | None = None
         self.rehearsal: Rehearsal | None = None
@@ -149,6 +153,17 @@ class Control:
         self._servers: dict[Settings, Server] = {}
         self._keeps_workers = bool(loader.persistent_workers) or not self.program.num_workers
         """Workers that the program cannot have had persist: a DataLoader without workers has no such setting."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no epoch is under way."""
+        epoch = self.epoch() if self.epoch is not None else None
+        return epoch is None or epoch.over
+
+    def serves(self, dataset: Any) -> bool:
+        """Whether this is the dataset of the loader."""
+        loader = self._loader()
+        return loader is not None and loader.dataset is dataset
 
     @property
     def workers(self) -> list[Any]:

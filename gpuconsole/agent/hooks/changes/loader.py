@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol import Value
 from .change import CHANGES_NUMERICS, SAME_BITS, SAME_SAMPLES, Change, Refused
@@ -22,6 +22,31 @@ _controls: dict[int, Control] = {}
 """By the id of the DataLoader."""
 changed_loaders: list[weakref.ref[Any]] = []
 """The DataLoaders under control, the newest last."""
+
+
+class Likeness(NamedTuple):
+    """What a DataLoader has in common with the one that the program makes in its place, for example in the next epoch."""
+
+    dataset: type
+    samples: int
+    sampler: type
+    batch_size: int | None
+    settings: Settings
+
+
+class Bequest(NamedTuple):
+    """The settings that the next DataLoader of the same likeness gets."""
+
+    settings: Settings
+    allows_numerics: bool
+
+
+_bequests: dict[Likeness, Bequest] = {}
+lost: list[str] = []
+"""Why a DataLoader did not get the settings of the one before, in one line each; the service reports them."""
+TOO_SHORT = (
+    "the program makes a new DataLoader in each epoch, and an epoch ends before new workers are ready: the program's own settings are back"
+)
 
 
 def module() -> Any:
@@ -116,16 +141,66 @@ def under_control(loader: Any, iterator: Any) -> Control:
         data = module()
         install(data)
         control = _controls[id(loader)] = Control(data, loader, iterator)
+        control.likeness = likeness_of(loader)
         changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
         weakref.finalize(loader, _forget, id(loader)).atexit = False
     return control
+
+
+def likeness_of(loader: Any) -> Likeness | None:
+    """None for a loader whose dataset or sampler has no length."""
+    try:
+        return Likeness(type(loader.dataset), len(loader.dataset), type(loader.sampler), loader.batch_size, settings_of(loader))
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _forget(key: int) -> None:
     """The program has dropped a loader."""
     control = _controls.pop(key, None)
     if control is not None:
+        _bequeath(control)
         control.close()
+
+
+def _bequeath(control: Control) -> None:
+    """Keep the changed settings for the loader that the program makes next."""
+    if control.likeness is None:
+        return
+    settings = control.wanted or control.in_force
+    if control.inherited and control.wanted is not None:
+        lost.append(TOO_SHORT)
+    elif settings != control.program:
+        _bequests[control.likeness] = Bequest(settings, control.allows_numerics)
+        return
+    _bequests.pop(control.likeness, None)
+
+
+def inherit(loader: Any, iterator: Any) -> None:
+    """As `_inherit`. Never raises: the program gets its batches, whatever goes wrong here."""
+    try:
+        _inherit(loader, iterator)
+    except Exception as problem:
+        lost.append(f"the new DataLoader of the program keeps its own settings: {type(problem).__name__}: {problem}")
+
+
+def _inherit(loader: Any, iterator: Any) -> None:
+    """Let a new loader follow the settings of the one that it replaces. The new workers rehearse first, as in every change."""
+    for control in list(_controls.values()):  # the program may hold the former loader until it has the new one
+        if control.ended and control.serves(loader.dataset) and control.likeness == likeness_of(loader):
+            _bequeath(control)
+            control.likeness = None
+    likeness = likeness_of(loader)
+    bequest = _bequests.get(likeness) if likeness is not None else None
+    if bequest is not None and not why_not(loader, iterator):
+        control = under_control(loader, iterator)
+        control.inherited, control.allows_numerics = True, bequest.allows_numerics
+        control.ask(bequest.settings, iterator)
+
+
+def inheriting() -> bool:
+    """Whether a new loader does not yet load with the settings of the one before."""
+    return any(control.inherited and control.wanted is not None for control in _controls.values())
 
 
 def install(data: Any) -> None:
@@ -137,7 +212,11 @@ def install(data: Any) -> None:
 
     def _get_iterator(self: Any) -> Any:
         control = control_of(self)
-        return plain_get(self) if control is None else control.new_iterator(self, plain_get)
+        if control is not None:
+            return control.new_iterator(self, plain_get)
+        iterator = plain_get(self)
+        inherit(self, iterator)
+        return iterator
 
     def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
         control = None if first_iter else control_of(loader)
@@ -171,7 +250,9 @@ class LoaderChange(Change):
         if loader is None:
             return None
         control = control_of(loader)
-        return self.value(control.in_force if control is not None else settings_of(loader))
+        if control is None:
+            return self.value(settings_of(loader))
+        return self.value((control.wanted if control.inherited else None) or control.in_force)
 
     def why_fixed(self, watch: Watch) -> str:
         return why_not(*training_loader(watch))
@@ -186,7 +267,7 @@ class LoaderChange(Change):
             raise Refused(reason)
         if not wanted.num_workers and control.program.num_workers and loader.worker_init_fn is not None:
             raise Refused("worker_init_fn prepares each worker: without workers it would not run")
-        control.allows_numerics = watch.allows_numerics
+        control.inherited, control.allows_numerics = False, watch.allows_numerics
         control.ask(wanted, iterator)
 
     def pending(self, watch: Watch) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from gpuconsole.agent.hooks.changes.change import Refused
-from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, control_of
+from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, inheriting, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked
 from tests.waiting import wait_until
@@ -280,6 +280,40 @@ def test_missing_private_names_refuse(watch: Watch, monkeypatch: pytest.MonkeyPa
     del iterator._base_seed
     with pytest.raises(Refused, match="lacks _base_seed"):
         WORKERS.set(watch, 2)
+
+
+def epoch_of(watch: Watch, data: Any, change: int | None = None, size: int = 4) -> tuple[list[int], int]:
+    """One epoch of a DataLoader of its own, with a change of num_workers at its start. Returns the samples and the workers at its end."""
+    seen, workers, loader = list[int](), 0, DataLoader(data, size)
+    for step, (_, index) in enumerate(loader):
+        seen += index.tolist()
+        if change is not None and step == 1:
+            WORKERS.set(watch, change)
+        time.sleep(0.02 if inheriting() or WORKERS.pending(watch) else 0.0)  # the rehearsal goes on with each batch
+        workers = len(multiprocessing.active_children())
+    return seen, workers
+
+
+def test_the_next_loader_of_the_program_keeps_the_change(watch: Watch) -> None:
+    data, other = Faulty("none"), Numbers(80)
+    everything = list(range(400))
+    assert epoch_of(watch, data, change=2) == (everything, 2)
+    assert not multiprocessing.active_children()
+    assert epoch_of(watch, data) == (everything, 2)
+    assert list(DataLoader(other, 4)) and not multiprocessing.active_children()  # an evaluation with another dataset
+    assert epoch_of(watch, data, change=0) == (everything, 0)
+    assert epoch_of(watch, data) == (everything, 0)
+    assert not lost
+
+
+def test_where_epochs_are_too_short_for_workers_the_programs_own_settings_are_back(watch: Watch) -> None:
+    data = Faulty("none")
+    assert epoch_of(watch, data, change=2)[1] == 2
+    loader = DataLoader(data, 4)
+    assert next(iter(loader)) and inheriting()
+    del loader
+    assert lost.pop() == TOO_SHORT
+    assert epoch_of(watch, data) == (list(range(400)), 0)
 
 
 def test_dropped_loaders_end_their_workers(watch: Watch) -> None:
