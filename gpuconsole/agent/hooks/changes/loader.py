@@ -41,7 +41,8 @@ class Bequest(NamedTuple):
     allows_numerics: bool
 
 
-_bequests: dict[Likeness, Bequest] = {}
+_bequests: dict[tuple[Any, ...], Bequest] = {}
+"""By the likeness."""
 lost: list[str] = []
 """Why a DataLoader did not get the settings of the one before, in one line each; the service reports them."""
 TOO_SHORT = (
