@@ -27,10 +27,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="names of loops")
+    every = [*LOOPS, *UNUSUAL, *RIGHT_AT_ONCE, *FRAMEWORKS]
+    parser.add_argument("--only", nargs="*", choices=every, metavar="LOOP", help=f"names of loops: {', '.join(every)}")
     parser.add_argument("--python", default=sys.executable, help="the Python of the loops; it needs torch only")
     args = parser.parse_args()
-    names = args.only or [*LOOPS, *UNUSUAL, *RIGHT_AT_ONCE, *FRAMEWORKS]
+    names = args.only or every
     wrong = 0
     for name in names:
         if name in FRAMEWORKS and not has(args.python, FRAMEWORKS[name]):
