@@ -15,6 +15,7 @@ from gpuconsole.report.parts import printed
 from gpuconsole.report.run.findings import firing_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import paint_runs
+from gpuconsole.report.run.summary import figures, run_head
 from gpuconsole.session.api import View
 from tests.tui.fake_session import KNOBS, cpu_view, gpu_view
 from tests.tui.test_paint import text
@@ -90,3 +91,9 @@ def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> 
     assert printed(firing_report(job)) == words
     for other in (msgspec.structs.replace(job, state="running"), msgspec.structs.replace(job, steady_from_s=2.0)):
         assert "no fault found" in printed(firing_report(other))
+
+
+def test_a_job_with_one_step_and_without_known_samples() -> None:
+    job = Run("1", "train.py", JOB, {}, "cpu", "finished", duration_s=6.0, summary=Summary(steps=1))
+    assert "6.0 s, 1 steady step)" in printed([run_head(job)])
+    assert "n/a: the number of samples in a batch is not known" in printed(figures(job))

@@ -12,6 +12,12 @@ def throughput(run: Run) -> str:
     return f"{units.spread(rate.mean, rate.std if rate.n > 1 else None, 0)} {unit}" if rate else units.NA
 
 
+def work(run: Run) -> str:
+    """`127 requests`, `1 steady step`."""
+    count, word = (run.summary.requests, "request") if run.serves else (run.summary.steps, "steady step")
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def step_time(run: Run) -> str:
     """The mean: `440 ms`."""
     found = run.summary.step_time_s

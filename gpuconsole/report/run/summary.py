@@ -8,7 +8,7 @@ from gpuconsole.report import units
 from gpuconsole.report.parts import Line, Report, labelled
 from gpuconsole.report.run.account import account_segments
 from gpuconsole.report.run.attainable import share_text
-from gpuconsole.report.run.figures import costs, step_time, throughput, utilization
+from gpuconsole.report.run.figures import costs, step_time, throughput, utilization, work
 from gpuconsole.report.run.serving import latency_report, request_report
 from gpuconsole.report.run.validity import validity_report
 
@@ -25,6 +25,8 @@ def figures(run: Run) -> Report:
                 [(throughput(run), "title"), (f" (n={rate.n})", "dim"), (f"   {share}" if (share := share_text(run)) else "", "")],
             )
         )
+    elif run.is_job and summary.steps:
+        found.append(labelled("throughput", f"{units.NA}: the number of samples in a batch is not known"))
     if run.baseline is not None:
         found.append(labelled("baseline", run.baseline.words))
     found += request_report(run)
@@ -60,7 +62,6 @@ def _and(*texts: str) -> str:
 def run_head(run: Run) -> Line:
     """The identity and the duration of a run."""
     change = describe_changes(run.changes) if run.changes else "baseline"
-    extent = f"{run.summary.requests} requests" if run.serves else f"{run.summary.steps} steady steps"
-    facts = f"  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {extent})"
+    facts = f"  {run.scenario}  on {run.device}  {run.state}  ({change}; {run.duration_s:.1f} s, {work(run)})"
     style = "alert" if run.state == "failed" else ""
     return Line([(f"run {run.id}", "heading"), (facts, style)])

@@ -15,6 +15,7 @@ from gpuconsole.report.experiments.sweep import setting, sweep_report
 from gpuconsole.report.experiments.trial import measured, trial_report, verdict
 from gpuconsole.report.machine.environment import device_kinds, environment_report
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
+from gpuconsole.report.run.figures import work
 from gpuconsole.report.run.findings import finding_report, firing_report, other_rules, rule_counts
 from gpuconsole.report.run.models import rank_table
 from gpuconsole.report.run.runs import runs_table
@@ -214,8 +215,7 @@ def _validity(snapshot: Snapshot) -> list[Words | Folded]:
 
 def extent(run: Run) -> str:
     """`valid; 127 requests of a run of 44.8 s`. The duration has also steps that do not count, and trials."""
-    work = f"{run.summary.requests} requests" if run.serves else f"{run.summary.steps} steady steps"
-    measured_over = f"{work} of a run of {run.duration_s:.1f} s"
+    measured_over = f"{work(run)} of a run of {run.duration_s:.1f} s"
     if run.state == "failed":
         return visible(f"failed: {run.error or 'no cause was reported'}; {measured_over}")
     if run.validity is not None:
