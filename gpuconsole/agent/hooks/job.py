@@ -313,10 +313,10 @@ class JobService(Service):
     def between_steps(self) -> bool:
         if self.loop.settles_until and recorder.index >= self.loop.settles_until:
             recorder.kind, self.loop.settles_until = COUNTS, 0
-        if changes_of.loader.inheriting() and self._changing is None:
-            recorder.kind, self.loop.settles_until = SETTLING, recorder.index + 1
+        if recorder.kind in (COUNTS, SETTLING) and self._changing is None and changes_of.loader.under_way():
+            recorder.kind, self.loop.settles_until = SETTLING, max(self.loop.settles_until, recorder.index + 1)
         while changes_of.loader.lost:
-            self._channel.send({"event": "note", "t": now(), "text": changes_of.loader.lost.pop()})
+            self._channel.send({"event": "note", "t": now(), "text": changes_of.loader.lost.pop(), "level": "warning"})
             self.loop.knobs = described.observed_knobs()
             self._announce()
         if self._changing is not None:

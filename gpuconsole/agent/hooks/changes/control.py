@@ -142,7 +142,7 @@ class Control:
         self.allows_numerics = False
         self.random = False
         """Whether a change has shown that the dataset draws random numbers: workers draw others."""
-        self.likeness: tuple[Any, ...] | None = None
+        self.likeness: Any = None
         """What the DataLoader that replaces this one has in common with it."""
         self.inherited = False
         """Whether the settings are those of the DataLoader before."""

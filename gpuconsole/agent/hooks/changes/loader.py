@@ -31,23 +31,25 @@ class Likeness(NamedTuple):
     samples: int
     sampler: type
     batch_size: int | None
+    collate: Any
+    worker_init: Any
     settings: Settings
 
 
-class Bequest(NamedTuple):
-    """The settings that the next DataLoader of the same likeness gets."""
+class Kept(NamedTuple):
+    """Changed settings, which the next DataLoader of the same likeness gets."""
 
     settings: Settings
     allows_numerics: bool
 
 
-_bequests: dict[tuple[Any, ...], Bequest] = {}
-"""By the likeness."""
+_kept: dict[Likeness, Kept] = {}
+MOST_KEPT = 32
+"""Entries of `_kept`."""
 lost: list[str] = []
 """Why a DataLoader did not get the settings of the one before, in one line each; the service reports them."""
-TOO_SHORT = (
-    "the program makes a new DataLoader in each epoch, and an epoch ends before new workers are ready: the program's own settings are back"
-)
+NEW_LOADER = "the program made a new DataLoader, and the program's own settings are back"
+TOO_SHORT = f"{NEW_LOADER}: an epoch ends before new workers are ready"
 
 
 def module() -> Any:
@@ -119,6 +121,12 @@ def why_no_workers(loader: Any) -> str:
     )
 
 
+def why_not_without_workers(loader: Any) -> str:
+    """Why the workers of a loader cannot go; empty where they can."""
+    prepared = loader.num_workers and loader.worker_init_fn is not None
+    return "worker_init_fn prepares each worker: without workers it would not run" if prepared else ""
+
+
 @functools.cache
 def _main_is_guarded() -> bool:
     """Whether the program's main module may be imported again, as spawn and forkserver do it."""
@@ -141,67 +149,85 @@ def under_control(loader: Any, iterator: Any) -> Control:
     if control is None:
         data = module()
         install(data)
-        control = _controls[id(loader)] = Control(data, loader, iterator)
+        control = Control(data, loader, iterator)
         control.likeness = likeness_of(loader)
+        _controls[id(loader)] = control
         changed_loaders[:] = [ref for ref in changed_loaders if ref() is not None] + [weakref.ref(loader)]
         weakref.finalize(loader, _forget, id(loader)).atexit = False
     return control
 
 
 def likeness_of(loader: Any) -> Likeness | None:
-    """None for a loader whose dataset or sampler has no length."""
+    """None for a loader whose dataset has no length. Functions with the same code are alike: a lambda is made anew with its loader."""
+    collate, worker_init = (getattr(one, "__code__", one) for one in (loader.collate_fn, loader.worker_init_fn))
     try:
-        return Likeness(type(loader.dataset), len(loader.dataset), type(loader.sampler), loader.batch_size, settings_of(loader))
-    except (TypeError, NotImplementedError):
+        samples = len(loader.dataset)
+    except Exception:  # the program's own `__len__` may raise anything
         return None
+    return Likeness(type(loader.dataset), samples, type(loader.sampler), loader.batch_size, collate, worker_init, settings_of(loader))
 
 
 def _forget(key: int) -> None:
     """The program has dropped a loader."""
     control = _controls.pop(key, None)
     if control is not None:
-        _bequeath(control)
+        _keep_settings(control)
         control.close()
 
 
-def _bequeath(control: Control) -> None:
+def _keep_settings(control: Control) -> None:
     """Keep the changed settings for the loader that the program makes next."""
-    if control.likeness is None:
+    likeness, control.likeness = control.likeness, None
+    if likeness is None:
         return
-    settings = control.wanted or control.in_force
-    if control.inherited and control.wanted is not None:
+    wanted, control.wanted = control.wanted, None
+    settings = wanted or control.in_force
+    _kept.pop(likeness, None)
+    if control.inherited and wanted is not None:
         lost.append(TOO_SHORT)
-    elif settings != control.program:
-        _bequests[control.likeness] = Bequest(settings, control.allows_numerics)
-        return
-    _bequests.pop(control.likeness, None)
+    elif settings != control.program and len(_kept) < MOST_KEPT:
+        _kept[likeness] = Kept(settings, control.allows_numerics)
 
 
-def inherit(loader: Any, iterator: Any) -> None:
-    """As `_inherit`. Never raises: the program gets its batches, whatever goes wrong here."""
+def apply_kept(loader: Any, iterator: Any) -> None:
+    """As `_apply_kept`. Never raises: the program gets its batches, whatever goes wrong here."""
     try:
-        _inherit(loader, iterator)
+        _apply_kept(loader, iterator)
     except Exception as problem:
-        lost.append(f"the new DataLoader of the program keeps its own settings: {type(problem).__name__}: {problem}")
+        lost.append(f"{NEW_LOADER}: {problem if isinstance(problem, Refused) else f'{type(problem).__name__}: {problem}'}")
 
 
-def _inherit(loader: Any, iterator: Any) -> None:
-    """Let a new loader follow the settings of the one that it replaces. The new workers rehearse first, as in every change."""
-    for control in list(_controls.values()):  # the program may hold the former loader until it has the new one
-        if control.ended and control.serves(loader.dataset) and control.likeness == likeness_of(loader):
-            _bequeath(control)
-            control.likeness = None
+def _apply_kept(loader: Any, iterator: Any) -> None:
+    """Give a new loader the changed settings of the loader that it replaces. New workers rehearse first, as in every change. Raises Refused."""
     likeness = likeness_of(loader)
-    bequest = _bequests.get(likeness) if likeness is not None else None
-    if bequest is not None and not why_not(loader, iterator):
-        control = under_control(loader, iterator)
-        control.inherited, control.allows_numerics = True, bequest.allows_numerics
-        control.ask(bequest.settings, iterator)
+    if likeness is None:
+        return
+    for control in list(_controls.values()):  # the program may hold the former loader
+        if control.ended and control.serves(loader.dataset) and control.likeness == likeness:
+            _keep_settings(control)
+            control.close()
+    kept = _kept.pop(likeness, None)
+    if kept is None:
+        return
+    reason = why_not(loader, iterator) or (why_no_workers(loader) if kept.settings.num_workers else why_not_without_workers(loader))
+    if reason:
+        raise Refused(reason)
+    control = under_control(loader, iterator)
+    control.inherited, control.allows_numerics = True, kept.allows_numerics
+    control.ask(kept.settings, iterator)
 
 
-def inheriting() -> bool:
-    """Whether a new loader does not yet load with the settings of the one before."""
-    return any(control.inherited and control.wanted is not None for control in _controls.values())
+def under_way() -> bool:
+    """Whether a new loader does not yet load with the settings of the one before. A refusal goes to `lost`."""
+    waits = False
+    for control in list(_controls.values()):
+        if control.inherited:
+            try:
+                waits |= control.under_way()
+            except Refused as refused:
+                control.inherited = False
+                lost.append(f"{NEW_LOADER}: {refused}")
+    return waits
 
 
 def install(data: Any) -> None:
@@ -216,7 +242,7 @@ def install(data: Any) -> None:
         if control is not None:
             return control.new_iterator(self, plain_get)
         iterator = plain_get(self)
-        inherit(self, iterator)
+        apply_kept(self, iterator)
         return iterator
 
     def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
@@ -266,8 +292,8 @@ class LoaderChange(Change):
         wanted = self.changed(control.wanted or control.in_force, value)
         if wanted.num_workers and (reason := why_no_workers(loader)):
             raise Refused(reason)
-        if not wanted.num_workers and control.program.num_workers and loader.worker_init_fn is not None:
-            raise Refused("worker_init_fn prepares each worker: without workers it would not run")
+        if not wanted.num_workers and (reason := why_not_without_workers(loader)):
+            raise Refused(reason)
         control.inherited, control.allows_numerics = False, watch.allows_numerics
         control.ask(wanted, iterator)
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import Refused
-from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, inheriting, lost
+from gpuconsole.agent.hooks.changes.loader import TOO_SHORT, NumWorkers, PinMemory, PrefetchFactor, control_of, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked
 from tests.waiting import wait_until
@@ -282,14 +283,17 @@ def test_missing_private_names_refuse(watch: Watch, monkeypatch: pytest.MonkeyPa
         WORKERS.set(watch, 2)
 
 
-def epoch_of(watch: Watch, data: Any, change: int | None = None, size: int = 4) -> tuple[list[int], int]:
-    """One epoch of a DataLoader of its own, with a change of num_workers at its start. Returns the samples and the workers at its end."""
-    seen, workers, loader = list[int](), 0, DataLoader(data, size)
+def epoch_of(watch: Watch, data: Any, change: int | None = None, *, held: list[Any] | None = None) -> tuple[list[int], int]:
+    """One epoch of a new DataLoader, with a change of num_workers at its start. `held` keeps the loader. Returns the samples and the workers at
+    the end of the epoch."""
+    seen, workers, loader = list[int](), 0, DataLoader(data, 4)
+    if held is not None:
+        held.append(loader)
     for step, (_, index) in enumerate(loader):
         seen += index.tolist()
         if change is not None and step == 1:
             WORKERS.set(watch, change)
-        time.sleep(0.02 if inheriting() or WORKERS.pending(watch) else 0.0)  # the rehearsal goes on with each batch
+        time.sleep(0.02 if loaders_of.under_way() or WORKERS.pending(watch) else 0.0)  # the rehearsal goes on with each batch
         workers = len(multiprocessing.active_children())
     return seen, workers
 
@@ -310,10 +314,29 @@ def test_where_epochs_are_too_short_for_workers_the_programs_own_settings_are_ba
     data = Faulty("none")
     assert epoch_of(watch, data, change=2)[1] == 2
     loader = DataLoader(data, 4)
-    assert next(iter(loader)) and inheriting()
+    assert next(iter(loader)) and loaders_of.under_way()
     del loader
     assert lost.pop() == TOO_SHORT
     assert epoch_of(watch, data) == (list(range(400)), 0)
+
+
+def test_loaders_that_the_program_keeps_have_no_workers_after_their_epoch(watch: Watch) -> None:
+    data, held = Faulty("none"), list[Any]()
+    for change in (2, None, None):
+        assert epoch_of(watch, data, change, held=held) == (list(range(400)), 2)
+    held.append(DataLoader(data, 4))
+    assert next(iter(held[-1])) and loaders_of.under_way()
+    assert epoch_of(watch, data, held=held) == (list(range(400)), 0)
+    assert not loaders_of.under_way() and lost.pop() == TOO_SHORT
+
+
+def test_a_refusal_by_the_next_loader_is_named_once(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Faulty("none")
+    epoch_of(watch, data, change=2)
+    monkeypatch.setattr(loaders_of, "why_no_workers", lambda loader: "no main guard")
+    for _ in range(2):
+        assert epoch_of(watch, data) == (list(range(400)), 0)
+    assert lost.pop().endswith("are back: no main guard") and not lost
 
 
 def test_dropped_loaders_end_their_workers(watch: Watch) -> None:
