@@ -175,10 +175,11 @@ def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
 
 
 def proof(runs: Sequence[Run], trials: Sequence[Trial]) -> Trial | None:
-    """The trial at the end of a tuning session: from the last of `runs` back to the knobs of the first."""
+    """The trial at the end of a tuning session: from the last of `runs` back to the knobs of the first. None before its verdict."""
     first, last = runs[0], runs[-1]
     changed = {name: value for name, value in first.knobs.items() if last.knobs.get(name) != value}
-    return next((one for one in trials if changed and one.baseline_run == last.id and one.changes == changed), None)
+    decided = (one for one in trials if one.state == "done" and one.verdict not in (None, "undecided"))
+    return next((one for one in decided if changed and one.baseline_run == last.id and one.changes == changed), None)
 
 
 def current_trials(view: View) -> list[Trial]:

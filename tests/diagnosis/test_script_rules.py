@@ -214,7 +214,7 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
 def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.02))
     assert finding.title == "The script's own code waits in every step"
-    assert ", most of it at train.py:12 ask, which waits: it uses the CPU only 2 % of its time." in finding.summary
+    assert ", most of it at train.py:12 ask. This line waits: it uses the CPU only 2 % of its time." in finding.summary
     between = check("host.python_overhead", case(other_ratio=0.4, **STACK, stack__line_cpu_ratio=0.1))
     assert between.summary.startswith("40 % of step time is the script's own code, ") and "batches" not in between.summary
     unknown = check("host.python_overhead", own_batches(cpu=None))

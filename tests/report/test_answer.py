@@ -312,6 +312,10 @@ def test_the_gain_since_the_start_is_the_proven_gain_where_trials_measured_it() 
     assert words([first, second], [one]) == "2.00x proven"
     assert words([first, second, third], [one, two]) == "3.00x proven"
     assert words([first, second, third], [one, two, back]) == "2.50x proven", "one trial of all changes"
+    begun, undecided = (
+        msgspec.structs.replace(back, state=state, verdict=None if state == "running" else "undecided") for state in ("running", "done")
+    )
+    assert words([first, second, third], [one, begun]) == words([first, second, third], [one, undecided]) == "1.40x since start, not proven"
     assert words([first, second, third], [one]) == "1.40x since start, not proven"
     assert words([first, second], []) == "1.50x since start, not proven"
     assert words([first, second, after(second, 3, num_workers=0)], [one]) == "", "the settings of the start again"

@@ -73,7 +73,7 @@ def _line(case: Case, waits: bool) -> str:
     """The line with most of the time, in words."""
     place, share = case.signal("stack.line_ratio").source.rpartition(" at ")[2], case.value("stack.line_ratio")
     most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part ({percent(share)})"
-    cpu = f", which waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))} of its time" if waits else ""
+    cpu = f". This line waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))} of its time" if waits else ""
     return f"{most} at {place}{cpu}"
 
 

@@ -19,6 +19,8 @@ LAUNCHER = re.compile(r"(\S+\.)?(ChildFailedError|CalledProcessError)\b")
 """What torchrun and accelerate raise because a process of theirs has failed. The cause is in the traceback of that process."""
 _RANK = re.compile(r"\[rank\d+\]:\s?")
 """The prefix by which torch marks the lines of a rank."""
+IGNORED = "Exception ignored in"
+"""Python prints the traceback of such an exception, for example of `__del__` at its end, and goes on."""
 
 
 def failure_words(code: int, lines: Sequence[str]) -> str:
@@ -35,17 +37,23 @@ def failure_words(code: int, lines: Sequence[str]) -> str:
 
 
 def _exceptions(lines: Sequence[str]) -> list[str]:
-    """For each rank the line that names its last exception: the first line below the header of the traceback that is not indented."""
+    """For each rank the line that names its last exception: the first line below the header of the traceback that is not indented. An exception
+    that Python ignored ended nothing."""
     found: dict[str, str] = {}
     inside: set[str] = set()
+    ignored: set[str] = set()
     for line in lines:
         rank = match[0].strip() if (match := _RANK.match(line)) else ""
         text = line[match.end() :] if match else line
-        if text.rstrip().endswith(HEADER):
+        if text.startswith(IGNORED):
+            ignored.add(rank)
+        elif text.rstrip().endswith(HEADER):
             inside.add(rank)
         elif rank in inside and text.strip() and not text[0].isspace():
             inside.remove(rank)
-            if not (rank in found and LAUNCHER.match(text)):
+            if rank in ignored:
+                ignored.remove(rank)
+            elif not (rank in found and LAUNCHER.match(text)):
                 found[rank] = text
     return list(found.values())
 

@@ -115,7 +115,7 @@ def _head(view: View, tuning: Tuning, elapsed_s: float, width: int) -> Row:
     """What is tuned, the gain so far while the session is under way, and the time."""
     made = tuning.certificate
     gain = facts.since_start(view) if tuning.under_way else None
-    so_far = [(f"   {gain.words} so far", "good" if gain.proven and gain.ratio > 1 else "")] if gain is not None else []
+    so_far = [(f"   so far {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")] if gain is not None else []
     time = f"{elapsed_s:.0f} of {tuning.budget_s:.0f} s"
     return spread(width, [(f"{made.scenario} on {made.device}", "heading"), *so_far], [(time, "dim")])
 

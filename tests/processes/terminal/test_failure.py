@@ -33,6 +33,7 @@ def of_rank(rank: int, *lines: str) -> list[str]:
         (1, LAUNCHER, LAUNCHER[2].strip()),
         (1, [*of_rank(1, *TRACEBACK), *of_rank(0, *TRACEBACK[:3], "RuntimeError: Connection closed"), *LAUNCHER], "ValueError: a bad shape"),
         (1, [*of_rank(1, TRACEBACK[0]), *of_rank(0, *TRACEBACK), *of_rank(1, "KeyError: 1")], "ValueError: a bad shape"),
+        (1, [*TRACEBACK, "Exception ignored in: <function Iter.__del__ at 0x7f>", *TRACEBACK[:3], "AssertionError: can only test a child process"], "ValueError: a bad shape"),
         (1, ["RuntimeError: Error(s) in loading:", "\tMissing key"], "last output: Missing key"),
         (2, ["usage: train.py", "train.py: error: no such option: --x", ""], "last output: train.py: error: no such option: --x"),
         (3, [*TRACEBACK, "going on without it", "giving up"], "last output: giving up"),
