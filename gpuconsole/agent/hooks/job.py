@@ -482,7 +482,8 @@ class Agent:
             self._join()
         service, connection = self._service, self._connection
         assert service is not None and connection is not None
-        if self._every_step or connection.may_have_commands() or service.reporter.due():
+        to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
+        if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
         recorder.sample_all = bool(recorder.arm)
         recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
