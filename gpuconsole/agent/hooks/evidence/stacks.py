@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
@@ -34,13 +35,14 @@ class StackSamples:
     batches counts as the script's own lines.
 
     `looked`: by place, the seconds that the samples looked at the thread, and the seconds in which it used a core or waited for one. A look that
-    lasts into another segment does not count. `times`: those of the training thread.
+    lasts into another segment does not count. `times`: those of the training thread, which makes this object.
     """
 
     def __init__(self, times: ThreadTimes) -> None:
         self.places: list[str] = []
         self.looked: dict[str, tuple[float, float]] = {}
         self._times = times
+        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident()) if times.available else 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpuconsole-stacks", daemon=True)
         if not _registered:
@@ -77,12 +79,17 @@ class StackSamples:
         return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
 
     def _look(self, place: str) -> None:
-        segment, begun, busy = _segment(), now(), sum(self._times.cpu_and_runq_s())
+        segment, begun, busy = _segment(), now(), self._busy_s()
         self._stop.wait(LOOK_S)
-        seconds, busy = now() - begun, sum(self._times.cpu_and_runq_s()) - busy
+        seconds, busy = now() - begun, self._busy_s() - busy
         if _segment() == segment:
             total, used = self.looked.get(place, (0.0, 0.0))
-            self.looked[place] = total + seconds, used + min(busy, seconds)
+            self.looked[place] = total + seconds, used + busy
+
+    def _busy_s(self) -> float:
+        """Seconds of the training thread on a core or on a run queue. /proc counts the time on a core only at the ticks of the scheduler while the
+        thread runs, so its CPU clock tells it."""
+        return time.clock_gettime(self._cpu_clock) + self._times.runq_s()
 
 
 def _segment() -> tuple[int, int]:
@@ -121,6 +128,6 @@ def script_lines(times: ThreadTimes) -> Generator[None, None, dict[str, Any]]:
     }
     looked_s, used_s = samples.looked.get(place, (0.0, 0.0))
     if looked_s >= LEAST_LOOKED_S:
-        source = f"schedstat of the training thread within that line, {looked_s * 1e3:.0f} ms: time on a core or a run queue"
-        found["stack.line_cpu_ratio"] = {"value": used_s / looked_s, "unit": "ratio", "source": source}
+        source = f"CPU clock and schedstat of the training thread within that line, {looked_s * 1e3:.0f} ms: time on a core or a run queue"
+        found["stack.line_cpu_ratio"] = {"value": min(used_s / looked_s, 1.0), "unit": "ratio", "source": source}
     return found
