@@ -18,6 +18,8 @@ LOOPS = (
     "epochs_in_turn", "critic_first", "critic_last", "every_fifth", "actor_and_critic", "one_loss", "ensemble", "meta_learning", "step_fails",
     "left_out_by_a_scaler", "left_out_at_first", "in_a_thread", "without_passes",
     "by_data", "by_own_class", "by_tensors", "after_looks_at_gradients", "then_an_optimizer", "gradients_before_the_optimizer", "few_gradients_before_the_optimizer",
+    "folds", "folds_that_end", "frozen_later", "many_micro_batches", "sparse_gradients", "cast_after_a_pass", "by_data_only", "inputs_first",
+    "fails_first", "gradients_between",
 )  # fmt: skip
 
 
@@ -36,3 +38,14 @@ def test_a_step_is_an_iteration_of_the_loop_around_the_optimizers(ran: tuple[dic
     counts, watched = ran
     assert watched[loop].off is None
     assert [step.index for step in watched[loop].steps] == list(range(counts[loop]))
+
+
+def test_no_step_holds_the_passes_of_a_long_time_without_updates(ran: tuple[dict[str, int], dict[str, Watched]]) -> None:
+    assert max(step.samples for step in ran[1]["gradients_between"].steps) < 100 * 8
+
+
+@pytest.mark.parametrize("loop", ["gradients_before_the_optimizer", "few_gradients_before_the_optimizer"])
+def test_the_first_step_of_an_optimizer_holds_no_passes_that_train_nothing(
+    ran: tuple[dict[str, int], dict[str, Watched]], loop: str
+) -> None:
+    assert ran[1][loop].steps[0].samples <= 8

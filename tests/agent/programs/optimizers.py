@@ -5,6 +5,7 @@ Each loop counts its iterations, and prints the count.
 """
 
 import atexit
+import contextlib
 import gc
 import itertools
 import math
@@ -355,7 +356,136 @@ def few_gradients_before_the_optimizer():
         yield
 
 
+def folds():
+    """A new model for each fold, while the one before still exists. The first updates of a further fold are one step: nothing shows them."""
+    models = []
+    for fold in range(3):
+        models.append(nn.Linear(16, 4))
+        for n, (x, y) in zip(range(STEPS), batches(), strict=False):
+            F.cross_entropy(models[-1](x), y).backward()
+            update_by_hand(models[-1])
+            if not (fold and n < 7):
+                yield
+
+
+def folds_that_end():
+    """A new model for each fold, in place of the one before."""
+    for _ in range(3):
+        model = nn.Linear(16, 4)
+        for x, y in itertools.islice(batches(), STEPS):
+            F.cross_entropy(model(x), y).backward()
+            update_by_hand(model)
+            yield
+
+
+def update_by_hand(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p -= 0.1 * p.grad
+    model.zero_grad()
+
+
+def frozen_later():
+    """The smallest weights are frozen after a while."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)), nn.Linear(16, 4))
+    for n, (x, y) in zip(range(2 * STEPS), batches(), strict=False):
+        if n == STEPS:
+            for layer in model:
+                layer.bias.requires_grad_(False)
+        F.cross_entropy(model(x), y).backward()
+        update_by_hand(model)
+        if not STEPS <= n < STEPS + 7:
+            yield
+
+
+def many_micro_batches():
+    for n in range(5):
+        for _ in range(150 if n else 1):
+            F.cross_entropy(A(torch.randn(8, 16)), torch.randint(4, (8,))).backward()
+        update_by_hand(A)
+        yield
+
+
+def sparse_gradients():
+    model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 4))
+    for _ in range(STEPS):
+        F.cross_entropy(model(torch.randint(10, (8, 3))), torch.randint(4, (8,))).backward()
+        update_by_hand(model)
+        yield
+
+
+def cast_after_a_pass():
+    """A first pass shows the shapes, then the model gets another type."""
+    F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
+    A.bfloat16().zero_grad()
+    for _ in range(STEPS):
+        x, y = get_batch()
+        F.cross_entropy(A(x.bfloat16()), y).backward()
+        update_by_hand(A)
+        yield
+
+
+def by_data_only():
+    """As old tutorials write it: no version changes."""
+    a, b = torch.randn(16, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    for _ in range(STEPS):
+        x, y = get_batch()
+        F.cross_entropy(x @ a + b, y).backward()
+        for w in (a, b):
+            w.data -= 0.1 * w.grad.data
+            w.grad.data.zero_()
+        yield
+
+
+def inputs_first():
+    """The first backward passes give gradients to inputs only. Of the next ones, the third is looked at."""
+    for _ in range(3):
+        x, y = get_batch()
+        x.requires_grad_()
+        F.cross_entropy(A(x), y).backward(inputs=x)
+        del x
+    for n in range(STEPS):
+        F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
+        update_by_hand(A)
+        if n >= 2:
+            yield
+
+
+def gradients_between():
+    """In the middle, more than a thousand backward passes update nothing. What is left of them ends with the gradients: a step."""
+    for n in range(STEPS):
+        if n == STEPS // 2:
+            for _ in range(1100):
+                F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
+            A.zero_grad()
+            yield
+        F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
+        update_by_hand(A)
+        yield
+
+
+def fails_first():
+    """The first backward pass raises an exception."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(3).sum().backward()
+    for _ in range(STEPS):
+        F.cross_entropy(A(get_batch()[0]), get_batch()[1]).backward()
+        update_by_hand(A)
+        yield
+
+
 WITHOUT_OPTIMIZER = (
+    folds,
+    folds_that_end,
+    frozen_later,
+    many_micro_batches,
+    sparse_gradients,
+    cast_after_a_pass,
+    by_data_only,
+    inputs_first,
+    fails_first,
+    gradients_between,
     after_looks_at_gradients,
     by_data,
     by_own_class,
