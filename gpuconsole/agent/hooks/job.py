@@ -1,4 +1,4 @@
-"""The agent in one process of a user's job: it joins the run at the first optimizer step, sends segments, and serves commands between steps."""
+"""The agent in one process of a user's job: it joins the run after the first step, sends segments, and serves commands between steps."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ class JobService(Service):
 
 
 class Agent:
-    """The agent of this process. `join` is called by the first optimizer step."""
+    """The agent of this process. `_join` is called after the first step, of an optimizer or of the program itself."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -421,7 +421,7 @@ class Agent:
         self._copies: CopyCount | None = None
         self._known: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
-        """Final with the first optimizer step: only then a program that starts its processes itself has set up torch.distributed."""
+        """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
 
     def connect(self) -> None:
         """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
