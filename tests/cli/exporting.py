@@ -64,7 +64,8 @@ class Exporter:
 
     def values(self, name: str, **labels: str) -> dict[str, float]:
         """The series of `name` that have these labels, by device."""
-        families = text_string_to_metric_families(self.get()[1])
+        status, page = self.get()
+        families = text_string_to_metric_families(page) if status == 200 else ()  # 503 while the session begins
         return {
             sample.labels.get("device", ""): sample.value
             for family in families
