@@ -71,11 +71,10 @@ def compile_counters() -> dict[str, float]:
     import torch._dynamo.utils as dynamo  # no public way to these counters (torch 2.13)
 
     frames = dynamo.counters["frames"]
+    spent = dynamo.calculate_time_spent()  # torch 2.5: an empty dict before the first compilation
     return {
         "compile.graphs": float(dynamo.counters["stats"]["unique_graphs"]),
         "compile.graph_breaks": float(sum(dynamo.counters["graph_break"].values())),
         "compile.given_up": float(frames["total"] - frames["ok"]),
-        "compile.total_s": dynamo.calculate_time_spent().get(
-            "total_wall_time", 0.0
-        ),  # torch 2.5: an empty dict before the first compilation
+        "compile.total_s": spent.get("total_wall_time", 0.0),
     }

@@ -10,7 +10,7 @@ from gpuconsole.session.api import View
 
 STEPS = 4
 CLOSING_S = 60.0
-"""How long the hint after the first win stays: time to read it."""
+"""Seconds for which the hint after the first win is shown."""
 
 
 def guide(view: View, keys: Mapping[str, str], *, choosing: bool = False) -> tuple[int, str]:

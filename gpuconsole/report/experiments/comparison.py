@@ -108,7 +108,7 @@ def _moved(one: MetricChange) -> bool:
 
 
 def _environment(found: Comparison) -> Report:
-    """The differences of the environment that have no line above."""
+    """The differences of the environment, without those that have a `differs` line."""
     if not found.environment:
         return [labelled("environment", "the same", column=12)]
     above = {"devices" if one.name == "device" else one.name for one in found.unlike}

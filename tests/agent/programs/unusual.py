@@ -68,7 +68,7 @@ class Simulator:
 
 
 def ppo(steps):
-    """32 steps of the environment, then 2 epochs of 4 minibatches over what they gave. The passes of the policy belong to forward."""
+    """32 steps of the environment, then 2 epochs of 4 minibatches over the collected samples. The passes of the policy belong to forward."""
     policy, value = network(64, 16, 4), network(64, 16, 1)
     optimizer = torch.optim.Adam([*policy.parameters(), *value.parameters()], lr=3e-4)
     world, state, done = Simulator(), np.zeros(16, dtype=np.float32), 0

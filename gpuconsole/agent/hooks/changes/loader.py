@@ -193,8 +193,10 @@ def apply_kept(loader: Any, iterator: Any) -> None:
     """As `_apply_kept`. Never raises: the program gets its batches, whatever goes wrong here."""
     try:
         _apply_kept(loader, iterator)
+    except Refused as refused:
+        lost.append(f"{NEW_LOADER}: {refused}")
     except Exception as problem:
-        lost.append(f"{NEW_LOADER}: {problem if isinstance(problem, Refused) else f'{type(problem).__name__}: {problem}'}")
+        lost.append(f"{NEW_LOADER}: {type(problem).__name__}: {problem}")
 
 
 def _apply_kept(loader: Any, iterator: Any) -> None:
@@ -202,7 +204,7 @@ def _apply_kept(loader: Any, iterator: Any) -> None:
     likeness = likeness_of(loader)
     if likeness is None:
         return
-    for control in list(_controls.values()):  # the program may hold the former loader
+    for control in list(_controls.values()):  # the program may still hold the former loader
         if control.ended and control.serves(loader.dataset) and control.likeness == likeness:
             _keep_settings(control)
             control.close()

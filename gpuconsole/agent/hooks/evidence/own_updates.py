@@ -228,12 +228,12 @@ class OwnUpdates:
 
 
 def some_bytes(weight: Any) -> bytes:
-    """The first bytes of a weight on the CPU, read without an operator: a dispatch mode of the program would see one."""
+    """The first bytes of a weight on the CPU, read without an operator: a dispatch mode of the program would see an operator."""
     storage, size = weight.untyped_storage(), weight.element_size()
     offset, length = weight.storage_offset() * size, min(VALUE_BYTES, weight.numel() * size)
-    return (
-        ctypes.string_at(storage.data_ptr() + offset, length) if storage.nbytes() >= offset + length else b""
-    )  # a program may free a storage
+    if storage.nbytes() < offset + length:  # a program may free a storage
+        return b""
+    return ctypes.string_at(storage.data_ptr() + offset, length)
 
 
 def kind(tensor: Any) -> tuple[Any, ...]:
@@ -241,7 +241,7 @@ def kind(tensor: Any) -> tuple[Any, ...]:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured, in which nothing may wait for the device."""
+    """Whether the program captures a CUDA graph. A wait for the device would break the capture."""
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
