@@ -55,7 +55,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         TORCHINDUCTOR_CACHE_DIR=str(side_by_side / "inductor"),
         PYTHONPATH=str(ROOT),
     )
-    for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a size that is not the terminal's own would be believed
+    # a size that is not the terminal's own would be believed; the user's own folder for sockets is not for tests
+    for name in ("NO_COLOR", "COLUMNS", "LINES", "XDG_RUNTIME_DIR"):
         os.environ.pop(name, None)
     yield
     os.environ.clear()

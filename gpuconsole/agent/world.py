@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import os
+import pickle
 import time
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+STORE = "GPUCONSOLE_STORE"
+"""The variable with the path of the file by which processes of one machine meet. Its folder is private: a store behind a port has no password."""
 
 FOR_EVER = datetime.timedelta(days=30)
 """The time limit of broadcasts: a paused run waits in one."""
@@ -60,18 +66,48 @@ class World:
         """End the world."""
 
 
-class ProcessWorld(World):
-    """The processes that torchrun started. Raises RuntimeError or TimeoutError where they do not find each other.
+def _packed(value: object) -> Any:
+    import torch
 
-    `leading`: this process has a console. Collective calls run over gloo in a separate group, whatever backend trains.
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads values of Python's own types, and of the classes `plain`. Raises UnpicklingError for all others.
+
+    Another user of the machine may reach the port at which a process waits for the others (gloo has no password), and a pickle can call any
+    function: see "Restricting Globals" in the documentation of pickle.
     """
 
-    def __init__(self, backend: str, leading: bool) -> None:
+    def __init__(self, data: bytes, plain: Mapping[tuple[str, str], type]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._plain = plain
+
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) not in self._plain:
+            raise pickle.UnpicklingError(f"{module}.{name} is no value that processes give to each other")
+        return self._plain[module, name]
+
+
+class ProcessWorld(World):
+    """The processes that train together. Raises RuntimeError or TimeoutError where they do not find each other.
+
+    Their ranks are in the environment, as torchrun sets it. They meet by the file `$GPUCONSOLE_STORE`; without that variable by torchrun's store.
+    Collective calls run over gloo in a separate group, whatever backend trains.
+    """
+
+    def __init__(self, backend: str, leading: bool, plain: Collection[type] = ()) -> None:
+        """`leading`: this process has a console. `plain`: the classes of values that processes give to each other, beside Python's own."""
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
-        self._store, rank, size = next(rendezvous("env://"))
+        self._plain = {(kind.__module__, kind.__qualname__): kind for kind in plain}
+        if path := os.environ.get(STORE):
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            self._store = dist.FileStore(path, size)  # type: ignore[attr-defined]  # public, and missing from torch's stubs
+        else:
+            self._store, rank, size = next(rendezvous("env://"))
         self._meet(rank, size)
         self._calls = self._outcomes = 0
         dist.init_process_group(backend, store=PrefixStore("processes", self._store), rank=rank, world_size=size)
@@ -93,20 +129,33 @@ class ProcessWorld(World):
             time.sleep(10 * ASK_EVERY_S)
 
     def share(self, value: T) -> T:
+        import torch
         import torch.distributed as dist
 
         self._calls += 1
-        box: list[Any] = [value if self.leads else None]
-        dist.broadcast_object_list(box, src=self.leader, group=self._talk)
-        return box[0]
+        sent = _packed(value) if self.leads else torch.empty(0, dtype=torch.uint8)
+        length = torch.tensor([len(sent)])
+        dist.broadcast(length, self.leader, group=self._talk)
+        received = sent if self.leads else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(received, self.leader, group=self._talk)
+        shared: T = value if self.leads else self._unpacked(received)
+        return shared
 
     def gather(self, value: T) -> list[T]:
+        import torch
         import torch.distributed as dist
 
         self._calls += 1
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._talk)
-        return found
+        sent = _packed(value)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(sent)]), group=self._talk)
+        longest = int(max(lengths))
+        pieces = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(pieces, torch.nn.functional.pad(sent, (0, longest - len(sent))), group=self._talk)
+        return [self._unpacked(piece[: int(length)]) for piece, length in zip(pieces, lengths, strict=True)]
+
+    def _unpacked(self, packed: Any) -> Any:
+        return PlainUnpickler(packed.numpy().tobytes(), self._plain).load()
 
     def outcome(self, error: str | None) -> str | None:
         """Exchanged through the store, which blocks no process: a process that failed may have left the others in the middle of a call."""

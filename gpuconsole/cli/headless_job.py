@@ -24,6 +24,7 @@ from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.reader import write_snapshot
 from gpuconsole.processes.job import JobChild, JobCommand
 from gpuconsole.report.ansi import plain
+from gpuconsole.report.cells import clean
 from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note
@@ -118,9 +119,8 @@ class HeadlessJob:
         if self._work is not None:
             lines.append(self._work.report())
             snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
-        lines += [f"gpuconsole: {run.error}" for run in snapshot.runs if run.error]
-        lines += [f"gpuconsole: {note}" for note in self._notes]
-        lines += [f"gpuconsole: {line}" for line in patch_lines(snapshot, self._patch)]
+        said = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch_lines(snapshot, self._patch)]
+        lines += [f"gpuconsole: {clean(text.expandtabs())}" for text in said]  # it may come from the job
         text = "\n".join(lines) + "\n"
         if self._summary is None:
             sys.stderr.write(text)

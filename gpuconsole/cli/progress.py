@@ -47,12 +47,12 @@ class Progress:
                 self._write(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """Write a permanent line, unless --quiet leaves it out."""
+        """Write a permanent line, unless --quiet leaves it out. Control characters are made visible: the text may come from anywhere."""
         if self._quiet:
             return
         with contextlib.suppress(OSError):
             self.done()
-            self._write(f"{text}\n")
+            self._write(f"{clean(text)}\n")
 
     def done(self) -> None:
         """End the line that redraws itself."""

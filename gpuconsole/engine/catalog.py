@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import platformdirs
 
+from gpuconsole.model.files import read_limited
 from gpuconsole.model.knobs.catalogue import nearest
 from gpuconsole.model.scenario import Scenario, ScenarioError, ScenarioFile, Workload, check_scenario, check_workload
 
 PACKAGE = Path(str(files("gpuconsole")))
+MOST_BYTES = 2**20
+"""The largest TOML file that is read. The largest scenario of ours has 3 KB."""
 
 
 def workloads() -> dict[str, Workload]:
@@ -70,7 +73,7 @@ def find_scenario(name: str) -> Scenario:
 
 def _read(path: Path, kind: type[Any]) -> Any:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=kind)
+        return msgspec.toml.decode(read_limited(path, MOST_BYTES), type=kind)
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -78,5 +81,5 @@ def _read(path: Path, kind: type[Any]) -> Any:
     except msgspec.ValidationError as error:
         allowed = ", ".join(kind.__struct_fields__)
         raise ScenarioError(f"{path}: {error}; allowed keys: {allowed}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None

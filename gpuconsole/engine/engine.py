@@ -27,6 +27,7 @@ from gpuconsole.machine.environment import fingerprint, watch_self
 from gpuconsole.model.experiments.certificate import Certificate
 from gpuconsole.model.experiments.trial import Trial
 from gpuconsole.model.finding import Interval
+from gpuconsole.model.folders import sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.machine.process import Process
@@ -37,7 +38,6 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.processes.job import JobCommand
 from gpuconsole.processes.pool import SPARE_S, WorkerPool
 from gpuconsole.processes.sampler import SamplerSupervisor
-from gpuconsole.processes.scratch import sweep_scratch
 from gpuconsole.processes.serving import ServingChoice
 from gpuconsole.processes.signals import send_signal
 from gpuconsole.processes.torchrun import Launch

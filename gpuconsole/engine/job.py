@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
+import platformdirs
 
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.processes.job import JobCommand
@@ -131,9 +131,9 @@ async def start_on_terminal(
 
 
 def log_path() -> Path:
-    """The file for the output of a job that the console has left: in the current folder, as with nohup; in the folder for temporary files where
-    the current folder cannot be written."""
+    """The file for the output of a job that the console has left: in the current folder, as with nohup; in the user's folder for state
+    (`~/.local/state/gpuconsole`) where the current folder cannot be written."""
     folder = Path.cwd()
     if not os.access(folder, os.W_OK):
-        folder = Path(tempfile.gettempdir())
+        folder = platformdirs.user_state_path("gpuconsole", ensure_exists=True)
     return folder / f"gpuconsole-output-{time.strftime('%Y%m%d-%H%M%S')}.txt"

@@ -84,7 +84,7 @@ def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsol
     """Write `snapshot` whole to `path`, or to a dated file of that stem in the current folder; returns where. Raises SessionError."""
     target = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json")
     try:
-        write_whole(target, encode(snapshot))
+        write_whole(target, encode(snapshot), follow=path is not None)
     except OSError as error:
         raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
     return target

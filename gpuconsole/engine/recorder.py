@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent
-from gpuconsole.wire.recording import RecordingWriter, without_command_lines
+from gpuconsole.wire.recording import RecordingWriter, as_recorded
 
 
 class Recorder:
@@ -32,11 +32,11 @@ class Recorder:
             return None
         target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
         try:
-            self._writer = RecordingWriter(target)
+            self._writer = RecordingWriter(target, new=path is None)
         except OSError as error:
             raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
         for event in prelude:
-            self._writer.write(without_command_lines(event))
+            self._writer.write(as_recorded(event))
         return target
 
     def write(self, event: AnyEvent) -> str:
@@ -44,7 +44,7 @@ class Recorder:
         if self._writer is None:
             return ""
         try:
-            self._writer.write(without_command_lines(event))
+            self._writer.write(as_recorded(event))
         except OSError as error:
             path, self._writer = self._writer.path, None
             return f"recording to {path} ended: {error.strerror}"

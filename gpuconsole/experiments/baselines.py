@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import platformdirs
@@ -98,7 +100,7 @@ def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: Basel
     check_folder(folder)
     path = folder / f"{key.name}.json"
     try:
-        with (folder / LOCK).open("w") as lock:
+        with _locked(folder / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before, why = _comparable(path, knobs, unit)
             runs = (*before, run)[-MOST_RUNS:]
@@ -106,6 +108,11 @@ def keep_run(folder: Path, key: BaselineKey, knobs: Knobs, unit: str, run: Basel
     except OSError as error:
         raise BaselineError(f"{path}: cannot be written: {error.strerror or error}") from None
     return f"kept as a baseline: {key.name}, {len(runs)} run{'s' if len(runs) > 1 else ''}{why}"
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """The file to lock. The folder may belong to a team: a link in it is not followed, and nothing is truncated. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
 
 
 def _comparable(path: Path, knobs: Knobs, unit: str) -> tuple[tuple[BaselineRun, ...], str]:

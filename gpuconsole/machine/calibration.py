@@ -69,6 +69,6 @@ def _records() -> list[CalibrationRecord]:
     """All records, the newest first. Empty if the file is missing, damaged or of another version, because calibrating again is easy."""
     try:
         kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return []
     return kept.records if kept.schema == SCHEMA else []

@@ -86,13 +86,15 @@ def address(value: object) -> tuple[str, int]:
 
 
 def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
-    """An http or https address. Raises ValueError."""
+    """An http or https address without a user name and password: addresses are shown, recorded and exported. Raises ValueError."""
     text = _text(value)
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
+    if "@" in text.partition("://")[2].partition("/")[0]:
+        raise ValueError(f"must not hold a user name or a password; an address such as {example}")
     if not good:
         raise ValueError(f"must be an address such as {example}")
     return text
@@ -234,7 +236,7 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
 
     try:
         return tomllib.loads(text), _lines(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(visible(f"{path}: not valid TOML: {error}")) from None
 
 

@@ -1,35 +1,74 @@
-"""Writing a file completely or not at all."""
+"""Reading files of bounded size, and writing a file completely or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import tempfile
+import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file in the folder of `path`, sync it and rename it to `path`. Raises OSError.
+def read_limited(path: Path, most_bytes: int) -> bytes:
+    """The content of `path`. Raises OSError, also for a larger file: a file from elsewhere must not take all memory."""
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"the file has more than {most_bytes / 2**20:g} MiB", str(path))
+    return data
 
-    The function follows a link. It writes into a device or a pipe and does not replace the device or the pipe.
+
+def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
+    """Write `data` to `path` by `writing`. Raises OSError."""
+    with writing(path, follow=follow) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
+    """A file that takes the name `path` once it is complete and synced. Raises OSError.
+
+    The permissions are those of the file that it replaces, else those of the umask. A device or a pipe is written, not replaced. With `follow` a link
+    is followed. Without `follow` the link itself is replaced: for names that another user could guess and link to a file of ours.
     """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
+    target = path.resolve() if follow else path.parent.resolve() / path.name
+    before = _status(target)
+    if before is not None and follow and not stat.S_ISREG(before.st_mode) and not stat.S_ISDIR(before.st_mode):
+        with target.open("wb") as file:
+            yield file
         return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    partial = Path(name)
+    kept_mode = stat.S_IMODE(before.st_mode) if before is not None and stat.S_ISREG(before.st_mode) else None
+    partial, handle = _new_beside(target)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            if kept_mode is not None:
+                os.fchmod(handle, kept_mode)
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(0o644)
-        partial.replace(path)
+            os.fsync(handle)
+        partial.replace(target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
         raise
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
+
+
+def _new_beside(target: Path) -> tuple[Path, int]:
+    """A new file in the folder of `target`, with the permissions of the umask, and its descriptor."""
+    while True:
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        with contextlib.suppress(FileExistsError):
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def check_writable(path: Path) -> None:
@@ -39,9 +78,8 @@ def check_writable(path: Path) -> None:
         raise IsADirectoryError(f"{path} is a folder")
     if path.exists() and not path.is_file():
         return
-    folder = path.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder {folder} does not exist")
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder {path.parent} does not exist")
+    partial, handle = _new_beside(path)
     os.close(handle)
-    os.unlink(name)
+    partial.unlink()

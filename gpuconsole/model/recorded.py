@@ -40,7 +40,7 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
             continue
         try:
             read = msgspec.json.decode(line, type=_Line)
-        except msgspec.DecodeError as problem:
+        except (msgspec.DecodeError, RecursionError) as problem:
             raise ValueError(f"line {number}: {problem}") from None
         words = read.prompt or "\n".join(f"{one.role}: {one.content}" for one in read.messages)
         tokens = read.output_tokens if read.output_tokens is not None else read.max_tokens

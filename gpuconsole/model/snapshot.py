@@ -12,6 +12,8 @@ from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import Run
 
 SCHEMA = "gpuconsole.snapshot/1"
+MOST_BYTES = 128 * 2**20
+"""The largest file that is read as a snapshot."""
 
 
 class SnapshotError(ValueError):
@@ -58,7 +60,7 @@ def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
     """A snapshot and its JSON with all unknown fields; raises SnapshotError."""
     try:
         raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SnapshotError(f"not JSON: {error}") from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or not schema.startswith("gpuconsole.snapshot/"):
@@ -67,7 +69,7 @@ def decode(data: bytes) -> tuple[Snapshot, dict[str, Any]]:
         raise SnapshotError(f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole")
     try:
         return msgspec.convert(raw, Snapshot), raw
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise SnapshotError(f"not a valid snapshot: {error}") from None
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from pathlib import Path
 
 import msgspec
 
 from gpuconsole.model.profile import ProfileReport
+from gpuconsole.processes.child import own_environment
 from gpuconsole.wire.events import Profiled
 
 ANALYSIS_S = 120.0
@@ -23,12 +25,14 @@ async def analysed(answer: Profiled) -> Profiled:
     words = [str(trace), str(target), "--keep", answer.keep, *(["--gpu"] if answer.gpu else [])]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         "-m",
         "gpuconsole.workloads.profiling.analyse",
         *words,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **own_environment()},
     )
     report, error = None, None
     try:

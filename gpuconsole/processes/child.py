@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
+import gpuconsole
 from gpuconsole.processes.signals import kill_group, kill_leftovers
 from gpuconsole.wire.events import AnyEvent, Command, decode_event, encode
 
@@ -35,8 +37,17 @@ class Child:
     `last_words` keeps the last lines. The child leads a process group of its own, so that ending the child ends its children too.
     """
 
-    def __init__(self, module: str, arguments: list[str], on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        on_event: Callable[[AnyEvent], None],
+        on_exit: Callable[[int], None],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`env`: variables of the child, beside those of this process. The words of a command line can be read by every user of the machine."""
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._env = env or {}
         self._module = module
         self._arguments = arguments
         self._on_event = on_event
@@ -62,6 +73,7 @@ class Child:
         transport, protocol = await loop.subprocess_exec(
             lambda: EndProtocol(self._ended),
             sys.executable,
+            "-P",
             "-m",
             *module,
             stdin=subprocess.DEVNULL,
@@ -69,7 +81,7 @@ class Child:
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            env={**os.environ, **own_environment(), "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
 
@@ -119,7 +131,7 @@ class Child:
         while line := await _line(reader):
             try:
                 event = decode_event(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 self.last_words.append(f"not understood on the wire: {line[:200]!r}")
                 continue
             (on_event or self._on_event)(event)
@@ -165,8 +177,38 @@ class EndProtocol(asyncio.subprocess.SubprocessStreamProtocol):
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty at the end, also where the end is in the middle of a line or the line is too long."""
     try:
-        line = await reader.readline()
+        return await read_line(reader, LINE_LIMIT)
     except (OSError, ValueError):
         return b""
-    return line if line.endswith(b"\n") else b""
+
+
+async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
+    """The next line, also a longer one than `reader` holds at a time; empty at the end. Raises ValueError for more than `most_bytes`, OSError."""
+    line = bytearray()
+    while True:
+        try:
+            line += await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as overrun:
+            line += await reader.readexactly(overrun.consumed)
+            if len(line) <= most_bytes:
+                continue
+        except asyncio.IncompleteReadError:
+            return b""
+        if len(line) > most_bytes:
+            raise ValueError(f"a line of more than {most_bytes} bytes")
+        return bytes(line)
+
+
+def own_environment() -> dict[str, str]:
+    """The variables with which our own children, and theirs, find this program's modules and no others in the current folder.
+
+    `python -m` puts the current folder first on the path, which may be a folder that other users can write. Where the console itself was started
+    from a clone by `python -m gpuconsole`, the children find gpuconsole by PYTHONPATH.
+    """
+    safe = {"PYTHONSAFEPATH": "1"}
+    package = str(Path(gpuconsole.__file__).parent.parent)
+    if sys.flags.safe_path or not sys.path or os.path.abspath(sys.path[0]) != package:
+        return safe
+    return safe | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}

@@ -347,7 +347,7 @@ class JobChild(Child):
             await self._report_silence(joined)
 
     async def _first_message(self, reader: asyncio.StreamReader) -> JobProcess | None:
-        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError):
+        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError):
             async with asyncio.timeout(JOIN_S):
                 event = decode_event(await reader.readline())
             if isinstance(event, JobProcess) and hmac.compare_digest(event.token.encode(), self._token.encode()):

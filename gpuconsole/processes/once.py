@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gpuconsole.processes.child import own_environment
+from gpuconsole.processes.sampler import dcgm_environment
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.source import NOT_YET
 from gpuconsole.wire.events import AnyEvent, Devices, Hello, Sample, Stop, decode_event, encode
@@ -80,10 +82,15 @@ def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | N
 
 
 def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "gpuconsole.telemetry.sampler", "--fd", str(fd), "--interval", str(interval_s)]
-    command += ["--dcgm", dcgm] if dcgm else []
+    command = [sys.executable, "-P", "-m", "gpuconsole.telemetry.sampler", "--fd", str(fd), "--interval", str(interval_s)]
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[fd], start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=[fd],
+        start_new_session=True,
+        env={**os.environ, **own_environment(), **dcgm_environment(dcgm)},
     )
 
 

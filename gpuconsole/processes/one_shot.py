@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.calibration import Reached
 from gpuconsole.model.machine.device import Device
 from gpuconsole.processes.child import Child
-from gpuconsole.processes.scratch import Scratch, sweep_scratch
 from gpuconsole.wire.events import AnyEvent, Calibrated, Command, Failed, ProbeDone, Progress, Start
 
 CALIBRATION = "gpuconsole.workloads.calibration.child"
@@ -30,7 +30,6 @@ async def calibrate(device: Device, budget_s: float, on_progress: Callable[[Prog
     No process and no file is left behind, however the job ends. Raises JobFailed, and Interrupted once `stop` is set.
     """
     sweep_scratch()
-    scratch = Scratch()
     reached: list[Reached] = []
 
     def on_event(event: AnyEvent) -> None:
@@ -39,11 +38,8 @@ async def calibrate(device: Device, budget_s: float, on_progress: Callable[[Prog
         elif isinstance(event, Progress):
             on_progress(event)
 
-    arguments = ["--scratch", str(scratch.path), "--device", device.id, "--uuid", device.uuid, "--budget", str(budget_s)]
-    try:
-        await _run(CALIBRATION, arguments, None, on_event, stop, "calibration")
-    finally:
-        scratch.close()
+    arguments = ["--device", device.id, "--uuid", device.uuid, "--budget", str(budget_s)]
+    await _run(CALIBRATION, arguments, None, on_event, stop, "calibration")
     if stop.is_set():
         raise Interrupted
     return reached
@@ -68,7 +64,7 @@ async def examine(
 async def _run(
     module: str, arguments: list[str], command: Command | None, on_event: Callable[[AnyEvent], None], stop: asyncio.Event, what: str
 ) -> None:
-    """Run a child to its end, or until `stop` is set. `command` is sent once it has started. Raises JobFailed."""
+    """Run a child with a private folder to its end, or until `stop` is set. `command` is sent once it has started. Raises JobFailed."""
     failures: list[str] = []
     codes: list[int] = []
 
@@ -78,7 +74,11 @@ async def _run(
         else:
             on_event(event)
 
-    child = Child(module, arguments, receive, codes.append)
+    try:
+        scratch = Scratch(data_folder())
+    except OSError as error:
+        raise JobFailed(str(error)) from None
+    child = Child(module, ["--scratch", str(scratch.path), *arguments], receive, codes.append)
     try:
         await child.start()
         if command is not None:
@@ -91,6 +91,7 @@ async def _run(
         child.hang_up()  # examining starts a model server
         if child.alive:
             await child.exited.wait()
+        scratch.close()
     if failures and not stop.is_set():
         raise JobFailed(failures[0])
     if codes != [0] and not stop.is_set():

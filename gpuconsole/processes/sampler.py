@@ -28,11 +28,16 @@ LEAVE_S = 0.5
 """Seconds that `close` waits for a killed sampler."""
 
 
+def dcgm_environment(url: str | None) -> dict[str, str]:
+    """The variable by which a sampler learns the address of a dcgm-exporter: every user can read the words of a command line."""
+    return {"GPUCONSOLE_DCGM": url or ""}
+
+
 class SamplerSupervisor:
     """Keeps one sampler running. `emit` receives the sampler's events, and SamplerEnded when the sampler ends or is replaced."""
 
     def __init__(self, interval_s: float, dcgm: str | None, emit: Callable[[AnyEvent], None]) -> None:
-        self._arguments = ["--interval", str(interval_s), *(["--dcgm", dcgm] if dcgm else [])]
+        self._arguments, self._env = ["--interval", str(interval_s)], dcgm_environment(dcgm)
         self._silent_s = max(SILENT_S, 6 * interval_s)
         self._emit = emit
         self._child: Child | None = None
@@ -62,7 +67,7 @@ class SamplerSupervisor:
         def on_event(event: AnyEvent) -> None:
             self._on_event(child, event)
 
-        child = Child("gpuconsole.telemetry.sampler", self._arguments, on_event, lambda code: self._ended(child, code))
+        child = Child("gpuconsole.telemetry.sampler", self._arguments, on_event, lambda code: self._ended(child, code), self._env)
         self._child, self._began, self._last_event_t = child, time.monotonic(), time.monotonic()
         await child.start()
 

@@ -1,4 +1,4 @@
-"""A workload in several processes: torchrun is the child, and each process connects to the console, from other machines too."""
+"""A workload in several processes: their launcher is the child, and each process connects to the console, from other machines too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.processes.child import LINE_LIMIT, STOP_S, Child
+from gpuconsole.model.folders import Scratch, runtime_folder
+from gpuconsole.processes.child import STOP_S, Child, read_line
 from gpuconsole.wire.channel import keep_alive
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -34,9 +35,15 @@ from gpuconsole.wire.events import (
     encode,
 )
 
+ON_ONE_MACHINE = "gpuconsole.workloads.ranks"
 LAUNCHER = "gpuconsole.workloads.torchrun"
+"""For several machines."""
 LOOPBACK = "127.0.0.1"
 JOIN_S = 10.0
+FIRST_LINE_BYTES = 64 * 1024
+"""The longest line of a process that has not shown the token yet."""
+WAITING = 8
+"""Connections without the token that may wait, beside two for each process of the run."""
 MEETING_S = 600
 """Seconds that torchrun waits for the other machines."""
 LOST_S = 15.0
@@ -52,7 +59,7 @@ SAME_CLOCK_S = 5.0
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How torchrun is asked to start: `nproc` processes on each of `nnodes` machines, which meet at `rdzv_endpoint` (HOST:PORT).
+    """`nproc` processes on each of `nnodes` machines. Those of several machines are started by torchrun, and meet at `rdzv_endpoint` (HOST:PORT).
 
     `cuda_devices`: CUDA_VISIBLE_DEVICES of the processes on this machine. Empty: unchanged.
     """
@@ -79,12 +86,13 @@ class Launch(msgspec.Struct, frozen=True):
         """The number of processes on all machines together."""
         return self.nnodes * self.nproc
 
-    def arguments(self) -> list[str]:
-        """torchrun's arguments on this machine, up to the program."""
+    def command(self) -> list[str]:
+        """The launcher's module on this machine, and its arguments."""
         if self.nnodes == 1:
-            return ["--standalone", "--local-addr", LOOPBACK, "--nproc-per-node", str(self.nproc), "--max-restarts", "0"]
+            return [ON_ONE_MACHINE, str(self.nproc)]
         conf = f"is_host=1,join_timeout={self.meeting_s}"
-        return [*self._rendezvous(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
+        words = [*self._rendezvous(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
+        return [LAUNCHER, *words, "-m", "gpuconsole.workloads.rank"]
 
     def on_other_nodes(self) -> str:
         """The command for each other machine. The user replaces ADDRESS by the address of that machine."""
@@ -108,13 +116,16 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class TorchrunChild(Child):
-    """torchrun and the processes (ranks) that it started. `on_event` receives the events of all ranks; commands go to the leading rank.
+    """A launcher and the processes (ranks) that it started. `on_event` receives the events of all ranks; commands go to the leading rank.
 
-    A process may join only with the token that torchrun received from this console.
+    A process may join only with the token that the launcher received from this console.
     """
 
     def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
-        super().__init__(LAUNCHER, [*launch.arguments(), "-m", "gpuconsole.workloads.rank"], on_event, self._torchrun_ended)
+        """`scratch`: the private folder for the data of the processes. Raises OSError."""
+        module, *arguments = launch.command()
+        super().__init__(module, arguments, on_event, self._launcher_ended)
+        self._meeting = Scratch(runtime_folder())
         self._report_exit = on_exit
         self._launch = launch
         self._scratch = scratch
@@ -129,15 +140,17 @@ class TorchrunChild(Child):
         self._failed_ranks: set[int] = set()
         self._effect: Failed | None = None
         self._waiting: list[Command] = []
+        self._strangers = 0
         self._failed = self._stopping = self._refused = False
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, self._launch.host, 0, limit=LINE_LIMIT)
+        self._server = await asyncio.start_server(self._serve, self._launch.host, 0, limit=FIRST_LINE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         env = {
             "GPUCONSOLE_CONNECT": f"{self._launch.host}:{port}",
             "GPUCONSOLE_TOKEN": self._token,
             "GPUCONSOLE_SCRATCH": str(self._scratch),
+            **({"GPUCONSOLE_STORE": str(self._meeting.path / "store")} if self._launch.nnodes == 1 else {}),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # torchrun's own choice, without its warning
         }
@@ -171,11 +184,19 @@ class TorchrunChild(Child):
         self._server.close()
         for writer in self._connections.values():
             writer.close()
+        self._meeting.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank, from joining to its end."""
+        if self._strangers >= WAITING + 2 * self._launch.processes:
+            writer.close()
+            return
         keep_alive(writer.get_extra_info("socket"))
-        joined = await self._joined(reader)
+        self._strangers += 1
+        try:
+            joined = await self._joined(reader, str(writer.get_extra_info("peername")[0]))
+        finally:
+            self._strangers -= 1
         if joined is None or self.exited.is_set():
             writer.close()
             return
@@ -201,7 +222,7 @@ class TorchrunChild(Child):
             writer.close()
 
     async def _read_all(self) -> None:
-        """Read the last events of all ranks before the end of torchrun is reported."""
+        """Read the last events of all ranks before the end of the launcher is reported."""
         await self._ended.wait()
         while self._reading:
             await asyncio.wait(self._reading)
@@ -232,24 +253,27 @@ class TorchrunChild(Child):
             self._on_event(Note(time.monotonic(), f"all {processes} processes on {machines} machines have joined"))
 
     async def _end_others(self) -> None:
-        """Wait until torchrun has ended the other ranks. It cannot where a whole machine is gone: then kill them."""
+        """Wait until the launcher has ended the other ranks. It cannot where a whole machine is gone: then kill them."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.exited.wait(), LOST_S)
             return
         self._report_cause()
         self.kill()
 
-    async def _joined(self, reader: asyncio.StreamReader) -> RankJoined | None:
-        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError):
+    async def _joined(self, reader: asyncio.StreamReader, address: str) -> RankJoined | None:
+        """The first message of a process that has the token. `address`: the machine that it connects from."""
+        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError):
             async with asyncio.timeout(JOIN_S):
-                event = decode_event(await reader.readline())
+                event = decode_event(await read_line(reader, FIRST_LINE_BYTES))
             if not isinstance(event, RankJoined):
                 return None
             if hmac.compare_digest(event.token.encode(), self._token.encode()):
                 return event
             if not self._refused:
                 self._refused = True
-                self._on_event(Note(time.monotonic(), f"a process of another run, on {event.host}, wanted to join and was refused"))
+                self._on_event(
+                    Note(time.monotonic(), f"a process at {address} wanted to join without the token of this run and was refused")
+                )
         return None
 
     def _on_rank_event(self, rank: int, shift: float, event: AnyEvent) -> None:
@@ -292,15 +316,15 @@ class TorchrunChild(Child):
             return f"the other machines did not come within {self._launch.meeting_s} s"
         return ""
 
-    def _torchrun_ended(self, code: int) -> None:
-        """torchrun has ended, and with it all ranks of this machine."""
+    def _launcher_ended(self, code: int) -> None:
+        """The launcher has ended, and with it all ranks of this machine."""
         if code:
             self._report_cause()
         self._report_exit(code)
 
 
 def _end_of(joined: RankJoined, error: Exception | None, words: Iterable[str]) -> str:
-    """How a rank ended that did not report its end, as far as the output of torchrun shows."""
+    """How a rank ended that did not report its end, as far as the output of the launcher shows."""
     who = f"rank {joined.rank} on {joined.host} (pid {joined.pid})"
     if error is not None:
         return f"{who} cannot be reached any more: {error}"

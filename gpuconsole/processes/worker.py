@@ -6,12 +6,12 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+from gpuconsole.model.folders import Scratch, data_folder, runtime_folder
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine.device import Device
 from gpuconsole.model.run import RunState, Step
 from gpuconsole.processes.child import STOP_S, Child
 from gpuconsole.processes.job import JobChild, JobCommand
-from gpuconsole.processes.scratch import Scratch
 from gpuconsole.processes.torchrun import Launch, TorchrunChild
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -51,7 +51,7 @@ class WorkerGone(RuntimeError):
 
 
 class WorkerHandle:
-    """A worker process with a scratch folder, which is removed when the worker ends.
+    """A worker process with a private folder, which is removed when the worker ends.
 
     Each event goes to `listener`. The owner replaces the listener when the worker's role changes (spare, running, challenger).
     """
@@ -75,7 +75,7 @@ class WorkerHandle:
         self.knobs: Knobs = {}
         """The knobs that the worker last confirmed."""
         self._on_exit = on_exit
-        self._scratch = Scratch()
+        self._scratch = Scratch(data_folder() if job is None else runtime_folder())
         self._request = 0
         self._answers: dict[int, asyncio.Future[AnyEvent]] = {}
         self._new_steps = asyncio.Event()

@@ -210,6 +210,8 @@ def _fetch(url: str) -> str:
         raise _Bad(f"dcgm-exporter answers {_status(error.code)}") from None
     except urllib.error.URLError as error:
         raise _Bad(f"dcgm-exporter cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}") from None
+    except http.client.InvalidURL:  # its text has a part of the address, which may be a password
+        raise _Bad("the address of dcgm-exporter is not valid") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _Bad(f"dcgm-exporter cannot be read: {error or type(error).__name__}") from None
     return body.decode("utf-8", errors="replace")

@@ -2,7 +2,9 @@
 
 A driver call can hang for seconds. In this process the call blocks only one thread, and the console can abandon the process.
 
-    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS] [--dcgm URL]
+    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS]
+
+The variable GPUCONSOLE_DCGM holds the address of a dcgm-exporter's /metrics, or nothing.
 """
 
 from __future__ import annotations
@@ -170,13 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="gpuconsole.telemetry.sampler")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the console")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two rounds")
-    parser.add_argument("--dcgm", default="", metavar="URL", help="a dcgm-exporter's /metrics")
     options = parser.parse_args(arguments)
     if options.interval <= 0:
         parser.error("--interval must be above 0")
     die_with_parent()
     channel = ChildChannel(options.fd)
-    sampler = Sampler(channel, options.interval, options.dcgm)
+    sampler = Sampler(channel, options.interval, os.environ.get("GPUCONSOLE_DCGM", ""))
 
     def on_command(command: AnyCommand) -> None:
         if isinstance(command, Stop):

@@ -12,7 +12,15 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
+from gpuconsole.model.machine.process import Process
 from gpuconsole.wire.events import AnyEvent, Event, Hello, Processes, decode_event, encode
+
+MODE = 0o600
+"""Only the user may read a recording: it has more of the machine and of the job in it than a snapshot."""
+MOST_LINE_BYTES = 16 * 2**20
+MOST_BYTES = 2**30
+"""The longest line and the largest recording that are read, without compression. A day of training with ten steps a second has about 0.4 GB."""
+ANOTHER_USER = "another user"
 
 
 class RecordingError(ValueError):
@@ -22,9 +30,12 @@ class RecordingError(ValueError):
 class RecordingWriter:
     """Appends each event at once, so that a crash loses at most the last second. Raises OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        """`new`: the file must not exist, not even as a link. For a name that another user could guess."""
         self.path = path
-        self._file: IO[bytes] = path.open("wb")
+        self._file: IO[bytes] = os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC) | os.O_CLOEXEC, MODE), "wb"
+        )
         self._flushed = 0.0
         now = time.monotonic()
         self.write(Hello(t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=time.time()))
@@ -40,11 +51,17 @@ class RecordingWriter:
         self._file.close()
 
 
-def without_command_lines(event: AnyEvent) -> AnyEvent:
-    """The event as a recording may hold it: without command lines of processes."""
+def as_recorded(event: AnyEvent) -> AnyEvent:
+    """The event as a recording may hold it: without command lines of processes, and without the names of other users, who did not agree to that."""
     if not isinstance(event, Processes):
         return event
-    return msgspec.structs.replace(event, processes=[msgspec.structs.replace(one, command="") for one in event.processes])
+    return msgspec.structs.replace(event, processes=[_as_recorded(process) for process in event.processes])
+
+
+def _as_recorded(process: Process) -> Process:
+    if process.uid in (None, os.geteuid()):
+        return msgspec.structs.replace(process, command="")
+    return msgspec.structs.replace(process, command="", user=ANOTHER_USER, uid=None, container="")
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:
@@ -53,13 +70,17 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        lines = iter(file)
-        number = 0
-        for line in lines:
+        number = read = 0
+        while line := file.readline(MOST_LINE_BYTES + 1):
             number += 1
+            read += len(line)
+            if len(line) > MOST_LINE_BYTES:
+                raise RecordingError(f"{path}: line {number} has more than {MOST_LINE_BYTES / 2**20:g} MiB")
+            if read > MOST_BYTES:
+                raise RecordingError(f"{path}: a recording of more than {MOST_BYTES / 2**20:g} MiB is too large to be replayed")
             try:
                 event = decode_event(line)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 if number > 1 and not line.endswith(b"\n"):
                     return
                 raise RecordingError(f"{path}: line {number}: not a gpuconsole recording: {error}") from None

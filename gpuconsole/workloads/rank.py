@@ -1,17 +1,15 @@
-"""One process of a run with several, started by torchrun: `torchrun ... -m gpuconsole.workloads.rank`.
+"""One process of a run with several: `python -m gpuconsole.workloads.rank`, started by `gpuconsole.workloads.ranks` or by torchrun.
 
-The process whose torchrun a console started finds the console's address in its environment, and leads. It sends the address to the other
+The first process that a console started finds the console's address in its environment, and leads. It sends the address to the other
 processes, also on other machines. Each process then has its own connection, so the console notices when one of them hangs or dies.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -19,13 +17,14 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.inbox import Inbox, LockstepInbox
+from gpuconsole.agent.protocol import COMMANDS
 from gpuconsole.agent.service import explain
 from gpuconsole.agent.world import ProcessWorld
+from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
 from gpuconsole.workloads.importing import without_collections
@@ -36,7 +35,6 @@ from gpuconsole.workloads.worker import build, failed, put_into, train, warm_up
 CONNECT = "GPUCONSOLE_CONNECT"
 TOKEN = "GPUCONSOLE_TOKEN"
 CONNECT_S = 10.0
-SCRATCH = "gpuconsole-rank"
 
 
 class JoinError(RuntimeError):
@@ -51,8 +49,12 @@ class Console(msgspec.Struct, frozen=True):
     token: str
 
 
+PLAIN = (*COMMANDS.values(), Start, Console)
+"""The classes of what the processes give to each other."""
+
+
 def console_of_environment() -> Console | None:
-    """The console that started this process's torchrun, if one did."""
+    """The console that started this process's launcher, if one did."""
     host, colon, port = os.environ.pop(CONNECT, "").rpartition(":")
     return Console(host, int(port), os.environ.pop(TOKEN, "")) if colon else None
 
@@ -92,19 +94,16 @@ def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -
     return early
 
 
-def make_scratch(rank: int) -> Path:
-    """A new folder for this process: in the console's scratch folder where the console runs on this machine, which the console deletes."""
-    given = os.environ.get("GPUCONSOLE_SCRATCH")
-    if given is None:
-        for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):  # left by processes that were killed
-            owner = folder.name.removeprefix(SCRATCH).partition("-")[2].partition("-")[0]
-            if owner.isdigit() and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{rank}-{os.getpid()}-", dir=given))
+def make_scratch() -> Scratch:
+    """A new folder for this process: in the console's own where the console runs on this machine. Raises OSError."""
+    if given := os.environ.get("GPUCONSOLE_SCRATCH"):
+        return Scratch(Path(given))
+    sweep_scratch()  # left by processes that were killed
+    return Scratch(data_folder())
 
 
 def set_up_environment(scratch: Path) -> None:
-    """Set the variables that the console sets for its workers, and torchrun does not."""
+    """Set the variables that the console sets for its workers."""
     share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
@@ -145,8 +144,8 @@ def serve(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start
 def main() -> None:
     die_with_parent()
     if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
-        return  # torchrun was gone before the kernel could be asked
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # torchrun passes its own on, and waits for the end
+        return  # the launcher was gone before the kernel could be asked
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the launcher passes its own on, and waits for the end
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     choose_interface()
     console = console_of_environment() if os.environ.get("LOCAL_RANK", "0") == "0" else None
@@ -159,7 +158,7 @@ def main() -> None:
         import torch._dynamo  # the first optimizer would import it
 
     try:
-        world = ProcessWorld("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", leading=console is not None)
+        world = ProcessWorld("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", leading=console is not None, plain=PLAIN)
         channel = join(world, console, early)
     except Exception as error:
         if early is not None:
@@ -172,10 +171,10 @@ def main() -> None:
     start = inbox.wait()
     code = 0
     if isinstance(start, Start):
-        scratch = make_scratch(world.rank)
-        set_up_environment(scratch)
-        code = serve(channel, world, inbox, start, scratch)
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch = make_scratch()
+        set_up_environment(scratch.path)
+        code = serve(channel, world, inbox, start, scratch.path)
+        scratch.close()
     channel.end(code)  # a process group's own shutdown waits for processes that may be gone
 
 

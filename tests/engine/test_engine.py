@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import pytest
 
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.replay import Replay
+from gpuconsole.model.folders import PREFIX, data_folder
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import json_schema
-from gpuconsole.processes.scratch import PREFIX
 from gpuconsole.session.api import SessionError
 from tests.waiting import gone, until
 
@@ -199,7 +198,7 @@ def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off
         await until(lambda: engine.view().running_s > 0.5, 60)
         assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
         assert len(workers()) == 1
-        assert len(list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))) == 1
+        assert len(list(data_folder().glob(f"{PREFIX}{os.getpid()}-*"))) == 1
 
     with_engine(play)
-    assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))
+    assert not list(data_folder().glob(f"{PREFIX}{os.getpid()}-*"))

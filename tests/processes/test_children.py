@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -14,7 +11,6 @@ import pytest
 
 from gpuconsole.processes.child import Child
 from gpuconsole.processes.pool import WorkerPool
-from gpuconsole.processes.scratch import Scratch, sweep_scratch
 from gpuconsole.processes.signals import kill_leftovers
 from gpuconsole.processes.torchrun import Launch
 from tests.no_torch import without_torch
@@ -85,41 +81,3 @@ def test_a_spare_worker_that_dies_is_dropped_at_once(tmp_path: Path, monkeypatch
         await until(lambda: pool.spare is None, 30, "the dead spare is dropped")
 
     asyncio.run(main())
-
-
-HOLDER = """
-import sys
-from gpuconsole.processes.scratch import Scratch
-scratch = Scratch()
-(scratch.path / "data").write_text("in use")
-print(scratch.path, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_scratch_folders_of_live_consoles_stay_and_those_of_dead_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another PID namespace the owner's pid says nothing: the folder's name here holds a pid that does not exist."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    path = Path(holder.stdout.readline().strip())
-    monkeypatch.setattr(psutil, "pid_exists", lambda pid: False)
-    try:
-        sweep_scratch()
-        assert (path / "data").exists()
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
-    sweep_scratch()
-    assert not path.exists()
-
-
-def test_a_scratch_folder_goes_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    scratch = Scratch()
-    assert scratch.path.parent == tmp_path
-    scratch.close()
-    scratch.close()
-    assert not scratch.path.exists()

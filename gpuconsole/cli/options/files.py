@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.cli.options.usage import UsageError
-from gpuconsole.model.files import check_writable
-from gpuconsole.model.snapshot import Snapshot, SnapshotError, decode
+from gpuconsole.model.files import check_writable, read_limited
+from gpuconsole.model.snapshot import MOST_BYTES, Snapshot, SnapshotError, decode
 
 
 def add_headless_options(parser: argparse.ArgumentParser, snapshot: str, as_json: str) -> None:
@@ -32,7 +32,7 @@ def writable(path: Path | None, option: str) -> Path | None:
 def read_snapshot(path: Path) -> tuple[Snapshot, dict[str, object]]:
     """A snapshot file, decoded and as plain JSON data; raises UsageError."""
     try:
-        return decode(path.read_bytes())
+        return decode(read_limited(path, MOST_BYTES))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except SnapshotError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
+from gpuconsole.cli import output
 from gpuconsole.cli.options.usage import UsageError
 from gpuconsole.machine import settings
 
@@ -23,7 +25,8 @@ def check_url(url: str | None, option: str, example: str) -> None:
     try:
         settings.url(url, example)
     except ValueError as problem:
-        raise UsageError(f"{option} {url}: {problem}") from None
+        shown = f" {url}" if "@" not in url else ""  # it may hold a password
+        raise UsageError(f"{option}{shown}: {problem}") from None
 
 
 def read_token(path: Path) -> bytes:
@@ -32,6 +35,8 @@ def read_token(path: Path) -> bytes:
         token = path.read_bytes().strip()
     except OSError as error:
         raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        output.note(f"--token-file {path}: other users can read the token (chmod 600 {path})")
     if not token:
         raise UsageError(f"--token-file {path}: is empty")
     return token

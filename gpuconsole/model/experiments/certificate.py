@@ -90,6 +90,10 @@ class Tuning(msgspec.Struct, frozen=True):
     under_way: bool
 
 
+MOST_BYTES = 8 * 2**20
+"""The largest file that is read as a certificate."""
+
+
 def encode(certificate: Certificate) -> bytes:
     """Pretty JSON, UTF-8, ending in a newline."""
     return msgspec.json.format(msgspec.json.encode(certificate), indent=1) + b"\n"
@@ -99,11 +103,11 @@ def decode(data: bytes) -> Certificate:
     """Raises CertificateError."""
     try:
         raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CertificateError(f"not JSON: {error}") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise CertificateError(f'not a certificate (no "schema": "{SCHEMA}")')
     try:
         return msgspec.convert(raw, Certificate)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise CertificateError(f"not a valid certificate: {error}") from None

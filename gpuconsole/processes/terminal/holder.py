@@ -28,6 +28,7 @@ TAIL_BYTES = 1 << 16
 LAST_S = 1.0
 """Seconds for the last bytes to reach the console."""
 JOB_ENDED = b"e"
+MOST_NAMES = 100
 MODE = 0o600
 """Only the user may read the output, as with nohup."""
 
@@ -103,7 +104,7 @@ class Holder:
         """The console has gone: keep the output in the log, unless it is kept already."""
         self._connected = False
         if not self._kept:
-            self._file = _append(self._log)
+            self._file = _create(self._log)
             self._write(bytes(self._tail + self._pending))
         self._pending.clear()
 
@@ -139,6 +140,22 @@ class Holder:
         except OSError:
             os.close(self._file)
             self._file = -1
+
+
+def _create(path: str) -> int:
+    """A new file `path`, or `path` with a number where that name is taken; -1 where no file can be made.
+
+    The name can be guessed, and the folder may be open to others: an existing file or link, which may lead anywhere, is never written.
+    """
+    stem, suffix = os.path.splitext(path)
+    for name in (path, *(f"{stem}-{number}{suffix}" for number in range(2, MOST_NAMES))):
+        try:
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, MODE)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+    return -1
 
 
 def _append(path: str) -> int:

@@ -20,7 +20,7 @@ TAB = 8
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SEQUENCE = re.compile(
     r"\x1b\[(?P<args>[0-?]*)[ -/]*(?P<final>[@-~])"  # CSI: moves, erasing, colours, modes
-    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\)"  # OSC, DCS and the like: titles, links
+    r"|\x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)"  # OSC, DCS and the like: titles, links; bounded, or a job's output could take seconds
     r"|\x1b[ -/]+[0-~]|\x1b[0-Z\\`-~]",  # character sets, save and restore, resets
     re.DOTALL,
 )

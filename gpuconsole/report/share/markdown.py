@@ -26,7 +26,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]<|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=[A
 _MENTION = re.compile(r"[@#](?=\w)")
 BROKEN = r"\g<0>&#8203;"
 """A person or an issue: a blank without width behind the sign keeps it text."""
-_START = re.compile(r"^([-+](?=\s|$)|[=#>]|\d+[.)](?=\s|$))")
+_START = re.compile(r"^([-+](?=\s|$)|[=#>/]|\d+[.)](?=\s|$))")
 
 
 def markdown_page(document: Document) -> str:

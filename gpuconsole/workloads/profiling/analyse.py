@@ -10,11 +10,11 @@ import gzip
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
 
+from gpuconsole.model.files import writing
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.workloads.profiling.summary import Update, summarize
@@ -26,19 +26,9 @@ NICE = 10
 
 
 def keep(path: Path, target: Path) -> None:
-    """Write `path`, gzipped, to `target`: completely or not at all. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            with path.open("rb") as source, gzip.GzipFile("", "wb", LEVEL, raw) as packed:
-                shutil.copyfileobj(source, packed, 1 << 20)
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Write `path`, gzipped, to `target`: completely or not at all. The name of `target` is dated, so it is never a link. Raises OSError."""
+    with writing(target, follow=False) as raw, path.open("rb") as source, gzip.GzipFile("", "wb", LEVEL, raw) as packed:
+        shutil.copyfileobj(source, packed, 1 << 20)
 
 
 def kept(report: ProfileReport, path: Path, target: Path) -> ProfileReport:

@@ -56,5 +56,5 @@ def read_trace(path: Path) -> list[TraceEvent]:
     try:
         # Kineto copies names unchanged: the name of a kernel or a path may not be UTF-8
         return [event for event in msgspec.json.decode(data, type=_Trace).events if event.ph == "X"]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise TraceError(f"not a profiler trace: {error}") from None

@@ -92,7 +92,7 @@ class Analysis:
         arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes), *options]
         with self._words.open("wb") as words:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpuconsole.workloads.profiling.analyse", *arguments],
+                [sys.executable, "-P", "-m", "gpuconsole.workloads.profiling.analyse", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=subprocess.STDOUT,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -19,18 +19,19 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import AnyCommand, Failed, ProbeDone, Progress, Start
-from gpuconsole.workloads.serving.load.client import RequestFailed, connect
+from gpuconsole.workloads.serving.http import api_key, connect, make_key
+from gpuconsole.workloads.serving.load.client import RequestFailed
 from gpuconsole.workloads.serving.load.quality import finds_passkey, perplexity
 from gpuconsole.workloads.serving.servers import ServerFailed
 from gpuconsole.workloads.serving.worker import choose_server
 
 
-async def examine(channel: ChildChannel, start: Start) -> None:
+async def examine(channel: ChildChannel, start: Start, scratch: Path) -> None:
     """Run all examinations in `start.options`: `lengths` in characters and `depths`, both as JSON. Raises ServerFailed."""
-    key = start.options.get("api_key_env", "")
+    make_key(start.options)
     lengths, depths = (msgspec.json.decode(start.options[name], type=list[float]) for name in ("lengths", "depths"))
-    async with await connect(os.environ.get(key) if key else None) as session:
-        server = choose_server(start, lambda detail: channel.send(Progress(now(), "starting", detail)))
+    async with await connect(api_key(start.options)) as session:
+        server = choose_server(start, lambda detail: channel.send(Progress(now(), "starting", detail)), scratch)
         try:
             await server.start(session)
             channel.send(Progress(now(), "measuring", "perplexity"))
@@ -65,14 +66,15 @@ async def _passkey(session: aiohttp.ClientSession, url: str, model: str, length:
 def main() -> None:
     parser = argparse.ArgumentParser(description="examiner of gpuconsole; internal")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
-    code = asyncio.run(_serve(channel))
+    code = asyncio.run(_serve(channel, args.scratch))
     channel.end(code)
 
 
-async def _serve(channel: ChildChannel) -> int:
+async def _serve(channel: ChildChannel, scratch: Path) -> int:
     loop, first = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
 
     def on_command(command: AnyCommand) -> None:
@@ -83,7 +85,7 @@ async def _serve(channel: ChildChannel) -> int:
     if not isinstance(start, Start):
         return 0
     try:
-        await examine(channel, start)
+        await examine(channel, start, scratch)
     except ServerFailed as problem:
         channel.send(Failed(now(), str(problem)))
         return 1

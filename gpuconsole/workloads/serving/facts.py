@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpuconsole.model.knobs.knob import Knobs
 from gpuconsole.model.server_facts import Fact, ServerFacts
+from gpuconsole.workloads.serving.http import read_json
 from gpuconsole.workloads.serving.server_metrics import CACHE_INFO, SGLANG_TOKENS
 
 Values = dict[str, float | str | None]
@@ -22,7 +22,6 @@ Values = dict[str, float | str | None]
 
 ASK_S = 1.0
 """Time limit of each request. The requests of a round run in parallel, and there are at most three rounds."""
-MOST_BYTES = 4 * 1024 * 1024
 GIB = 2**30
 MODELS, VERSION, ARGUMENTS, LOG, FILES = "/v1/models", "/version", "the start arguments", "the server's log", "the model's files"
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "gpuconsole": "gpuconsole"}
@@ -82,7 +81,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, path: str) -> Any:
         async with session.get(f"{url}{path}", timeout=aiohttp.ClientTimeout(total=ASK_S), allow_redirects=False) as answer:
             if answer.status != 200:
                 return None
-            return json.loads(await answer.content.read(MOST_BYTES))
+            return await read_json(answer)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
 

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpuconsole.agent.clock import now
 from gpuconsole.wire.events import ServerState
+from gpuconsole.workloads.serving.http import read_body, redirection
 from gpuconsole.workloads.serving.problems import explain
 from gpuconsole.workloads.serving.server_metrics import NAMES, read_families, server_state
 
@@ -67,13 +68,14 @@ class Scraper:
     async def _page(self, url: str) -> tuple[ServerState, list[Metric]] | None:
         """The page at `url`, and its cost: the time of the request, and the CPU time of reading the answer. None without a known metric."""
         asked = time.perf_counter()
-        async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as answer:
-            status, text, t = answer.status, await answer.text(), now()
+        async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), allow_redirects=False) as answer:
+            status, text, t = answer.status, (await read_body(answer)).decode(errors="replace"), now()
+            elsewhere = redirection(answer)
         cost, begun = time.perf_counter() - asked, time.thread_time()
         if status != 200:
             if self._filtered:
                 return None
-            raise ValueError(f"HTTP {status}")
+            raise ValueError(elsewhere or f"HTTP {status}")
         families = read_families(text)
         state = server_state(families, t)
         self._costs.append(cost + time.thread_time() - begun)

@@ -30,6 +30,7 @@ from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, Values, of_arguments, of_knobs, of_log, of_numbers
+from gpuconsole.workloads.serving.http import api_key, read_json, redirection
 from gpuconsole.workloads.serving.problems import explain, outlook, speaks_tls
 from gpuconsole.workloads.serving.server_log import cause, is_fatal
 
@@ -160,16 +161,16 @@ class EmbeddedServer(ModelServer):
         self._progress("the embedded server: importing torch")
         device = "cpu" if self._device == "cpu" else "cuda"
         words = ["--knobs", json.dumps(self._knobs), "--device", device, "--seed", str(self._seed)]
-        await self._spawn([sys.executable, "-m", "gpuconsole.workloads.serving.engine", *words], {}, self._on_line)
+        await self._spawn([sys.executable, "-P", "-m", "gpuconsole.workloads.serving.engine", *words], {}, self._on_line)
         await self._wait_for(self._serves, READY_S)
-        async with session.get(f"{self.url}/facts") as answer:
-            self.facts = await answer.json() | live_limits(self._knobs)
+        async with session.get(f"{self.url}/facts", allow_redirects=False) as answer:
+            self.facts = await read_json(answer) | live_limits(self._knobs)
         self.model = await chosen_model(session, self.url, "")
         self._session = session
 
     async def set_limits(self, knobs: Knobs) -> None:
         limits = {name: knobs[name] for name in LIVE_KNOBS}
-        async with self._session.post(f"{self.url}/limits", json=limits) as answer:
+        async with self._session.post(f"{self.url}/limits", json=limits, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise ServerFailed(f"the embedded server rejects new limits: HTTP {answer.status}")
 
@@ -239,9 +240,12 @@ class VllmServer(ModelServer):
         ("Started server process", "opening the API"),
     )
 
-    def __init__(self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], device: str, uuid: str) -> None:
-        """`device`: `cpu`, `gpu:N` in NVML's order, or a MIG slice of it. `uuid` names that device to CUDA."""
+    def __init__(
+        self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], device: str, uuid: str, scratch: Path
+    ) -> None:
+        """`device`: `cpu`, `gpu:N` in NVML's order, or a MIG slice of it. `uuid` names that device to CUDA. `scratch`: a private folder."""
         super().__init__(progress)
+        self._scratch = scratch
         self._knobs, self._options, self._device, self._uuid = knobs, options, device, uuid
         self._python = ""
         self._command: list[str] = []
@@ -261,8 +265,12 @@ class VllmServer(ModelServer):
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options, self._device == "cpu")]
-        environment = vllm_environment(self._knobs) | cuda_device(self._device, self._uuid, int(self._knobs["tensor_parallel_size"]))
-        with tempfile.NamedTemporaryFile() as limits:  # the file is not needed after both sides have mapped it
+        environment = (
+            vllm_environment(self._knobs)
+            | {"VLLM_API_KEY": api_key(self._options)}
+            | cuda_device(self._device, self._uuid, int(self._knobs["tensor_parallel_size"]))
+        )
+        with tempfile.NamedTemporaryFile(dir=self._scratch) as limits:  # the file is not needed after both sides have mapped it
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
                 limits.write(bytes(LIMITS.size))
                 limits.flush()
@@ -328,7 +336,8 @@ class VllmServer(ModelServer):
 
     async def _healthy(self) -> bool:
         try:
-            async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as answer:
+            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+            async with self._session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             await asyncio.sleep(ASK_EVERY_S)
@@ -462,7 +471,9 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
     Raises ServerFailed for a refusal that lasts, NotReady, and aiohttp's errors and TimeoutError if the server does not answer.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with session.get(f"{url}/v1/models", timeout=timeout) as answer:
+    async with session.get(f"{url}/v1/models", timeout=timeout, allow_redirects=False) as answer:
+        if elsewhere := redirection(answer):
+            raise ServerFailed(f"{url}/v1/models answers {elsewhere}")
         if answer.status in (401, 403):
             if "Authorization" in session.headers:
                 raise ServerFailed(f"{url} rejects the API key (HTTP {answer.status}): check the variable of --api-key-env")
@@ -476,9 +487,9 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
         if answer.status != 200:
             raise ServerFailed(f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server, or another path")
         try:
-            listed = await answer.json(content_type=None)
-        except ValueError:
-            raise ServerFailed(f"{url}/v1/models answers without JSON: not an OpenAI-compatible server") from None
+            listed = await read_json(answer)
+        except ValueError as problem:
+            raise ServerFailed(f"{url}/v1/models: {problem}: not an OpenAI-compatible server") from None
     models = listed.get("data") if isinstance(listed, dict) else None
     names = [str(one["id"]) for one in models if isinstance(one, dict) and "id" in one] if isinstance(models, list) else []
     if not names and not wanted:
@@ -492,7 +503,7 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
 async def _completes(session: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout) -> bool:
     """Whether the server has one of the addresses for completions. The empty request starts no work."""
     for path in ("completions", "chat/completions"):
-        async with session.post(f"{url}/v1/{path}", json={}, timeout=timeout) as answer:
+        async with session.post(f"{url}/v1/{path}", json={}, timeout=timeout, allow_redirects=False) as answer:
             if answer.status != 404:
                 return True
     return False

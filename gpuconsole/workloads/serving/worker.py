@@ -50,7 +50,7 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.serving.effects import EMBEDDED_OWN, without_effect
 from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
-from gpuconsole.workloads.serving.load.client import connect
+from gpuconsole.workloads.serving.http import api_key, connect, make_key
 from gpuconsole.workloads.serving.problems import explain
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
@@ -65,8 +65,8 @@ EMBEDDED_CHARACTERS_PER_TOKEN = "1"
 class ServingWorker:
     """One server under one load."""
 
-    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession) -> None:
-        self._channel, self._start, self._session = channel, start, session
+    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession, scratch: Path) -> None:
+        self._channel, self._start, self._session, self._scratch = channel, start, session, scratch
         self._server: ModelServer | None = None
         self._generator: asyncio.subprocess.Process | None = None
         self._to_generator: asyncio.StreamWriter | None = None
@@ -87,7 +87,7 @@ class ServingWorker:
     async def run(self) -> None:
         """Run until a Stop command, or until the server or the generator ends (see `failed`)."""
         start = self._start
-        self._server = choose_server(start, lambda detail: self._channel.send(Progress(now(), "starting", detail)))
+        self._server = choose_server(start, lambda detail: self._channel.send(Progress(now(), "starting", detail)), self._scratch)
         try:
             starting, over = asyncio.create_task(self._server.start(self._session)), asyncio.create_task(self._over.wait())
             await asyncio.wait([starting, over], return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +128,7 @@ class ServingWorker:
         return True
 
     async def _under_load(self, server: ModelServer) -> None:
-        async with aiohttp.ClientSession() as elsewhere:  # do not send the server's key to another address
+        async with await connect("") as elsewhere:  # do not send the server's key to another address
             page = self._start.options.get("metrics_url")
             self._scraper = Scraper(elsewhere if page else self._session, page or f"{server.url}/metrics")
             await self._ask_facts(server)
@@ -182,7 +182,7 @@ class ServingWorker:
         ours, theirs = socket.socketpair()
         with theirs:
             self._generator = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpuconsole.workloads.serving.load.generator", "--fd", str(theirs.fileno())),
+                *(sys.executable, "-P", "-m", "gpuconsole.workloads.serving.load.generator", "--fd", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -281,19 +281,19 @@ class ServingWorker:
             self._channel.send(Note(now(), text, "warning"))
 
 
-def choose_server(start: Start, progress: Callable[[str], None]) -> ModelServer:
-    """The server for `start`: the server at an address, vLLM, or the embedded server."""
+def choose_server(start: Start, progress: Callable[[str], None], scratch: Path) -> ModelServer:
+    """The server for `start`: the server at an address, vLLM, or the embedded server. Servers that start here get an API key of their own."""
     options, knobs = start.options, start.knobs
     if options.get("server_url"):
         return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", 0.0)))
     if knobs["server"] == "vllm":
-        return VllmServer(progress, knobs, options, start.device, start.uuid)
+        return VllmServer(progress, knobs, options, start.device, start.uuid, scratch)
     return EmbeddedServer(
         progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed
     )
 
 
-async def serve(channel: ChildChannel) -> int:
+async def serve(channel: ChildChannel, scratch: Path) -> int:
     """Run from Start to Stop. Returns the exit code; a failure has already been reported to the console."""
     loop, commands = asyncio.get_running_loop(), asyncio.Queue[AnyCommand]()
 
@@ -308,9 +308,9 @@ async def serve(channel: ChildChannel) -> int:
         return 0
     if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM uses the first visible GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
-    key_name = start.options.get("api_key_env", "")
-    async with await connect(os.environ.get(key_name) if key_name else None) as session:
-        worker = ServingWorker(channel, start, session)
+    make_key(start.options)
+    async with await connect(api_key(start.options)) as session:
+        worker = ServingWorker(channel, start, session, scratch)
         listening = asyncio.create_task(_listen(commands, worker))
         await worker.run()
         listening.cancel()
@@ -333,7 +333,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
-    code = asyncio.run(serve(channel))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.scratch / "inductor"))  # torch's own default is in /tmp
+    code = asyncio.run(serve(channel, args.scratch))
     end_others_in_group()  # a helper of vLLM removes shared memory after the end of the server
     channel.end(code)
 

@@ -19,8 +19,9 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.recorded import shared_ratio
 from gpuconsole.model.serving import Request
+from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.load import client
-from gpuconsole.workloads.serving.load.client import Arrivals, Client, connect
+from gpuconsole.workloads.serving.load.client import Arrivals, Client
 from gpuconsole.workloads.serving.load.extras import EFFECTS, refused_fields
 from gpuconsole.workloads.serving.load.prompts import Prompts
 from gpuconsole.workloads.serving.load.traffic import Traffic
@@ -113,7 +114,7 @@ async def client_of(behaviour: str, timeout_s: float = 5.0) -> AsyncIterator[tup
     server = TestServer(fake.application())
     await server.start_server()
     try:
-        async with await connect(None) as session:
+        async with await connect("") as session:
             yield (
                 Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=False, timeout_s=timeout_s, note=notes.append),
                 fake,
@@ -123,7 +124,7 @@ async def client_of(behaviour: str, timeout_s: float = 5.0) -> AsyncIterator[tup
         await server.close()
 
 
-async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str | None = None, timeout_s: float = 5.0) -> list[Request]:
+async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str = "", timeout_s: float = 5.0) -> list[Request]:
     """Two requests in a row to the fake server."""
     server = TestServer(FakeServer().application())
     await server.start_server()
@@ -261,7 +262,7 @@ def test_a_kept_connection_that_the_server_closes_costs_no_request(closes_after:
 
     async def main() -> list[str]:
         listening = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with listening, await connect(None) as session:
+        async with listening, await connect("") as session:
             url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             asking = Client(session, url, "m", chat=False, timeout_s=5.0, note=print)
             return [(await asking.ask("x", 1, now(), lambda tokens: None)).error for _ in range(3)]

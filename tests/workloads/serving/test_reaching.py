@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gpuconsole.workloads.serving.load.client import connect
+from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.servers import RemoteServer, ServerFailed
 from tests.conftest import Cli
 from tests.workloads.serving.test_problems import self_signed
@@ -87,7 +87,7 @@ async def missing(request: web.Request) -> web.Response:
     return web.Response(status=404)
 
 
-async def reach(url: str, model: str = "", wait_s: float = 0.0, key: str | None = None) -> tuple[str, float]:
+async def reach(url: str, model: str = "", wait_s: float = 0.0, key: str = "") -> tuple[str, float]:
     """The message of the failure (empty: the server is used), and its seconds."""
     async with await connect(key) as session:
         begun = time.monotonic()

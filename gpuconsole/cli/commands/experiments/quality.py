@@ -133,4 +133,4 @@ def lines(answers: list[ProbeDone]) -> list[str]:
 
 def _report(event: Progress) -> None:
     if sys.stderr.isatty() and not output.quiet():
-        print(f"{event.stage}: {event.detail}", file=sys.stderr)
+        print(visible(f"{event.stage}: {event.detail}"), file=sys.stderr)

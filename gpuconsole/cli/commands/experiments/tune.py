@@ -22,8 +22,8 @@ from gpuconsole.cli.options.serving import add_serving_options, check_server
 from gpuconsole.cli.options.usage import UsageError, refuse_given, seconds
 from gpuconsole.engine.engine import Engine
 from gpuconsole.experiments.tune import TUNE_S, Tuner
-from gpuconsole.model.experiments.certificate import Certificate, CertificateError, decode, encode
-from gpuconsole.model.files import write_whole
+from gpuconsole.model.experiments.certificate import MOST_BYTES, Certificate, CertificateError, decode, encode
+from gpuconsole.model.files import read_limited, write_whole
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.scenario import Scenario, job_scenario
 from gpuconsole.model.text import visible
@@ -143,7 +143,7 @@ def names(text: str) -> list[str]:
 def read_certificate(path: Path) -> Certificate:
     """The certificate in `path`; raises UsageError."""
     try:
-        return decode(path.read_bytes())
+        return decode(read_limited(path, MOST_BYTES))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except CertificateError as error:

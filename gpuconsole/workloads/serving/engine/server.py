@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import hmac
 import json
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -17,10 +19,12 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from gpuconsole.workloads.serving.engine.core import Busy, Core, TooLong
 from gpuconsole.workloads.serving.engine.metrics import Metrics
 from gpuconsole.workloads.serving.engine.scheduler import Iteration, Sequence
+from gpuconsole.workloads.serving.http import SERVER_KEY
 
 MODEL = "gpuconsole-gpt"
 PASSES = 6
@@ -52,6 +56,19 @@ class Answer:
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
+def only_with_key(key: str) -> Middleware:
+    """Refuses requests without the bearer token `key`, where there is one: other users of the machine reach the port too."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if key and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
+            return _error(401, "this server belongs to a run of gpuconsole")
+        return await handler(request)
+
+    return check
+
+
 class Server:
     """One engine with its HTTP server. `facts` are plain numbers that the server reports at /facts."""
 
@@ -63,7 +80,7 @@ class Server:
         self._wake = asyncio.Event()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[only_with_key(os.environ.get(SERVER_KEY, ""))])
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),

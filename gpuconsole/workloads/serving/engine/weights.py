@@ -41,7 +41,7 @@ def train(d_model: int, n_layer: int, progress: Callable[[str], None]) -> dict[s
     knobs = {name: default for name in names if (default := CATALOGUE[name].default) is not None}
     knobs |= {**TRAINING, "d_model": d_model, "n_layer": n_layer}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
         task = gpt.create(knobs, device, 0)
         loop = TrainingLoop(task, knobs, device, Path(scratch))
         begun = reported = time.monotonic()

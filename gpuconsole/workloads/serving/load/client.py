@@ -12,6 +12,7 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.http import redirection
 from gpuconsole.workloads.serving.load.extras import EFFECTS, describe_refused, extra_fields, refused_fields
 from gpuconsole.workloads.serving.problems import explain
 
@@ -22,8 +23,6 @@ MOST_ERROR_BYTES = 4096
 CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
 CLOSED_S = 0.5
 """A kept connection that the server has closed fails within this time. A later failure is a failure of the server."""
-KEEP_IDLE_S = 4.0
-"""Servers close idle connections (uvicorn after 5 s). A client that keeps them longer sends requests into connections that are being closed."""
 NO_REASON = "no reason given"
 
 
@@ -180,7 +179,8 @@ class Client:
                     if about:
                         refused |= about
                         continue
-                    raise RequestFailed(f"HTTP {response.status}: {in_one_line(text) or response.reason or NO_REASON}")
+                    reason = redirection(response) or f"HTTP {response.status}: {in_one_line(text) or response.reason or NO_REASON}"
+                    raise RequestFailed(reason)
                 self._leave_out(refused)
                 self._received[response] = now()
                 try:
@@ -204,7 +204,7 @@ class Client:
             sent = now()
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._session.post(self._address, json=body, timeout=self._timeout), sent
+                    return await self._session.post(self._address, json=body, timeout=self._timeout, allow_redirects=False), sent
             except aiohttp.ClientConnectorError:
                 raise
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
@@ -246,7 +246,7 @@ class Client:
 def _parse(payload: bytes) -> _Chunk:
     try:
         chunk = _decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise RequestFailed(f"not JSON of the OpenAI API: {visible(payload[:60].decode(errors='replace'))}") from None
     if chunk.error is not None:
         raise RequestFailed(f"the server reports an error: {in_one_line(payload.decode(errors='replace'))}")
@@ -275,13 +275,6 @@ def in_one_line(text: str) -> str:
 
 
 async def refusal(response: aiohttp.ClientResponse) -> str:
-    """The server's reason for a refusal, in one line."""
-    return in_one_line(await refusal_text(response)) or response.reason or NO_REASON
-
-
-async def connect(api_key: str | None) -> aiohttp.ClientSession:
-    """An HTTP session without a limit of connections."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S), headers=headers, read_bufsize=2**18
-    )
+    """The status and the server's reason for a refusal, in one line."""
+    said = in_one_line(await refusal_text(response)) or response.reason or NO_REASON
+    return redirection(response) or f"HTTP {response.status}: {said}"

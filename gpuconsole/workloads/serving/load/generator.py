@@ -46,7 +46,8 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.serving import event_loop
-from gpuconsole.workloads.serving.load.client import Client, RequestFailed, connect
+from gpuconsole.workloads.serving.http import api_key, connect
+from gpuconsole.workloads.serving.load.client import Client, RequestFailed
 from gpuconsole.workloads.serving.load.outage import Outage
 from gpuconsole.workloads.serving.load.prompts import FIRST_GUESS, Prompts, Variant
 from gpuconsole.workloads.serving.load.quality import perplexity
@@ -409,8 +410,7 @@ async def serve(channel: ChildChannel) -> int:
     if not isinstance(start, Start):
         return 0
     channel.send(Progress(now(), "warming", "first requests"))
-    key_name = start.options.get("api_key_env", "")
-    async with await connect(os.environ.get(key_name) if key_name else None) as session:
+    async with await connect(api_key(start.options)) as session:
         generator = Generator(channel, start, session)
         running = asyncio.create_task(generator.run())
         listening = asyncio.create_task(_listen(commands, generator))

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from gpuconsole.model.text import visible
+from gpuconsole.workloads.serving.http import read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 
 WINDOWS, WINDOW_CHARACTERS = 8, 256
@@ -78,10 +79,10 @@ def passkey_prompt(key: str, characters: int, depth: float) -> str:
 async def _ask(session: aiohttp.ClientSession, address: str, body: dict[str, Any]) -> dict[str, Any]:
     """The first choice of the answer. Raises RequestFailed."""
     try:
-        async with session.post(address, json=body, timeout=TIMEOUT) as response:
+        async with session.post(address, json=body, timeout=TIMEOUT, allow_redirects=False) as response:
             if response.status != 200:
-                raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
-            answer = await response.json(content_type=None)
+                raise RequestFailed(await refusal(response))
+            answer = await read_json(response)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
         raise RequestFailed(f"{type(problem).__name__}: {visible(str(problem))[:120]}") from None
     choices = answer.get("choices") if isinstance(answer, dict) else None

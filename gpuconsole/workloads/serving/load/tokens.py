@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from gpuconsole.workloads.serving.http import read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 from gpuconsole.workloads.serving.problems import explain
 
@@ -63,9 +64,9 @@ async def _tokenize(session: aiohttp.ClientSession, url: str, model: str, text: 
     """The answer of `/tokenize`; None where the server has none. The fields of one request: vLLM and SGLang, llama.cpp, TGI."""
     body = {"model": model, "prompt": text, "content": text, "inputs": text}
     try:
-        async with asyncio.timeout(timeout_s), session.post(f"{url.rstrip('/')}/tokenize", json=body) as response:
-            told = msgspec.json.decode(await response.content.read(MOST_BYTES)) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+        async with asyncio.timeout(timeout_s), session.post(f"{url.rstrip('/')}/tokenize", json=body, allow_redirects=False) as response:
+            told = await read_json(response) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
     named = told if isinstance(told, dict) else {"tokens": told}
     tokens, limit = named.get("tokens"), named.get("max_model_len")
@@ -77,15 +78,13 @@ async def _tokenize(session: aiohttp.ClientSession, url: str, model: str, text: 
 
 async def _prompt_tokens(session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float) -> int:
     try:
-        async with asyncio.timeout(timeout_s), session.post(address, json=body) as response:
+        async with asyncio.timeout(timeout_s), session.post(address, json=body, allow_redirects=False) as response:
             if response.status != 200:
-                raise RequestFailed(f"HTTP {response.status}: {await refusal(response)}")
-            told = msgspec.json.decode(await response.content.read(MOST_BYTES))
+                raise RequestFailed(await refusal(response))
+            told = await read_json(response)
     except TimeoutError:
         raise RequestFailed(f"no answer for {timeout_s:g} s") from None
-    except msgspec.DecodeError:
-        raise RequestFailed("the answer is not JSON") from None
-    except (aiohttp.ClientError, OSError) as problem:
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
         raise RequestFailed(explain(problem)) from None
     usage = told.get("usage") if isinstance(told, dict) else None
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None

@@ -8,7 +8,7 @@ is exposed communication.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, half_width, resident_batch, rounds, stopwatch, untouched
@@ -45,7 +45,10 @@ def exposed_communication(loop: TrainingLoop) -> Signals:
             for silent in (False, True) if index % 2 else (True, False):
                 world.gather(None)  # all processes begin together
                 _pass(loop, batch, mine, silent)
-    return _signals(world.gather(mine), sum(parameter.numel() * parameter.element_size() for parameter in trained(loop.task.model)))
+    return _signals(
+        [Times(**times) for times in world.gather(asdict(mine))],
+        sum(parameter.numel() * parameter.element_size() for parameter in trained(loop.task.model)),
+    )
 
 
 def exchange_sizes(loop: TrainingLoop) -> Signals:
